@@ -6,23 +6,25 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray
 
 from mbaas import runtime, units
-from mbaas.client.collate import Collate
+from mbaas.client.join import JoinOptions
 from mbaas.client.rpc import CALL_TIMEOUT_S, call
 from mbaas.control import CALL_S, FeedControl, checked_names, find, successor
 from mbaas.core import calls
 from mbaas.costs import LoadingCosts
-from mbaas.errors import ConfigError, MbaasError, shown
+from mbaas.errors import ConfigError, MbaasError
 from mbaas.ledger import to_table
 from mbaas.loader import Loader
-from mbaas.messages import ConsumerName, JoinStart
+from mbaas.messages import ConsumerName
 from mbaas.notebook import some, table
+from mbaas.validation import takes
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
@@ -205,102 +207,47 @@ def announce(name: str, consumers: Sequence[str]) -> None:
     FeedControl.of(name).announce(names)
 
 
-def join(
-    name: str,
-    consumer: str | None = None,
-    *,
-    batch_size: int | None = None,
-    format: str = "torch",
-    device: Any = None,
-    collate: Collate = "list",
-    start: JoinStart = "epoch",
-    state: dict[str, Any] | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    wait_timeout_s: float = 300.0,
-) -> Loader:
+@dataclass(frozen=True, kw_only=True)
+class JoinRequest(JoinOptions):
+    """The arguments of `join`."""
+
+    name: str = field(kw_only=False)
+    """Name of the feed."""
+
+    consumer: str | None = field(default=None, kw_only=False)
+    """This consumer's name, unique within the feed. Default: host and process id; in a Ray Tune trial,
+    `tune_integration.get_loader` uses the trial's id."""
+
+
+@takes(JoinRequest)
+def join(asked: JoinRequest) -> Loader:
     """Join a feed as a consumer, from any process of the Ray cluster.
 
-    Args:
-        name: name of the feed.
-        consumer: this consumer's name, unique within the feed; default: host and process id.
-        batch_size: samples in a minibatch (over all ranks); default: the feed's.
-        format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
-        device: torch device that minibatches are copied to.
-        collate: batching of fields whose values differ in length, such as boxes. "list": a list of arrays, one per
-            sample; "pad": one array, with shorter values padded with zeros, and their lengths as ``NAME_length``
-            int64[n]; "packed": all values concatenated, and ``NAME_bounds`` int64[n + 1], so that sample i has the
-            values from bounds[i] to bounds[i + 1]. Padded images of different sizes have zeros to the right and below,
-            and ``image_size`` int64[n, 2]. Packed images are pixels [total, 3], also with ``image_size``. Masks are
-            batched like their images.
-        start: "epoch" waits for the next epoch that other consumers begin. "now" begins immediately, in the middle of
-            their epoch if necessary, and each of its own epochs still contains every sample once. While any consumer is
-            out of phase, epochs are shuffled within the segments defined by its starting position
-            (`mbaas.order.Shuffle`). A feed with several lanes always uses "epoch".
-        state: a result of `Loader.state_dict` to resume from. The same as `Loader.load_state_dict`, but without
-            preparing minibatches at another position first. None: no state.
-        rank, world_size: for a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All
-            ranks pass the same ``consumer`` and ``world_size``; rank r is listed as ``consumer[r]``. An epoch begins
-            when all have joined.
-        wait_timeout_s: time limit for a wait without progress of the feed, and for the restart of a feed whose program
-            died without stopping it.
+    It takes the options of `mbaas.client.join.JoinOptions` as keywords, such as
+    ``mbaas.join("train", batch_size=128, format="numpy")``.
 
     Raises:
         ConfigError, FeedNotFoundError, FeedFailedError: invalid arguments, no such feed, or a failed one.
         StateError: ``state`` belongs to another feed.
     """
-    rank, world_size = _checked_rank(rank, world_size)
-    if world_size > 1 and consumer is None:
+    rank, world_size = asked.ranks
+    if world_size > 1 and asked.consumer is None:
         raise ConfigError(
             "the ranks of a trial find each other by their consumer's name, which must be the same for all "
             f"{world_size}, got consumer=None for rank {rank}"
         )
-    if start not in get_args(JoinStart):
-        raise ConfigError(f'start must be "epoch" or "now", got {shown(start)}')
-    if collate not in get_args(Collate):
-        raise ConfigError(f'collate must be "list", "pad" or "packed", got {shown(collate)}')
-    if start == "now" and world_size > 1:
-        raise ConfigError(f'start must be "epoch" for ranks, which begin together, got "now" for {world_size} ranks')
-    own = calls.name(consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}")
-    calls.number("wait_timeout_s", wait_timeout_s)
+    name = calls.name(asked.consumer if asked.consumer is not None else f"{socket.gethostname()}:{os.getpid()}")
     return Loader(
-        FeedControl.of(name).coordinator,
-        ConsumerName(own, rank, world_size),
-        find=partial(successor, name),
-        again=partial(
-            join,
-            name,
-            consumer,
-            batch_size=batch_size,
-            format=format,
-            device=device,
-            collate=collate,
-            start=start,
-            rank=rank,
-            world_size=world_size,
-            wait_timeout_s=wait_timeout_s,
-        ),
-        batch_size=batch_size,
-        format=format,
-        device=device,
-        collate=collate,
-        start=start,
-        wait_timeout_s=wait_timeout_s,
-        state=state,
+        FeedControl.of(asked.name).coordinator,
+        ConsumerName(name, rank, world_size),
+        options=asked,
+        find=partial(successor, asked.name),
+        again=partial(_join_again, replace(asked, state=None)),
     )
 
 
-def _checked_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if rank is None and world_size is None:
-        return 0, 1
-    if type(rank) is not int or type(world_size) is not int:
-        raise ConfigError(
-            f"rank and world_size must both be whole numbers, or both be left out, got rank={rank!r} and "
-            f"world_size={world_size!r}"
-        )
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank must be in [0, world_size - 1], world_size was {world_size} and rank was {rank}")
-    return rank, world_size
+def _join_again(asked: JoinRequest, state: dict[str, Any]) -> Loader:
+    return join(**vars(replace(asked, state=state)))
 
 
 def stop(name: str) -> None:

@@ -19,10 +19,10 @@ import ray
 
 from mbaas.client.accelerate import check_is_read_once, known_to_accelerate
 from mbaas.client.batches import BatchCutter, BlockView
-from mbaas.client.collate import Collate, check_names, collating
+from mbaas.client.collate import check_names, collating
 from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
-from mbaas.client.join import feed_info, open_stream
+from mbaas.client.join import JoinOptions, feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
 from mbaas.client.loop import EpochLoop
 from mbaas.client.numbered import MinibatchNumbers, NumberedMinibatches, as_it_is
@@ -40,7 +40,6 @@ from mbaas.messages import (
     ConsumerName,
     ConsumerReport,
     EpochLedger,
-    JoinStart,
     Resumption,
     Start,
 )
@@ -101,28 +100,23 @@ class Loader:
         coordinator: Any,
         name: ConsumerName,
         *,
+        options: JoinOptions,
         find: Find,
-        again: Callable[..., Loader],
-        batch_size: int | None,
-        format: str,
-        device: Any,
-        collate: Collate,
-        start: JoinStart,
-        wait_timeout_s: float,
-        state: dict[str, Any] | None = None,
+        again: Callable[[dict[str, Any]], Loader],
     ) -> None:
         self._joined_at, self._born = time.perf_counter(), time.time_ns()
-        make_converter(format, device, None)  # refuse an unknown format before joining
-        if format == "torch":
+        make_converter(options.format, options.device, None)  # refuse an unknown format before joining
+        if options.format == "torch":
             _make_known_to_torch()
         self._pid = os.getpid()
         self._coordinator, self._name, self._find, self._again = coordinator, name, find, again
-        self._format, self._device, self._collate, self._wait_timeout_s = format, device, collate, wait_timeout_s
-        self._begins_now = start == "now"
+        self._format, self._device, self._collate = options.format, options.device, options.collate
+        self._wait_timeout_s = options.wait_timeout_s
+        self._begins_now = options.start == "now"
         self._memory = RecycledMemory()  # shared by all epochs
-        self._info = feed_info(coordinator, name, wait_timeout_s)
-        check_names(self._info.spec, collate)
-        self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, name.world_size)
+        self._info = feed_info(coordinator, name, options.wait_timeout_s)
+        check_names(self._info.spec, options.collate)
+        self._batch_size = _checked_batch_size(options.batch_size, self._info.settings.batch_size, name.world_size)
 
         # totals for `report`
         self._id = uuid.uuid4().hex
@@ -147,10 +141,10 @@ class Loader:
         self._closed = False
         self._begin_epoch()
 
-        if state is None:
+        if options.state is None:
             self._join(Start(now=self._begins_now))
         else:
-            self._go_on(*self._read(state))
+            self._go_on(*self._read(options.state))
         # Several heartbeats per lease: a late one, or one lost in a coordinator's restart, must not end the session.
         period_s = min(HEARTBEAT_S, self._info.settings.timeouts.lease_s / 5)
         self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
@@ -528,7 +522,7 @@ class Loader:
 
     @property
     def batch_size(self) -> int:
-        """Samples in a minibatch, over all ranks of a trial; the last of an epoch may have fewer."""
+        """Samples in a global minibatch, which the ranks of a trial divide; the last of an epoch may have fewer."""
         return self._batch_size
 
     @property
@@ -642,7 +636,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
-        return _join_again, (self._again, self.state_dict())
+        return self._again, (self.state_dict(),)
 
     def __copy__(self) -> NoReturn:
         raise StateError(
@@ -656,10 +650,6 @@ class Loader:
     def __repr__(self) -> str:
         feed, name = self._info.settings.name, str(self._name)
         return f"Loader(feed={feed!r}, consumer={name!r}, batch_size={self._batch_size}, epoch={self.epoch})"
-
-
-def _join_again(again: Callable[..., Loader], state: dict[str, Any]) -> Loader:
-    return again(state=state)
 
 
 def _make_known_to_torch() -> None:

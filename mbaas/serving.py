@@ -57,7 +57,7 @@ def _pipeline(given: object) -> Pipeline:
     return given
 
 
-@options(elsewhere={name: tuple(map(in_python, grouped)) for name, grouped in GROUPED.items()})
+@options()
 class ServeRequest(FeedOptions):
     """The arguments of `serve`."""
 
@@ -75,7 +75,7 @@ class ServeRequest(FeedOptions):
     or hosts are left alone."""
 
 
-@takes(ServeRequest)
+@takes(ServeRequest, elsewhere={name: tuple(map(in_python, grouped)) for name, grouped in GROUPED.items()})
 def serve(asked: ServeRequest) -> Feed:
     """Start a feed: prep workers that prepare each minibatch once for all consumers.
 

@@ -90,16 +90,13 @@ else:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, option))
-def options(
-    *, within: str | None = None, elsewhere: Mapping[str, tuple[str, ...]] | None = None
-) -> Callable[[Class], Class]:
+def options(*, within: str | None = None) -> Callable[[Class], Class]:
     """Turn a class into a frozen, keyword-only dataclass that validates itself and raises `ConfigError`.
 
     Fields with ``kw_only=False`` may also be given by position.
 
     Args:
         within: the name of this group in a larger one: errors call its fields "{within}.{field}".
-        elsewhere: options that belong to another class, and their full names there, for errors.
     """
 
     def made(kind: Class) -> Class:
@@ -128,7 +125,7 @@ def options(
             except ValidationError as error:
                 # pydantic has no hook to replace its multi-line errors
                 known = [each.name for each in fields(checked)]
-                raise ConfigError(sentence(error, within=within, known=known, elsewhere=elsewhere)) from None
+                raise ConfigError(sentence(error, within=within, known=known)) from None
 
         checked.__init__ = __init__
         return checked
@@ -137,7 +134,7 @@ def options(
 
 
 def takes(
-    request: Callable[Parameters, Made],
+    request: Callable[Parameters, Made], *, elsewhere: Mapping[str, tuple[str, ...]] | None = None
 ) -> Callable[[Callable[[Made], Returned]], Callable[Parameters, Returned]]:
     """Turn a function of one ``request`` into a function of its fields, with their defaults, types and descriptions.
 
@@ -145,12 +142,17 @@ def takes(
     before the section "Raises" of the function's docstring.
 
     Args:
-        request: a class made by `options`.
+        request: a dataclass.
+        elsewhere: options that belong to another class, and their full names there, for errors.
     """
 
     def decorated(function: Callable[[Made], Returned]) -> Callable[Parameters, Returned]:
         @functools.wraps(function)
         def call(*args: Parameters.args, **named: Parameters.kwargs) -> Returned:
+            for name in named:
+                if name not in signature.parameters:
+                    hint = instead(name, signature.parameters, elsewhere)
+                    raise ConfigError(f"unknown option {name!r} of {function.__name__}; {hint}")
             return function(request(*args, **named))
 
         kind: Any = request
@@ -239,19 +241,13 @@ class Checked:
         return {**handler(schema), **self.says}
 
 
-def sentence(
-    error: ValidationError,
-    *,
-    within: str | None,
-    known: Iterable[str],
-    elsewhere: Mapping[str, tuple[str, ...]] | None = None,
-) -> str:
+def sentence(error: ValidationError, *, within: str | None, known: Iterable[str]) -> str:
     """Return the first error in the arguments of a call as a sentence; unknown names come first."""
     details = worst(error.errors(include_url=False))
     *outer, name = [str(part) for part in (*([within] if within else []), *details["loc"])] or [""]
     path = ".".join((*outer, name))
     if details["type"] in UNKNOWN:
-        return f"unknown option {path!r}; {instead(name, known, elsewhere)}"
+        return f"unknown option {path!r}; {instead(name, known)}"
     if details["type"] in LACKING:
         return f"{path} is missing"
     if said := own(details):

@@ -44,6 +44,7 @@ def serve(name: Any, batch_size: int = 3, **options: Any) -> mbaas.Feed:
         (lambda: mbaas.join("train", ["a"]), "a consumer's name must be text, got ['a']"),
         (lambda: mbaas.join("train", wait_timeout_s="30"), "wait_timeout_s must be a number, got '30'"),
         (lambda: mbaas.join("train", rank=True, world_size=2), "must both be whole numbers, or both be left out, got"),
+        (lambda: mbaas.join("train", batchsize=8), "unknown option 'batchsize' of join; did you mean 'batch_size'"),
         (lambda: mbaas.join("train", start=["now"]), 'start must be "epoch" or "now", got [\'now\']'),
         (lambda: serve(["train"]), "name must be text, got ['train']"),
         (

@@ -24,10 +24,12 @@ import mbaas
 from mbaas import validation
 from mbaas.cli.feed_file import BoxesFile, FeedFile, KeypointsFile, MasksFile, load, schema
 from mbaas.errors import ConfigError
+from mbaas.feed import JoinRequest
 from mbaas.serving import ServeRequest
 from mbaas.settings import GROUPED, GROUPS, FeedOptions, FeedSettings
 from mbaas.units import Unit
 from mbaas.validation import descriptions_of
+from tune_integration import get_loader
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "feed.yaml"
 
@@ -71,6 +73,17 @@ def run(data: mbaas.Dataset, pipeline: Pipeline) -> int | None:
     errors = [line for line in found.splitlines() if ": error:" in line]
     assert [line.split(":")[1] for line in errors] == ["8", "9"], found
     assert ("batch_size" in errors[0], "batchsize" in errors[1]) == (True, True)
+
+
+def test_join_and_get_loader_have_the_same_described_parameters() -> None:
+    parameters = inspect.signature(mbaas.join).parameters
+    assert inspect.signature(get_loader).parameters == parameters
+    assert [*parameters][:3] == ["name", "consumer", "batch_size"]
+    for function in (mbaas.join, get_loader):
+        text = " ".join((function.__doc__ or "").split())
+        for name, description in descriptions_of(JoinRequest).items():
+            assert f" {name}: {description} " in text
+    assert descriptions_of(JoinRequest).keys() == parameters.keys()
 
 
 def test_arguments_by_position_are_bound_as_python_binds_them() -> None:
@@ -134,7 +147,7 @@ def test_what_cannot_be_is_refused_with_both_values(make: Callable[[], object], 
 def test_an_option_of_a_group_is_found_by_its_name(name: str) -> None:
     group, _, _ = GROUPED[name][0].partition(".")
     code = f"{group}=mbaas.{GROUPS[group].__name__}({name}=...)"
-    with pytest.raises(ConfigError, match=re.escape(f"unknown option {name!r}; it is {code!r}")):
+    with pytest.raises(ConfigError, match=re.escape(f"unknown option {name!r} of serve; it is {code!r}")):
         mbaas.serve("feed", None, None, batch_size=8, **{name: 1})
 
 
@@ -145,7 +158,7 @@ def test_an_option_of_two_groups_has_both_as_a_hint() -> None:
 
 
 def test_an_unknown_keyword_says_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option 'prep_worker'; did you mean 'prep_workers'"):
+    with pytest.raises(ConfigError, match=r"unknown option 'prep_worker' of serve; did you mean 'prep_workers'"):
         mbaas.serve("feed", None, None, batch_size=8, prep_worker=1)
 
 
