@@ -21,6 +21,7 @@ from mbaas.errors import (
     FeedFailedError,
     FeedGoneError,
     FeedNotFoundError,
+    FeedRestartingError,
     MbaasError,
     PrepFailedError,
     ResourceError,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
         read_tfrecord,
         read_webdataset,
     )
-    from mbaas.feed import Feed, connect, feeds, join, stop
+    from mbaas.feed import Feed, announce, connect, feeds, join, stop
     from mbaas.loader import Loader
     from mbaas.serving import serve
     from mbaas.settings import Disk, Lending, Scaling, Staging, Threads, Timeouts
@@ -62,6 +63,7 @@ __all__ = [
     "FeedFailedError",
     "FeedGoneError",
     "FeedNotFoundError",
+    "FeedRestartingError",
     "Lending",
     "Loader",
     "MbaasError",
@@ -73,6 +75,7 @@ __all__ = [
     "Threads",
     "Timeouts",
     "WaitTimeoutError",
+    "announce",
     "concat",
     "connect",
     "feeds",
@@ -105,6 +108,7 @@ _public = imported_late(
         "read_tfrecord": "mbaas.dataset",
         "read_webdataset": "mbaas.dataset",
         "Feed": "mbaas.feed",
+        "announce": "mbaas.feed",
         "connect": "mbaas.feed",
         "feeds": "mbaas.feed",
         "join": "mbaas.feed",

@@ -451,7 +451,7 @@ class FeedCoordinator(ConsumerApi):
         return self._counters.costs(self._settings.cpu_price_per_h)
 
     async def story(self, thing: str) -> list[str]:
-        """Return the history of a block, consumer or worker; see `mbaas.Feed.story`.
+        """Return the history of a block, consumer or worker; see `mbaas.control.FeedControl.story`.
 
         Raises:
             ConfigError: `thing` is unknown; the message lists the valid names.

@@ -17,6 +17,7 @@ from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.calls import wire
 from mbaas.chaos.participants import alive, cache_node_pids, coordinator_pid, lane_pids, prep_worker_pids
+from mbaas.control import FeedControl
 from mbaas.coordinator.background import BROKEN
 from mbaas.dataset import synthetic
 from mbaas.errors import PrepFailedError
@@ -168,7 +169,7 @@ def test_an_error_in_a_call_comes_to_its_caller_and_is_told_and_the_feed_goes_on
             with pytest.raises(RuntimeError, match="provoked in a call"):
                 ray.get(leave, timeout=30)
         with pytest.raises(mbaas.ConfigError, match='such as "trial-3" or "block 17", got 17'):
-            feed.story(17)  # type: ignore[arg-type]
+            FeedControl.of(feed.name).story(17)  # type: ignore[arg-type]
         status, log = feed.status(), logged(coordinator_pid(feed.name))
     assert status.internal_errors == before + 2
     assert sum("in the call 'leave'" in note and "provoked in a call" in note for note in status.notes) == 1

@@ -73,7 +73,7 @@ def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_
         alone = digests(one, 2)
     with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **options) as feed:
         first, second, _ = (node.node for node in feed.status().nodes)
-        feed.announce(list("abc"))
+        mbaas.announce(feed.name, list("abc"))
         trials = [*trials_on(first, feed.name, "ab"), *trials_on(second, feed.name, "c")]
         assert [an_epoch(trials)[0] for _ in range(2)] == [{digest} for digest in alone]
 
@@ -110,7 +110,7 @@ def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_w
     with mbaas.serve(feed_name, data, augmented(), prep_workers=1, **options) as feed:
         (preparing,) = (node.node for node in feed.status().nodes)
         apart = next(node for node in runtime.store_bytes(with_cpus=True) if node != preparing)
-        feed.announce(list("abcd"))
+        mbaas.announce(feed.name, list("abcd"))
         trials = trials_on(apart, feed.name, "abcd")
         assert [an_epoch(trials)[0] for _ in range(2)] == [{digest} for digest in alone]
         wait_until(lambda: not any(an_epoch(trials)[1]), "all calls are relayed", deadline_s=60.0)

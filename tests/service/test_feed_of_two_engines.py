@@ -134,7 +134,7 @@ def test_bytes_are_the_same_whatever_dies_and_with_nothing_kept_decoded(
     """With the decoded tier, a worker and the cache die before each epoch."""
     data, digests = mbaas.read_images(photos), {}
     for decoded in (False, True):
-        with mbaas.serve(f"{feed_name} {decoded}", data, PIPELINE, decoded=decoded, **OPTIONS) as feed:
+        with mbaas.serve(f"{feed_name} {decoded}", data, PIPELINE, cache_decoded=decoded, **OPTIONS) as feed:
             with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
                 digests[decoded] = []
                 for _ in range(3):
