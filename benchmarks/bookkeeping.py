@@ -21,7 +21,7 @@ from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.dataset import Dataset
-from mbaas.dataset.synthetic import synthetic
+from mbaas.dataset.readers.synthetic import synthetic
 from mbaas.order import SampleOrder, uniforms
 from mbaas.placement import PartRequest
 

@@ -33,7 +33,7 @@ HELD_OUT_SHARE = 1 / 8
 
 WAYS: dict[str, tuple[Way, dict[str, Any]]] = {
     "dataloader": ("dataloader", {}),
-    "mbaas": ("now", {"decoded": False}),
+    "mbaas": ("now", {"cache_decoded": False}),
     "mbaas-decoded": ("now", {}),
 }
 """Compared ways: source of minibatches, and options of the feeds. "now" and decoded samples are the defaults in a

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import numpy as np
 import ray
@@ -76,12 +77,12 @@ def measure(
             staging_bytes=ahead_bytes,
         ):
             work = _work(step_s)
-            return [_measure_format(array, batch, rounds, work) for array in ("numpy", "torch")]
+            return [_measure_format("numpy", batch, rounds, work), _measure_format("torch", batch, rounds, work)]
     finally:
         ray.shutdown()
 
 
-def _measure_format(array: str, batch: int, rounds: int, work: Callable[[], None]) -> Readiness:
+def _measure_format(array: Literal["torch", "numpy"], batch: int, rounds: int, work: Callable[[], None]) -> Readiness:
     step_times, losses = [], []
     with mbaas.join(FEED, consumer=array, format=array) as loader:
 

@@ -21,6 +21,7 @@ from mbaas.errors import (
     FeedFailedError,
     FeedGoneError,
     FeedNotFoundError,
+    FeedRestartingError,
     MbaasError,
     PrepFailedError,
     ResourceError,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
         read_tfrecord,
         read_webdataset,
     )
-    from mbaas.feed import Feed, connect, feeds, join, stop
+    from mbaas.feed import Feed, announce, connect, feeds, join, stop
     from mbaas.loader import Loader
     from mbaas.serving import serve
     from mbaas.settings import Disk, Lending, Scaling, Staging, Threads, Timeouts
@@ -62,6 +63,7 @@ __all__ = [
     "FeedFailedError",
     "FeedGoneError",
     "FeedNotFoundError",
+    "FeedRestartingError",
     "Lending",
     "Loader",
     "MbaasError",
@@ -73,6 +75,7 @@ __all__ = [
     "Threads",
     "Timeouts",
     "WaitTimeoutError",
+    "announce",
     "concat",
     "connect",
     "feeds",
@@ -94,17 +97,18 @@ _public = imported_late(
     __name__,
     {
         "Dataset": "mbaas.dataset",
-        "concat": "mbaas.dataset.concatenated",
-        "read_arrays": "mbaas.dataset.listing",
-        "read_audio": "mbaas.dataset.listing",
-        "read_coco": "mbaas.dataset.coco",
-        "read_huggingface": "mbaas.dataset.huggingface",
-        "read_images": "mbaas.dataset.listing",
-        "read_manifest": "mbaas.dataset.manifest",
-        "read_parquet": "mbaas.dataset.parquet",
-        "read_tfrecord": "mbaas.dataset.tfrecord",
-        "read_webdataset": "mbaas.dataset.webdataset",
+        "concat": "mbaas.dataset",
+        "read_arrays": "mbaas.dataset",
+        "read_audio": "mbaas.dataset",
+        "read_coco": "mbaas.dataset",
+        "read_huggingface": "mbaas.dataset",
+        "read_images": "mbaas.dataset",
+        "read_manifest": "mbaas.dataset",
+        "read_parquet": "mbaas.dataset",
+        "read_tfrecord": "mbaas.dataset",
+        "read_webdataset": "mbaas.dataset",
         "Feed": "mbaas.feed",
+        "announce": "mbaas.feed",
         "connect": "mbaas.feed",
         "feeds": "mbaas.feed",
         "join": "mbaas.feed",

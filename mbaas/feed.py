@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray
 
 from mbaas import runtime, units
-from mbaas.client.collate import Collate
-from mbaas.client.rpc import CALL_TIMEOUT_S, call, call_patiently
-from mbaas.coordinator import kept_claims
-from mbaas.coordinator.served_by import check_version
+from mbaas.calls.client import CALL_TIMEOUT_S, call
+from mbaas.client.join import JoinOptions
+from mbaas.control import CALL_S, FeedControl, checked_names, find, successor
 from mbaas.core import calls
-from mbaas.core.cluster_events import FeedEnd
 from mbaas.costs import LoadingCosts
-from mbaas.errors import (
-    ConfigError,
-    FeedFailedError,
-    FeedGoneError,
-    FeedNotFoundError,
-    MbaasError,
-    shown,
-)
+from mbaas.errors import ConfigError, MbaasError
 from mbaas.ledger import to_table
 from mbaas.loader import Loader
-from mbaas.messages import START_TIMEOUT_S, Claims, ConsumerName, FeedInfo, JoinStart, LedgerEntry
+from mbaas.messages import ConsumerName
 from mbaas.notebook import some, table
+from mbaas.validation import takes
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
-
-CALL_S = START_TIMEOUT_S + CALL_TIMEOUT_S
-"""Time limit for a `Feed`'s calls to the coordinator, which may be starting."""
 
 SHOWN_WITHIN_S = 10.0
 """Time limit for the status that a notebook shows."""
@@ -51,17 +40,17 @@ dropped."""
 class Feed:
     """Handle of a running feed, returned by `serve`, `connect` and `feeds`.
 
-    The feed ends with `stop`, or with the program that served it unless it is detached.
-
-    Attributes:
-        name: name under which trials join the feed.
-    """
+    The feed ends with `stop`, or with the program that served it unless it is detached."""
 
     def __init__(self, name: str, coordinator: Any, draw: Callable[[], str] = str) -> None:
-        self.name = name
-        self._coordinator = coordinator
+        self._control = FeedControl(name, coordinator)
         self._is_stopped = False
         self._draw = draw
+
+    @property
+    def name(self) -> str:
+        """Name under which trials join the feed."""
+        return self._control.name
 
     def status(self, *, timeout_s: float = CALL_S) -> FeedStatus:
         """Return the feed's state: consumers, workers, staged and cached bytes, rates, stalls and ledger totals.
@@ -76,11 +65,7 @@ class Feed:
             FeedGoneError: the feed ended with its program, or with the Ray cluster.
             FeedFailedError: the feed was stopped, or has failed.
         """
-        calls.number("timeout_s", timeout_s)
-        status: FeedStatus = self._call(
-            lambda: self._coordinator.status.remote(), f"status of feed {self.name!r}", timeout_s
-        )
-        return status
+        return self._control.status(timeout_s=timeout_s)
 
     def costs(self, *, timeout_s: float = CALL_S) -> LoadingCosts:
         """Return the CPU time spent on loading so far, and an estimate for a DataLoader in each trial.
@@ -93,31 +78,7 @@ class Feed:
         Raises:
             ConfigError, WaitTimeoutError, FeedRestartingError, FeedGoneError, FeedFailedError: as for `status`.
         """
-        calls.number("timeout_s", timeout_s)
-        costs: LoadingCosts = self._call(
-            lambda: self._coordinator.costs.remote(), f"costs of feed {self.name!r}", timeout_s
-        )
-        return costs
-
-    def story(self, thing: str) -> list[str]:
-        """Return the history of one consumer, worker, cache or block.
-
-        Args:
-            thing: a consumer or a prep worker, by its name in `status`; a node's cache, by the first eight or more
-                digits of the node id, as in "cache 1a2b3c4d"; or a block, "block 17". Blocks are counted over all
-                epochs: block b of epoch e is ``e * status().blocks_per_epoch + b``.
-
-        Returns:
-            A line for each change, with time, change and the event that caused it. The last lines are kept for
-            everything that still runs, and for some hundreds of blocks, consumers, workers and caches that have ended.
-
-        Raises:
-            ConfigError: ``thing`` is not a string, or has no history; the message lists similar names.
-        """
-        lines: list[str] = self._call(
-            lambda: self._coordinator.story.remote(thing), f"story of {thing!r} in feed {self.name!r}"
-        )
-        return lines
+        return self._control.costs(timeout_s=timeout_s)
 
     def ledger(self) -> pa.Table:
         """Return the samples that each consumer received in each of its epochs, since the feed started.
@@ -138,87 +99,7 @@ class Feed:
         Raises:
             FeedRestartingError, FeedGoneError, FeedFailedError: as for `status`.
         """
-        entries: list[LedgerEntry] = []
-        for number in itertools.count():
-            ask = partial(self._ledger_page, number)
-            page: tuple[LedgerEntry, ...] = self._call(ask, f"ledgers of feed {self.name!r}")
-            if not page:
-                break
-            entries += page
-        return to_table(entries)
-
-    def _ledger_page(self, number: int) -> Any:
-        return self._coordinator.ledgers.remote(number)
-
-    def info(self) -> FeedInfo:
-        """Return the constants of the feed: settings, order, shape of a sample."""
-        info: FeedInfo = self._call(lambda: self._coordinator.info.remote(), f"info of feed {self.name!r}")
-        return info
-
-    def claims(self) -> Claims | None:
-        """Return the cluster resources that the feed reserves, without a call to its coordinator.
-
-        Returns:
-            The claims of about a second ago; None if the feed has ended, or has just begun.
-        """
-        return kept_claims.claims_of(self.name)
-
-    def announce(self, consumers: Sequence[str], *, others: int = 0) -> None:
-        """Reserve positions for consumers that will join soon, so that they begin the same epoch.
-
-        Args:
-            consumers: names that the consumers will `join` under. All ranks of a data-parallel trial share one name.
-            others: number of further consumers that will be announced shortly, whose names are not known yet. The same
-                epoch waits for each one for up to ``timeouts.reservation_s``. It does not wait if recent consumers
-                began immediately and others are present to begin with.
-
-        Raises:
-            ConfigError: an invalid value.
-        """
-        if isinstance(consumers, (str, bytes)) or not isinstance(consumers, Sequence):  # a str is a sequence, too
-            raise ConfigError(f"consumers must be a list of names, as in ['trial-1'], got {shown(consumers)}")
-        names = list(consumers)
-        calls.announce(names, others)  # validate before the call
-        what = f"announcing consumers to feed {self.name!r}"
-        self._call(lambda: self._coordinator.announce.remote(names, others), what)
-
-    def expect(self, epoch_s: float) -> None:
-        """Compare a predicted epoch time with the next epoch; `status` and the metrics report the error."""
-        self._call(lambda: self._coordinator.expect.remote(epoch_s), f"telling feed {self.name!r} a prediction")
-
-    def remove(self, consumer: str, *, successors: int = 0) -> None:
-        """End a consumer's session, if it has one; for a data-parallel trial, the sessions of all ranks.
-
-        Args:
-            consumer: name under which it joined.
-            successors: number of trials that are still to come. A reservation is held for one such trial for a while,
-                unless there are already as many reservations.
-
-        Raises:
-            ConfigError: an invalid value.
-        """
-        calls.name(consumer)
-        calls.whole("successors", successors)
-        what = f"removing {consumer!r} from feed {self.name!r}"
-        self._call(lambda: self._coordinator.leave.remote(consumer, None, successors), what)
-
-    def release_reservations(self, most: int) -> None:
-        """Release up to ``most`` reservations that are not tied to a name, because no trial will use them."""
-        calls.whole("most", most)
-        free = [consumer.name for consumer in self.status().members if consumer.for_anyone]
-        for name in free[:most]:
-            self.remove(name)
-
-    def _call(self, ask: Callable[[], Any], what: str, timeout_s: float = CALL_S) -> Any:
-        """Call the coordinator, which may be starting or restarting, or its successor after a feed restart."""
-        try:
-            return call_patiently(self._coordinator, ask, timeout_s, what)
-        except FeedGoneError as error:
-            successor = _successor(self.name, error)
-            if successor is None:
-                raise
-            self._coordinator = successor
-            return call_patiently(successor, ask, timeout_s, what)
+        return to_table(self._control.ledgers())
 
     def stop(self) -> None:
         """Stop the feed and free its resources; waiting trials get a `FeedFailedError`. May be called twice."""
@@ -229,7 +110,7 @@ class Feed:
         self._is_stopped = True
         from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
 
-        coordinator = runtime.find_coordinator(self.name)  # not self._coordinator: the feed may have been restarted
+        coordinator = runtime.find_coordinator(self.name)  # not that of `_control`: the feed may have been restarted
         if coordinator is None:
             recovery.forget(self.name)  # its program died; loaders must not wait for a restart
             return
@@ -267,7 +148,7 @@ class Feed:
 
 
 def _facts(status: FeedStatus) -> dict[str, str]:
-    trials = {member.trial for member in status.members if member.state != "reserved"}
+    trials = {consumer.trial for consumer in status.consumers if consumer.state != "reserved"}
     workers = units.counted(len(status.workers), "worker")
     times = units.number(status.delivered_samples / max(1, status.prepared_samples))
     hits = units.percent(status.hit_rate)
@@ -306,138 +187,67 @@ def connect(name: str) -> Feed:
         ConfigError: ``name`` is not a string, or another version of mbaas serves the feed.
         FeedNotFoundError: no feed with this name runs; the message lists the running feeds.
     """
-    feed = _found(name)
-    check_version(name)
-    return feed
+    return Feed(name, FeedControl.of(name).coordinator)
 
 
-def _found(name: str) -> Feed:
-    if not isinstance(name, str):
-        raise ConfigError(f"a feed's name must be text, got {shown(name)}")
-    runtime.ensure_ray(start=False)
-    coordinator = runtime.find_coordinator(name)
-    if coordinator is None:
-        running = ", ".join(map(repr, runtime.feed_names())) or "none"
-        raise FeedNotFoundError(f"no feed {name!r} runs on this cluster; running: {running}")
-    return Feed(name, coordinator)
+def announce(name: str, consumers: Sequence[str]) -> None:
+    """Reserve positions for consumers that will join a feed soon, so that they begin the same epoch.
 
-
-def join(
-    name: str,
-    consumer: str | None = None,
-    *,
-    batch_size: int | None = None,
-    format: str = "torch",
-    device: Any = None,
-    collate: Collate = "list",
-    start: JoinStart = "epoch",
-    state: dict[str, Any] | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    wait_timeout_s: float = 300.0,
-) -> Loader:
-    """Join a feed as a consumer, from any process of the Ray cluster.
+    Tune's trials are announced by `tune_integration.FeedCallback`.
 
     Args:
         name: name of the feed.
-        consumer: this consumer's name, unique within the feed; default: host and process id.
-        batch_size: samples in a minibatch (over all ranks); default: the feed's.
-        format: "torch" (private tensors) or "numpy" (read-only arrays, no copy).
-        device: torch device that minibatches are copied to.
-        collate: batching of fields whose values differ in length, such as boxes. "list": a list of arrays, one per
-            sample; "pad": one array, with shorter values padded with zeros, and their lengths as ``NAME_length``
-            int64[n]; "packed": all values concatenated, and ``NAME_bounds`` int64[n + 1], so that sample i has the
-            values from bounds[i] to bounds[i + 1]. Padded images of different sizes have zeros to the right and below,
-            and ``image_size`` int64[n, 2]. Packed images are pixels [total, 3], also with ``image_size``. Masks are
-            batched like their images.
-        start: "epoch" waits for the next epoch that other consumers begin. "now" begins immediately, in the middle of
-            their epoch if necessary, and each of its own epochs still contains every sample once. While any consumer is
-            out of phase, epochs are shuffled within the segments defined by its starting position
-            (`mbaas.order.Shuffle`).
-        state: a result of `Loader.state_dict` to resume from. The same as `Loader.load_state_dict`, but without
-            preparing minibatches at another position first. None: no state.
-        rank, world_size: for a data-parallel trial: each rank gets its part of every minibatch (see `Loader`). All
-            ranks pass the same ``consumer`` and ``world_size``; rank r is listed as ``consumer[r]``. An epoch begins
-            when all have joined.
-        wait_timeout_s: time limit for a wait without progress of the feed, and for the restart of a feed whose program
-            died without stopping it.
+        consumers: names that the consumers will `join` under. All ranks of a data-parallel trial share one name.
+
+    Raises:
+        ConfigError: ``consumers`` is not a list of names.
+        FeedNotFoundError, FeedFailedError: no such feed, or a failed one.
+    """
+    names = checked_names(consumers)  # before the cluster is contacted
+    FeedControl.of(name).announce(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinRequest(JoinOptions):
+    """The arguments of `join`."""
+
+    name: str = field(kw_only=False)
+    """Name of the feed."""
+
+    consumer: str | None = field(default=None, kw_only=False)
+    """This consumer's name, unique within the feed. Default: host and process id; in a Ray Tune trial,
+    `tune_integration.get_loader` uses the trial's id."""
+
+
+@takes(JoinRequest)
+def join(asked: JoinRequest) -> Loader:
+    """Join a feed as a consumer, from any process of the Ray cluster.
+
+    It takes the options of `mbaas.client.join.JoinOptions` as keywords, such as
+    ``mbaas.join("train", batch_size=128, format="numpy")``.
 
     Raises:
         ConfigError, FeedNotFoundError, FeedFailedError: invalid arguments, no such feed, or a failed one.
         StateError: ``state`` belongs to another feed.
     """
-    rank, world_size = _checked_rank(rank, world_size)
-    if world_size > 1 and consumer is None:
+    rank, world_size = asked.ranks
+    if world_size > 1 and asked.consumer is None:
         raise ConfigError(
             "the ranks of a trial find each other by their consumer's name, which must be the same for all "
             f"{world_size}, got consumer=None for rank {rank}"
         )
-    if start not in get_args(JoinStart):
-        raise ConfigError(f'start must be "epoch" or "now", got {shown(start)}')
-    if collate not in get_args(Collate):
-        raise ConfigError(f'collate must be "list", "pad" or "packed", got {shown(collate)}')
-    if start == "now" and world_size > 1:
-        raise ConfigError(f'start must be "epoch" for ranks, which begin together, got "now" for {world_size} ranks')
-    own = calls.name(consumer if consumer is not None else f"{socket.gethostname()}:{os.getpid()}")
-    calls.number("wait_timeout_s", wait_timeout_s)
-    feed = connect(name)
+    name = calls.name(asked.consumer if asked.consumer is not None else f"{socket.gethostname()}:{os.getpid()}")
     return Loader(
-        feed._coordinator,
-        ConsumerName(own, rank, world_size),
-        find=partial(_successor, name),
-        again=partial(
-            join,
-            name,
-            consumer,
-            batch_size=batch_size,
-            format=format,
-            device=device,
-            collate=collate,
-            start=start,
-            rank=rank,
-            world_size=world_size,
-            wait_timeout_s=wait_timeout_s,
-        ),
-        batch_size=batch_size,
-        format=format,
-        device=device,
-        collate=collate,
-        start=start,
-        wait_timeout_s=wait_timeout_s,
-        state=state,
+        FeedControl.of(asked.name).coordinator,
+        ConsumerName(name, rank, world_size),
+        options=asked,
+        find=partial(successor, asked.name),
+        again=partial(_join_again, replace(asked, state=None)),
     )
 
 
-def _successor(feed: str, error: FeedGoneError) -> Any | None:
-    """Return the new coordinator of a feed whose coordinator is gone; None if it has not started yet.
-
-    Raises:
-        FeedFailedError: the feed was stopped, so it will not be restarted.
-        FeedGoneError: its cluster has ended.
-    """
-    if lost := runtime.lost_cluster():
-        raise FeedGoneError(f"feed {feed!r} ended: {lost}") from error
-    from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
-
-    coordinator = runtime.find_coordinator(feed)
-    if coordinator is None and not recovery.is_kept(feed):
-        raise FeedFailedError(FeedEnd.STOPPED.of(feed)) from error
-    if coordinator is not None:
-        check_version(feed)
-    return coordinator
-
-
-def _checked_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if rank is None and world_size is None:
-        return 0, 1
-    if type(rank) is not int or type(world_size) is not int:
-        raise ConfigError(
-            f"rank and world_size must both be whole numbers, or both be left out, got rank={rank!r} and "
-            f"world_size={world_size!r}"
-        )
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank must be in [0, world_size - 1], world_size was {world_size} and rank was {rank}")
-    return rank, world_size
+def _join_again(asked: JoinRequest, state: dict[str, Any]) -> Loader:
+    return join(**vars(replace(asked, state=state)))
 
 
 def stop(name: str) -> None:
@@ -446,4 +256,4 @@ def stop(name: str) -> None:
     Raises:
         FeedNotFoundError: no feed with this name runs.
     """
-    _found(name).stop()  # of any version
+    Feed(name, find(name)).stop()  # of any version

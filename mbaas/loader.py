@@ -19,10 +19,10 @@ import ray
 
 from mbaas.client.accelerate import check_is_read_once, known_to_accelerate
 from mbaas.client.batches import BatchCutter, BlockView
-from mbaas.client.collate import Collate, check_names, collating
+from mbaas.client.collate import check_names, collating
 from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
-from mbaas.client.join import feed_info, open_stream
+from mbaas.client.join import JoinOptions, feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
 from mbaas.client.loop import EpochLoop
 from mbaas.client.numbered import MinibatchNumbers, NumberedMinibatches, as_it_is
@@ -40,7 +40,6 @@ from mbaas.messages import (
     ConsumerName,
     ConsumerReport,
     EpochLedger,
-    JoinStart,
     Resumption,
     Start,
 )
@@ -101,28 +100,23 @@ class Loader:
         coordinator: Any,
         name: ConsumerName,
         *,
+        options: JoinOptions,
         find: Find,
-        again: Callable[..., Loader],
-        batch_size: int | None,
-        format: str,
-        device: Any,
-        collate: Collate,
-        start: JoinStart,
-        wait_timeout_s: float,
-        state: dict[str, Any] | None = None,
+        again: Callable[[dict[str, Any]], Loader],
     ) -> None:
         self._joined_at, self._born = time.perf_counter(), time.time_ns()
-        make_converter(format, device, None)  # refuse an unknown format before joining
-        if format == "torch":
+        make_converter(options.format, options.device, None)  # refuse an unknown format before joining
+        if options.format == "torch":
             _make_known_to_torch()
         self._pid = os.getpid()
         self._coordinator, self._name, self._find, self._again = coordinator, name, find, again
-        self._format, self._device, self._collate, self._wait_timeout_s = format, device, collate, wait_timeout_s
-        self._begins_now = start == "now"
+        self._format, self._device, self._collate = options.format, options.device, options.collate
+        self._wait_timeout_s = options.wait_timeout_s
+        self._begins_now = options.start == "now"
         self._memory = RecycledMemory()  # shared by all epochs
-        self._info = feed_info(coordinator, name, wait_timeout_s)
-        check_names(self._info.spec, collate)
-        self._batch_size = _checked_batch_size(batch_size, self._info.settings.batch_size, name.world_size)
+        self._info = feed_info(coordinator, name, options.wait_timeout_s)
+        check_names(self._info.spec, options.collate)
+        self._batch_size = _checked_batch_size(options.batch_size, self._info.settings.batch_size, name.world_size)
 
         # totals for `report`
         self._id = uuid.uuid4().hex
@@ -140,15 +134,17 @@ class Loader:
         self._said_much_is_left_out = False
         self._loop = 0  # number of the newest loop; older loops are invalid
         self._before_loop: dict[str, Any] = {}  # the state at the start of the newest loop
+        self._peeked: list[tuple[Arrays, BatchEnd, bool]] = []  # the minibatch returned by `peek`, for the next loop
+        self._unfinished: Iterator[tuple[Arrays, BatchEnd, bool]] | None = None  # the minibatches after it
         self._only_first = False  # True while the newest loop has returned exactly one minibatch
         self._at_end: dict[str, Any] | None = None  # the state during the step on an epoch's last minibatch
         self._closed = False
         self._begin_epoch()
 
-        if state is None:
+        if options.state is None:
             self._join(Start(now=self._begins_now))
         else:
-            self._go_on(*self._read(state))
+            self._go_on(*self._read(options.state))
         # Several heartbeats per lease: a late one, or one lost in a coordinator's restart, must not end the session.
         period_s = min(HEARTBEAT_S, self._info.settings.timeouts.lease_s / 5)
         self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
@@ -221,7 +217,7 @@ class Loader:
         self._at_end = None
         if self._only_first:
             self._rejoin(self._before_loop)
-        elif self._has_begun:
+        elif self._has_begun and not self._peeked:
             self._leave_epoch()
         self._before_loop, loop, epoch = self.state_dict(), self._loop, self.epoch
 
@@ -240,36 +236,46 @@ class Loader:
     def peek(self) -> Minibatch:
         """Return the first minibatch of the next loop without starting the loop.
 
-        Use it to inspect shapes, dtypes and data. The loop returns the same samples again. The call costs as much as
-        joining the feed.
+        Use it to inspect shapes, dtypes and data. The loop returns the same minibatch again, from the block that this
+        call received. Until the loop starts, other consumers wait for this one as they do in the middle of an epoch.
+        The ranks of a trial may peek independently, after all of them have joined.
 
         Raises:
-            StateError: the loader is in the middle of an epoch, or closed.
+            StateError: the loader is in the middle of an epoch, no minibatch is left of it, or the loader is closed.
+            WaitTimeoutError, BadSampleError, FeedFailedError: as for a loop.
         """
         self._check_open()
-        if self._has_begun and not self._only_first:
+        if self._has_begun and not self._only_first and not self._peeked:
             raise StateError(
                 f"loader of consumer {str(self._name)!r} is in the middle of an epoch ({self._progress.position} of "
                 f"{self._info.order.num_samples} samples): call peek before the loop or after it"
             )
-        before = self._before_loop if self._only_first else self.state_dict()
         self._loop += 1  # a loop that has returned its first minibatch is invalid
+        if self._only_first:
+            self._rejoin(self._before_loop)
+        if not self._peeked:
+            self._peek()
+        arrays, *_ = self._peeked[0]
         converter = self._converter()
-        minibatches = self._started(converter)
+        # Copied, because tensors may share the arrays' memory, and the loop must return the data unchanged.
+        return converter.finish(converter.start({name: column.copy() for name, column in arrays.items()}))
+
+    def _peek(self) -> None:
+        before, minibatches = self.state_dict(), self._minibatches()
         try:
-            started, *_ = next(minibatches)
-            return converter.finish(started)
-        except StopIteration:
-            raise StateError(
-                f"nothing is left of the epoch of consumer {str(self._name)!r}, so peek has none"
-            ) from None
-        finally:
-            del minibatches
+            self._peeked.append(next(minibatches))
+            self._unfinished = minibatches
+        except BaseException as error:  # Ctrl-C, too: the next loop begins where this call did
             self._rejoin(before)
+            if not isinstance(error, StopIteration):
+                raise
+            raise StateError(f"no minibatch is left of the epoch of consumer {str(self._name)!r}") from None
 
     def _begin_epoch(self) -> None:
         self._progress = EpochProgress(self._name.rank, self._name.world_size)
         self._has_begun = self._only_first = False
+        self._peeked.clear()
+        self._unfinished = None
 
     def _leave_epoch(self) -> None:
         self._stream.skip_epoch()
@@ -319,13 +325,21 @@ class Loader:
             last.
         """
         ahead: deque[tuple[Any, Ids, BatchEnd, bool]] = deque()
-        for arrays, end, is_last in self._minibatches():
+        for arrays, end, is_last in self._remaining():
             ahead.append((converter.start(arrays), arrays["sample_id"], end, is_last))
             del arrays
             if len(ahead) > converter.ahead:
                 yield ahead.popleft()
         while ahead:
             yield ahead.popleft()
+
+    def _remaining(self) -> Iterator[tuple[Arrays, BatchEnd, bool]]:
+        """Yield as `_minibatches`, beginning with the minibatch that `peek` has returned, if any."""
+        minibatches = self._unfinished or self._minibatches()
+        self._unfinished = None
+        if self._peeked:
+            yield self._peeked.pop()
+        yield from minibatches
 
     def _minibatches(self) -> Iterator[tuple[Arrays, BatchEnd, bool]]:
         """Yield this rank's samples of each remaining minibatch, its end, and True if it is known to be the last."""
@@ -501,7 +515,7 @@ class Loader:
 
     @property
     def batch_size(self) -> int:
-        """Samples in a minibatch, over all ranks of a trial; the last of an epoch may have fewer."""
+        """Samples in a global minibatch, which the ranks of a trial divide; the last of an epoch may have fewer."""
         return self._batch_size
 
     @property
@@ -615,7 +629,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
-        return _join_again, (self._again, self.state_dict())
+        return self._again, (self.state_dict(),)
 
     def __copy__(self) -> NoReturn:
         raise StateError(
@@ -629,10 +643,6 @@ class Loader:
     def __repr__(self) -> str:
         feed, name = self._info.settings.name, str(self._name)
         return f"Loader(feed={feed!r}, consumer={name!r}, batch_size={self._batch_size}, epoch={self.epoch})"
-
-
-def _join_again(again: Callable[..., Loader], state: dict[str, Any]) -> Loader:
-    return again(state=state)
 
 
 def _make_known_to_torch() -> None:

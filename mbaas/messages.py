@@ -18,20 +18,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from zlib import crc32
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mbaas.allocation.balance import assign
 from mbaas.allocation.forms import SampleCosts
 from mbaas.budgets import MemoryClaim
-from mbaas.errors import MbaasError
+from mbaas.errors import ConfigError, MbaasError, shown
 from mbaas.fields import SAMPLE_ID, Field
-from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
+from mbaas.order import MOST_NUMBER, Ids, OwnEpoch, SampleOrder, Shuffle, Whole
 from mbaas.placement import BlockPart, Placement
 
 if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
@@ -49,6 +49,9 @@ TICK_S = 0.25
 
 EngineName = Literal["cpu", "dali"]
 """The engines that prepare samples."""
+
+Seconds = Annotated[float, Meta(ge=0, le=MOST_NUMBER)]
+"""A time; not NaN, because a single NaN would make sums over consumers NaN."""
 
 
 # ---- sources of raw samples: local memory, another node's memory, a disk tier, storage ----
@@ -170,23 +173,23 @@ MUCH_LEFT_OUT = 0.1
 class BadSample:
     """A sample that could not be prepared: id, source of its bytes, and a clause with the reason."""
 
-    sample_id: int
+    sample_id: Whole
     uri: str
     reason: str
 
 
-class SlotColumn(Struct, frozen=True):
+class SlotColumn(Struct, frozen=True, array_like=True):
     """Position of an array in a slot: its field (a `Packed` field has several arrays), offset in bytes, dtype and
     shape.
     """
 
     name: str
-    at: int
+    at: Whole
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Whole, ...]
 
 
-class Slot(Struct, frozen=True):
+class Slot(Struct, frozen=True, array_like=True, tag=True):
     """A block's arrays in the memory of the worker that made them; see `mbaas.slots`.
 
     Attributes:
@@ -199,12 +202,26 @@ class Slot(Struct, frozen=True):
 
     path: str
     token: bytes
-    number: int
-    begin: int
-    nbytes: int
-    written: int
+    number: Whole
+    begin: Whole
+    nbytes: Whole
+    written: Whole
     columns: tuple[SlotColumn, ...]
     packed: tuple[str, ...] = ()
+
+
+class StoreRef(Struct, frozen=True, array_like=True, tag=True):
+    """A reference to an object in Ray's object store that Ray does not count; see `mbaas.calls.wire.uncounted`.
+
+    Attributes:
+        id: of the object.
+        owner: address of the process that owns it, in Ray's format.
+        status: state of the object when it was sent, in Ray's format.
+    """
+
+    id: Annotated[bytes, Meta(min_length=1, max_length=256)]
+    owner: bytes
+    status: bytes
 
 
 class BlockMeta(Struct, frozen=True):
@@ -333,8 +350,35 @@ class WorkerLocation(Struct, frozen=True):
 
 # ---- messages between consumers and coordinators ----
 
+# Each call of a consumer is described once, by a Struct: the consumer sends it encoded, and the coordinator decodes it
+# (`mbaas.calls.wire`), which checks all types and bounds. So an invalid value raises an error in its call only.
+
 MOST_NAME = 500
 """Longest consumer name, in characters."""
+
+MOST_WANTED = 10_000
+"""Longest list in a call: requested blocks, unreadable parts, ledgers, announced trials."""
+
+MOST_POLL_S = 60
+"""Longest time in seconds that a call may wait for blocks."""
+
+MOST_RANKS = 65_536
+"""Largest number of ranks of one trial."""
+
+NodeId = Annotated[str, Meta(max_length=MOST_NAME)]
+PollSeconds = Annotated[float, Meta(ge=0, le=MOST_POLL_S)]
+
+
+def checked_name(name: str) -> str:
+    """Return a valid name of a consumer. It appears in logs, in the status and in errors of other consumers.
+
+    Raises:
+        ConfigError: it is empty, too long or not printable.
+    """
+    # Line breaks would forge log lines, and lone surrogates cannot be written to a log; both are not printable.
+    if not 0 < len(name) <= MOST_NAME or not name.isprintable():
+        raise ConfigError(f"a consumer's name must be 1 to {MOST_NAME} printable characters, got {shown(name)}")
+    return name
 
 
 class ConsumerName(Struct, frozen=True):
@@ -345,9 +389,9 @@ class ConsumerName(Struct, frozen=True):
         rank, world_size: 0 and 1 for a trial that is one consumer.
     """
 
-    trial: str
-    rank: int = 0
-    world_size: int = 1
+    trial: Annotated[str, Meta(min_length=1)]
+    rank: Whole = 0
+    world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
 
     def __str__(self) -> str:
         """Return the name under which the feed lists the consumer."""
@@ -407,9 +451,9 @@ class Resumption(Struct, frozen=True):
         taken: True if it has received part of its own epoch; otherwise it may begin elsewhere.
     """
 
-    start: int
+    start: Whole
     own_epoch: OwnEpoch
-    epoch: int
+    epoch: Whole
     shuffle: Shuffle
     taken: bool = True
 
@@ -430,7 +474,7 @@ class Start(Struct, frozen=True):
         resumed: span and shuffle of its own epoch, if ``block`` is in the middle of it.
     """
 
-    block: int | None = None
+    block: Whole | None = None
     flexible: bool = False
     now: bool = False
     resumed: Resumption | None = None
@@ -452,8 +496,8 @@ class JoinRequest(Struct, frozen=True):
 
     name: ConsumerName
     start: Start
-    node: str = ""
-    born: int = 0
+    node: NodeId = ""
+    born: Whole = 0
 
 
 class Admission(Struct, frozen=True):
@@ -471,30 +515,39 @@ class Admission(Struct, frozen=True):
     info: FeedInfo
 
 
-class DeliveredPart(Struct, frozen=True):
+class PartMeta(Struct, frozen=True, array_like=True):
+    """The metadata of a part that consumers need; fields as in `BlockMeta`."""
+
+    samples: Whole
+    bad: tuple[BadSample, ...]
+    fetch_s: Seconds
+    prep_s: Seconds
+    nbytes: Whole
+
+
+class DeliveredPart(Struct, frozen=True, array_like=True):
     """One part of a block, in the memory of the node that made it.
 
     Attributes:
         meta: counts and timings.
-        refs: the reference to its `Arrays`, or empty after an error; in transit to consumers an
-            `mbaas.uncounted.Uncounted`. It is a list because Ray would replace a bare reference in a call's arguments
-            by the object. For arrays in a slot of the worker's memory: the `mbaas.slots.HeldSlot`, in transit its
-            `Slot`.
+        refs: the location of its `Arrays`, or empty after an error. In the coordinator it is an object reference or an
+            `mbaas.slots.HeldSlot`, and in transit a `StoreRef` or a `Slot`. Consumers have an object reference or a
+            `Slot`. It is a list because Ray would replace a bare reference in a call's arguments by the object.
         number: its number in the block.
         task: the task that made it; a part that is made again has another task.
         node: id of the node that stores it.
         block_part: the home node of its samples, and the placement version by which it was cut.
     """
 
-    meta: BlockMeta
-    refs: list[Any]
-    number: int
-    task: int
+    meta: PartMeta
+    refs: Annotated[list[Slot | StoreRef], Meta(max_length=1)]
+    number: Whole
+    task: Whole
     node: str
     block_part: BlockPart
 
 
-class DeliveredBlock(Struct, frozen=True):
+class DeliveredBlock(Struct, frozen=True, array_like=True):
     """A block that was made, or could not be made.
 
     Attributes:
@@ -505,7 +558,7 @@ class DeliveredBlock(Struct, frozen=True):
         is_new: True if no consumer had it before: it was prepared for this one.
     """
 
-    number: int
+    number: Whole
     shuffle: Shuffle
     parts: tuple[DeliveredPart, ...]
     error: MbaasError | None = None
@@ -518,52 +571,89 @@ class DeliveredBlock(Struct, frozen=True):
 
 
 class UnreadablePart(Struct, frozen=True):
-    """A part of a block that can no longer be read, and the task that made it."""
+    """A part of a block that can no longer be read, and the task that made it; -1: no task yet."""
 
-    block: int
-    part: int
-    task: int
+    block: Whole
+    part: Whole
+    task: Annotated[int, Meta(ge=-1, le=MOST_NUMBER)]
+
+
+class _SessionCall(Struct, frozen=True):
+    consumer: str
+    session: Whole
+
+    def __post_init__(self) -> None:
+        checked_name(self.consumer)
+
+
+class Ask(_SessionCall, frozen=True):
+    """A consumer requests up to ``want`` blocks from ``cursor`` on.
+
+    Attributes:
+        released: the memory of all blocks below is released.
+        done: all blocks below are finished.
+        number: counts a session's calls about its cursor, so that a call overtaken by a later one has no effect; 0 for
+            no number.
+        began: first block of the consumer's epoch at ``cursor``; None if the consumer does not track epochs.
+        unheld: (first, end) of blocks between ``released`` and ``cursor`` that it has read and does not hold.
+    """
+
+    cursor: Whole
+    released: Whole
+    done: Whole
+    want: Annotated[int, Meta(ge=1, le=MOST_WANTED)] = 1
+    number: Whole = 0
+    began: Whole | None = None
+    unheld: tuple[Whole, Whole] | None = None
+
+
+class HandBack(_SessionCall, frozen=True):
+    """A consumer returns its unused blocks from ``cursor`` on; it will request them again when needed.
+
+    ``number`` as in `Ask`.
+    """
+
+    cursor: Whole
+    released: Whole
+    number: Whole = 0
+
+
+class Heartbeat(_SessionCall, frozen=True):
+    """A consumer is alive, perhaps busy with a long step; ``released`` and ``done`` as in `Ask`."""
+
+    released: Whole
+    done: Whole
+
+
+class Leave(Struct, frozen=True):
+    """A consumer is done. ``session`` None ends its current session and, for a trial, the sessions of its ranks.
+
+    ``successors`` is the number of trials still to come; one gets a reservation, unless there are enough already. The
+    reservation is at the start of the next epoch, or at this consumer's end if trials start immediately.
+    """
+
+    consumer: str
+    session: Whole | None = None
+    successors: Whole = 0
+
+    def __post_init__(self) -> None:
+        checked_name(self.consumer)
 
 
 class BlockCall(Struct, frozen=True):
     """A consumer's call for blocks.
 
     Attributes:
-        consumer, session: the caller.
-        cursor, released, done, want, number, began, unheld: see `mbaas.core.events.Ask`.
         poll_s: seconds until an answer is due, even an empty one.
         unreadable: delivered parts that it could not read.
     """
 
-    consumer: str
-    session: int
-    cursor: int
-    released: int
-    done: int
-    want: int
-    poll_s: float
-    unreadable: tuple[UnreadablePart, ...]
-    number: int
-    began: int | None
-    unheld: tuple[int, int] | None
-
-    def plain(self) -> list[Any]:
-        """Return one list of plain values, as `mbaas.core.calls.block_call` takes it.
-
-        Ray packs each argument of a call separately, and pickles all but plain values. That would cost the trial and
-        the coordinator 0.2 ms each, for every block.
-        """
-        unreadable = [[part.block, part.part, part.task] for part in self.unreadable]
-        unheld = None if self.unheld is None else list(self.unheld)
-        # fmt: off
-        return [
-            self.consumer, self.session, self.cursor, self.released, self.done, self.want, self.poll_s,
-            unreadable, self.number, self.began, unheld,
-        ]
-        # fmt: on
+    ask: Ask
+    poll_s: PollSeconds
+    unreadable: Annotated[tuple[UnreadablePart, ...], Meta(max_length=MOST_WANTED)] = ()
 
 
-class Delivery(Struct, frozen=True):
+class Delivery(Struct, frozen=True, array_like=True):
     """The answer to a call for blocks.
 
     Attributes:
@@ -575,35 +665,63 @@ class Delivery(Struct, frozen=True):
         error: the reason why this session gets no more blocks.
         expelled: True if the error ends this session only: the consumer may join again at its cursor.
         socket: in an answer through Ray: path of the socket on the consumer's machine for further calls, which bypass
-            Ray; see `mbaas.local_socket`. None without a socket.
+            Ray; see `mbaas.calls.socket`. None without a socket.
     """
 
     blocks: tuple[DeliveredBlock, ...] = ()
-    peer_idle_s: float = 0.0
+    peer_idle_s: Seconds = 0.0
     as_copy: bool = False
     waits_for: str = ""
-    progress: int = 0
+    progress: Whole = 0
     error: MbaasError | None = None
     expelled: bool = False
     socket: str | None = None
 
 
-class SocketAnswer(Struct, frozen=True):
-    """A coordinator's answer to a call for blocks over a socket.
+class SocketCall(Struct, frozen=True, array_like=True):
+    """A message to a coordinator over a socket.
 
     Attributes:
         number: the consumer's number of the call.
+        call: an encoded `BlockCall`, checked later, so that its sender gets an error that names the invalid value.
+    """
+
+    number: Whole
+    call: Raw
+
+
+class SocketAnswer(Struct, frozen=True, array_like=True):
+    """A coordinator's answer to a `SocketCall`.
+
+    Attributes:
+        number: of the call.
         delivery: None if the call must be made through Ray.
         error: raised by the call.
     """
 
-    number: object
+    number: Whole
     delivery: Delivery | None = None
     error: MbaasError | None = None
 
 
+class SentError(Struct, frozen=True, array_like=True):
+    """An `MbaasError` in a message.
+
+    Attributes:
+        kind: name of its class.
+        fields: its attributes.
+    """
+
+    kind: str
+    message: str
+    fields: dict[str, str | int | float | bool] = {}
+
+
 MOST_SHUFFLED = 200
 """Upper bound on the characters of `EpochLedger.shuffled`, to keep ledgers small."""
+
+Hash = Annotated[int, Meta(ge=0)]
+"""64 bits without a sign; msgpack has no larger numbers."""
 
 
 @dataclass(frozen=True)
@@ -624,16 +742,16 @@ class EpochLedger:
             characters.
     """
 
-    epoch: int
-    feed_epoch: int
-    samples: int
-    id_hash: int
-    expected_samples: int
-    expected_id_hash: int
+    epoch: Whole
+    feed_epoch: Whole
+    samples: Whole
+    id_hash: Hash
+    expected_samples: Whole
+    expected_id_hash: Hash
     # Not compared: two ledgers are equal if their epochs had the same samples.
-    seconds: float = field(default=0.0, compare=False)
-    begin: int = field(default=0, compare=False)
-    shuffled: str = field(default="", compare=False)
+    seconds: Seconds = field(default=0.0, compare=False)
+    begin: Whole = field(default=0, compare=False)
+    shuffled: Annotated[str, Meta(max_length=MOST_SHUFFLED)] = field(default="", compare=False)
 
     @property
     def exact(self) -> bool:
@@ -662,8 +780,8 @@ class LedgerEntry(Struct, frozen=True):
 class ReadBytes:
     """Bytes of prepared samples that a consumer read, from its own node and from others."""
 
-    local: int = 0
-    remote: int = 0
+    local: Whole = 0
+    remote: Whole = 0
 
     def __add__(self, other: ReadBytes) -> ReadBytes:
         return ReadBytes(self.local + other.local, self.remote + other.remote)
@@ -691,17 +809,17 @@ class ConsumerReport:
         time_to_first_batch_s: seconds from `mbaas.join` to the first minibatch; 0 before that.
     """
 
-    loader: str = ""
-    samples: int = 0
-    prepared: int = 0
-    wait_s: float = 0.0
-    fetch_stall_s: float = 0.0
-    peer_stall_s: float = 0.0
-    step_s: float = 0.0
+    loader: Annotated[str, Meta(max_length=MOST_NAME)] = ""
+    samples: Whole = 0
+    prepared: Whole = 0
+    wait_s: Seconds = 0.0
+    fetch_stall_s: Seconds = 0.0
+    peer_stall_s: Seconds = 0.0
+    step_s: Seconds = 0.0
     read_bytes: ReadBytes = ReadBytes()
-    ledgers: tuple[EpochLedger, ...] = ()
-    first_ledger: int = 0
-    time_to_first_batch_s: float = 0.0
+    ledgers: Annotated[tuple[EpochLedger, ...], Meta(max_length=MOST_WANTED)] = ()
+    first_ledger: Whole = 0
+    time_to_first_batch_s: Seconds = 0.0
 
     def plus(self, other: ConsumerReport) -> ConsumerReport:
         """Return the sums of both reports; other fields get their defaults."""
@@ -785,13 +903,13 @@ class RankReport(Struct, frozen=True):
     """
 
     name: ConsumerName
-    batch_size: int
-    session: int
-    node: str
-    cursor: int
+    batch_size: Annotated[int, Meta(ge=1, le=MOST_NUMBER)]
+    session: Whole
+    node: NodeId
+    cursor: Whole
     floats: bool
-    aside: int = 0
-    due: int | None = None
+    aside: Whole = 0
+    due: Whole | None = None
 
     @property
     def consumer(self) -> str:
@@ -809,8 +927,22 @@ class RankReport(Struct, frozen=True):
         return self.name.trial, self.name.world_size, self.batch_size
 
 
+class RankCall(Struct, frozen=True):
+    """A rank's request for the division of an epoch's minibatches.
+
+    Attributes:
+        poll_s: seconds to wait for missing ranks.
+        shuffle: of the epoch, if the rank has a block of it.
+    """
+
+    report: RankReport
+    epoch: Whole
+    poll_s: PollSeconds
+    shuffle: Shuffle | None = None
+
+
 class RankOrders(Struct, frozen=True):
-    """The answer to a rank's request for the division of minibatches.
+    """The answer to a `RankCall`.
 
     Attributes:
         plan: the plan for the requested epoch; None while ranks are missing.

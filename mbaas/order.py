@@ -15,16 +15,22 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 
 Ids = NDArray[np.int64]
 """Positions or sample ids: int64[n]."""
+
+MOST_NUMBER = 2**62
+"""Largest block number, session number or count; at a million blocks per second, reached after 146,000 years."""
+
+Whole = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
+"""A block number, a session number or a count. Values from other processes are checked when they are decoded."""
 
 _Words = NDArray[np.uint64]
 _Pass = Callable[[_Words], _Words]
@@ -201,7 +207,7 @@ class Permutation:
         np.minimum(digit, term, out=digit)
 
 
-class Shuffle(Struct, frozen=True):
+class Shuffle(Struct, frozen=True, array_like=True):
     """The shuffle of an epoch: of all samples, or within the segments of another epoch.
 
     A consumer that joins mid-epoch at position c takes the rest of that epoch, and then the first c positions of the
@@ -218,13 +224,15 @@ class Shuffle(Struct, frozen=True):
         ConfigError: cuts without a base, a base without cuts, or cuts that do not ascend.
     """
 
-    epoch: int
+    epoch: Whole
     cuts: tuple[int, ...] = ()
     base: Shuffle | None = None
 
     def __post_init__(self) -> None:
         if bool(self.cuts) != (self.base is not None):
-            raise ConfigError(f"a shuffle has cuts exactly if it has a base, got cuts {self.cuts}, base {self.base}")
+            raise ConfigError(
+                f"a shuffle must have cuts exactly if it has a base, got cuts {self.cuts}, base {self.base}"
+            )
         if any(low >= high for low, high in itertools.pairwise((0, *self.cuts))):
             raise ConfigError(f"cuts must ascend, and be above 0, got {self.cuts}")
 
@@ -302,7 +310,7 @@ class SampleOrder(Struct, frozen=True):
         seed: determines the orders, in [0, 2**63).
         block_samples: samples in a block, at least 1.
         shuffled: True if each epoch has its own permutation; otherwise all have the dataset's order.
-        redrawn: True if each epoch draws its samples again (`mbaas.dataset.redrawn`); ids are then the numbers of
+        redrawn: True if each epoch draws its samples again (`mbaas.Dataset.resample`); ids are then the numbers of
             draws.
 
     Raises:

@@ -9,8 +9,9 @@ import dataclasses
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import field
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import ray
 from msgspec import structs
@@ -20,7 +21,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 from mbaas import runtime, units
 from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep
 from mbaas.budgets import largest_sample, memory_budgets
-from mbaas.client.rpc import call
+from mbaas.calls.client import call
+from mbaas.control import CALL_S
 from mbaas.coordinator import kept_claims
 from mbaas.coordinator.actor import Coordinator
 from mbaas.coordinator.served_by import forget_server, keep_server, recall_server
@@ -30,102 +32,56 @@ from mbaas.core.layout import wanted_staging
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, ResourceError, last_line
-from mbaas.feed import CALL_S, SERVED, Feed, stop
+from mbaas.feed import SERVED, Feed, stop
 from mbaas.messages import Claims, EngineName
 from mbaas.prep.engines import check_packages, check_share, resolve_engine, workers_per_gpu
-from mbaas.settings import (
-    Disk,
-    FeedOptions,
-    FeedSettings,
-    Lending,
-    Scaling,
-    Staging,
-    Threads,
-    Timeouts,
-    check_feed_name,
-    known_keywords,
-)
+from mbaas.settings import GROUPED, FeedName, FeedOptions, FeedSettings, in_python
 from mbaas.transforms import DecodeArray, Pipeline
+from mbaas.validation import Checked, options, takes
 
 NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program which serves it"
 START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
 
 
-@known_keywords
-def serve(
-    name: str,
-    dataset: Dataset,
-    pipeline: Pipeline,
-    *,
-    batch_size: int,
-    seed: int = 0,
-    shuffle: bool = True,
-    cache_bytes: int | str | None = None,
-    decoded: bool = True,
-    staging_bytes: int | str | None = None,
-    prep_workers: int | None = None,
-    engine: Literal["auto", "cpu", "dali"] = "auto",
-    gpus_per_worker: float | None = None,
-    dali_share: float = 1.0,
-    drop_last: bool = False,
-    on_bad_sample: Literal["raise", "skip"] = "raise",
-    cpu_price_per_h: float | None = None,
-    detached: bool = False,
-    replace: bool = False,
-    timeouts: Timeouts = Timeouts(),
-    disk: Disk | None = None,
-    scaling: Scaling = Scaling(),
-    lending: Lending = Lending(),
-    threads: Threads = Threads(),
-    staging: Staging = Staging(),
-) -> Feed:
+def _dataset(given: object) -> Dataset:
+    if not isinstance(given, Dataset):
+        raise ConfigError(
+            f"dataset must be an mbaas Dataset, as mbaas.read_images returns it, got {type(given).__name__}"
+        )
+    return given
+
+
+def _pipeline(given: object) -> Pipeline:
+    if not isinstance(given, Pipeline):
+        raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(given).__name__}")
+    return given
+
+
+@options()
+class ServeRequest(FeedOptions):
+    """The arguments of `serve`."""
+
+    name: FeedName = field(kw_only=False)
+    """Name under which consumers `join` the feed."""
+
+    dataset: Annotated[Dataset, Checked(_dataset, only=True)] = field(kw_only=False)
+    """The samples."""
+
+    pipeline: Annotated[Pipeline, Checked(_pipeline, only=True)] = field(kw_only=False)
+    """The decoder and the transforms applied to each sample."""
+
+    replace: bool = False
+    """End your own running feed of this name first, for example when a notebook cell runs again. Feeds of other users
+    or hosts are left alone."""
+
+
+@takes(ServeRequest, elsewhere={name: tuple(map(in_python, grouped)) for name, grouped in GROUPED.items()})
+def serve(asked: ServeRequest) -> Feed:
     """Start a feed: prep workers that prepare each minibatch once for all consumers.
 
-    Sizes may be strings such as "2 GiB", times such as "2 min".
-
-    Args:
-        name: name under which consumers `join` the feed.
-        dataset: the samples.
-        pipeline: the decoder and transforms applied to each sample.
-        batch_size: samples in a minibatch; a consumer may choose another size.
-        seed: determines the order and the random transforms; 0 to 2**63 - 1.
-        shuffle: shuffle each epoch differently. False, for validation, keeps the order of the dataset in every epoch.
-            If the pipeline is deterministic too and an epoch fits ``staging_bytes``, minibatches are prepared once for
-            all epochs and trials, and trials do not wait for each other.
-        cache_bytes: memory for samples on each node. Default: the size of the dataset, or with ``decoded`` the size of
-            its decoded samples, measured when the feed starts, up to half of the free memory. A node with a small
-            object store gets what fits there.
-        decoded: cache samples after the deterministic prefix of the pipeline (for example decoded images) where
-            measurements show that this saves more time per byte than caching encoded samples. Minibatches are the same
-            either way.
-        staging_bytes: memory for prepared minibatches. Default: 256 MiB for each prep worker plus 384 MiB, at least 1
-            GiB, and at most 15 % of the smallest object store.
-        prep_workers: prep workers, which reserve one CPU each. Default for the cpu engine: half of the CPUs that other
-            feeds left, not counting one for a trial; if that is less than one CPU, a single worker that reserves the
-            fraction. Default for dali: 2 per GPU (4 for audio, which is decoded on CPUs), at most half of the CPUs of
-            nodes with GPUs. With ``dali_share`` below 1, these workers divide that half and run one thread per CPU.
-        engine: engine that prepares samples: "cpu", "dali", or "auto", which selects dali if the cluster has a GPU and
-            the pipeline supports it.
-        gpus_per_worker: GPUs, or a fraction of one, that each dali worker reserves; 0 runs dali on the CPU. Default:
-            workers use a GPU without reserving it, so that trials can have whole GPUs.
-        dali_share: fraction of the images that the dali engine prepares with DALI; its workers prepare the others on
-            their CPUs at the same time. A given fraction always selects the same images, so minibatches do not change
-            between runs.
-        drop_last: leave out the samples at the end of an epoch that do not fill a minibatch.
-        on_bad_sample: handling of a sample that cannot be prepared: "raise" gives consumers an error with the name of
-            the file, "skip" leaves the sample out, counts it and lists it. A file larger than 1 GiB, or than 30 % of
-            the smallest object store of a node that prepares, is also bad.
-        cpu_price_per_h: price of one CPU-hour, in any currency. If it is set, loading costs are also reported in money.
-        detached: keep the feed running after the program that serves it, and its Ray job, have ended. It ends with
-            `mbaas.stop`, or with the cluster, which must have been started by another program.
-        replace: end your own running feed of this name first, for example when a notebook cell runs again. Feeds of
-            other users or hosts are left alone.
-        timeouts: time limits for consumers, prep workers and storage.
-        disk: local disks of the nodes, for samples that do not fit in memory; default: none.
-        scaling: limits, nodes and thresholds for prep workers beyond the reserved ones.
-        lending: sharing of idle prep workers with other feeds of the cluster.
-        threads: threads of a node, divided between preparing samples and reading storage.
-        staging: limits on fetching and preparing ahead, and the number of coordinators.
+    It takes the options of `mbaas.settings.FeedOptions` as keywords, such as
+    ``mbaas.serve("train", data, pipeline, batch_size=256, cache_bytes="2 GiB")``. Sizes may be strings such as "2 GiB",
+    times such as "2 min".
 
     Raises:
         ConfigError: an unknown option, or an invalid value.
@@ -136,32 +92,10 @@ def serve(
             detached feed has no cluster that outlives this program.
         BadSampleError: no sample could be prepared.
     """
-    given: dict[str, Any] = {
-        "batch_size": batch_size,
-        "seed": seed,
-        "shuffle": shuffle,
-        "cache_bytes": cache_bytes,
-        "decoded": decoded,
-        "staging_bytes": staging_bytes,
-        "prep_workers": prep_workers,
-        "engine": engine,
-        "gpus_per_worker": gpus_per_worker,
-        "dali_share": dali_share,
-        "drop_last": drop_last,
-        "on_bad_sample": on_bad_sample,
-        "cpu_price_per_h": cpu_price_per_h,
-        "detached": detached,
-        "timeouts": timeouts,
-        "disk": disk,
-        "scaling": scaling,
-        "lending": lending,
-        "threads": threads,
-        "staging": staging,
-    }
-    check_feed_name(name)
-    asked = FeedOptions(**given)
-    _check(dataset, pipeline)
-    check_share(asked.dali_share, engine, pipeline)
+    name, dataset, pipeline = asked.name, asked.dataset, asked.pipeline
+    pipeline.known(dataset.fields)  # raises for unknown fields
+    check_packages(pipeline)
+    check_share(asked.dali_share, asked.engine, pipeline)
     if asked.drop_last and asked.batch_size > len(dataset):
         raise ConfigError(
             f"batch_size must be at most {len(dataset):,}, the samples of the dataset, with drop_last=True, got "
@@ -169,24 +103,23 @@ def serve(
             option="batch_size",
         )
     # Everything that can be checked without a cluster was checked above, so a typing error does not wait for Ray.
-    if detached:
+    if asked.detached:
         ensure_lasting_ray()
     else:
         runtime.ensure_ray(start=True)
     runtime.say_joined()
     if not runtime.clear_leftovers(name):
-        _replace_or_refuse(name, replace)
+        _replace_or_refuse(name, asked.replace)
     gpus = runtime.gpus()
-    chosen = resolve_engine(engine, pipeline, gpus=gpus)  # raises here, not in the coordinator's process
+    chosen = resolve_engine(asked.engine, pipeline, gpus=gpus)  # raises here, not in the coordinator's process
     dataset = bounded(dataset, largest_sample(runtime.store_bytes(with_cpus=True).values()))
 
     def fill_in() -> FeedSettings:
         return _filled_in(
             name,
-            given,
             asked,
             dataset,
-            grows=asked.decoded and (pipeline.prefix > 1 or not isinstance(pipeline.decoder, DecodeArray)),
+            grows=asked.cache_decoded and (pipeline.prefix > 1 or not isinstance(pipeline.decoder, DecodeArray)),
             claims=kept_claims.in_order(),
             gpus=gpus,
             per_gpu=workers_per_gpu(pipeline),
@@ -216,7 +149,6 @@ def _replace_or_refuse(name: str, replace: bool) -> None:
 
 def _filled_in(
     name: str,
-    given: dict[str, Any],
     asked: FeedOptions,
     dataset: Dataset,
     *,
@@ -252,7 +184,7 @@ def _filled_in(
         "gpus_per_worker": 0.0 if asked.gpus_per_worker is None and not gpus else asked.gpus_per_worker,
         "earlier": earlier,
     }
-    settings = FeedSettings(name=name, **{**given, **chosen})
+    settings = FeedSettings(name=name, **{**asked.given(), **chosen})
     runtime.check_cpus(name, settings.prep_workers)
     return settings
 
@@ -349,17 +281,6 @@ def _launched(settings: FeedSettings, pipeline: Pipeline, engine: EngineName, co
     pool, own_id = WorkerPool(settings, pipeline, engine), coordinator._actor_id.hex()
     names = [f"prep-{number}" for number in range(settings.prep_workers)]
     return {name: pool.launch(name, own_id) for name in names}
-
-
-def _check(dataset: object, pipeline: object) -> None:
-    if not isinstance(dataset, Dataset):
-        raise ConfigError(
-            f"dataset must be an mbaas Dataset, as mbaas.read_images returns it, got {type(dataset).__name__}"
-        )
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {type(pipeline).__name__}")
-    pipeline.known(dataset.fields)  # raises for unknown fields
-    check_packages(pipeline)
 
 
 def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: GpuRoom | None) -> PrepResources:

@@ -1,31 +1,37 @@
 """The options of a feed, each defined once: name, type, default, bounds, unit and description.
 
-`mbaas.serve`, the file of `mbaas serve`, its JSON schema and the code inside a feed all read them here. `FeedOptions`
-has the common options as fields; the others are grouped in `Timeouts`, `Disk`, `Scaling`, `Lending`, `Threads` and
-`Staging`. All classes are frozen, validate themselves, and raise `ConfigError` with both values. Sizes may be strings
-such as "2 GiB", times such as "2 min".
+`mbaas.serve` and its help, the file of `mbaas serve`, its JSON schema and the code inside a feed all read them here: a
+new option is a new field. `FeedOptions` has the common options as fields; the others are grouped in `Timeouts`, `Disk`,
+`Scaling`, `Lending`, `Threads` and `Staging`. All classes are frozen, validate themselves, and raise `ConfigError` with
+both values. Sizes may be strings such as "2 GiB", times such as "2 min".
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable
 from dataclasses import field, fields
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from mbaas import validation
+from mbaas import units
 from mbaas.budgets import MemoryClaim, cache_budget, staging_room
 from mbaas.errors import ConfigError, shown
 from mbaas.order import MOST_SEED
-from mbaas.units import Bytes, Seconds
-from mbaas.validation import Checked, options
+from mbaas.validation import Checked, option, options
 
-Parameters = ParamSpec("Parameters")
-Returned = TypeVar("Returned")
+if TYPE_CHECKING:
+    from mbaas.validation import Accepts
+
+    # Type checkers accept strings with units, and read numbers.
+    Bytes = Accepts[int, int | str]
+    BytesOrNone = Accepts[int | None, int | str | None]
+    SomeBytesOrNone = BytesOrNone
+    Seconds = Accepts[float, float | str]
+else:
+    Bytes, Seconds = units.Bytes, units.Seconds
+    BytesOrNone = Bytes | None
+    SomeBytesOrNone = Annotated[Bytes, Ge(1)] | None
 
 AtLeast1 = Annotated[int, Ge(1)]
 Above0S = Annotated[Seconds, Gt(0)]
@@ -44,22 +50,22 @@ MOST_FETCH_THREADS = 256
 class Timeouts:
     """Time limits for consumers, prep workers and storage."""
 
-    lease_s: Above0S = 30.0
+    lease_s: Above0S = option(default=30.0)
     """Time without a heartbeat after which a consumer counts as dead and is removed."""
 
-    reservation_s: Above0S = 20.0
+    reservation_s: Above0S = option(default=20.0)
     """Time that the start of an epoch waits for an announced trial, until arrivals have been measured. Then the wait is
     twice the longest recent one; if that exceeds both ``reservation_s`` and the prep time of an epoch, the epoch starts
     at once. A consumer that joined at its own block also has this long for its first request."""
 
-    patience_s: Above0S = 30.0
+    patience_s: Above0S = option(default=30.0)
     """Time that other consumers wait for one that stalls in the middle of an epoch. After that it continues in a cohort
     of its own."""
 
-    prep_s: Above0S = 120.0
+    prep_s: Above0S = option(default=120.0)
     """Time limit for one block or for the first sample; a worker that exceeds it is replaced."""
 
-    storage_s: FromZeroS = 120.0
+    storage_s: FromZeroS = option(default=120.0)
     """Time during which a sample is requested again after a transient storage error before it counts as bad; 0: it is
     bad at once."""
 
@@ -103,13 +109,13 @@ class Scaling:
     idle_low: Share = 0.15
     """... until the fraction falls below this value."""
 
-    grow_hold_s: FromZeroS = 15.0
+    grow_hold_s: FromZeroS = option(default=15.0)
     """Time that trials must be stalled before workers are requested."""
 
-    idle_hold_s: FromZeroS = 300.0
+    idle_hold_s: FromZeroS = option(default=300.0)
     """Time that workers must be idle before they are retired; longer than the pauses of an intermittent load."""
 
-    cooldown_s: FromZeroS = 60.0
+    cooldown_s: FromZeroS = option(default=60.0)
     """Pause after every change: the time until a new worker shows up in the stalls."""
 
     def __post_init__(self) -> None:
@@ -127,10 +133,10 @@ class Lending:
     enabled: bool = True
     """Lend and borrow workers."""
 
-    hold_s: FromZeroS = 3.0
+    hold_s: FromZeroS = option(default=3.0)
     """Time that one feed must have a worker too many, and another one too few, before a worker moves."""
 
-    pause_s: FromZeroS = 2.0
+    pause_s: FromZeroS = option(default=2.0)
     """Time between two moves of a feed."""
 
 
@@ -148,10 +154,10 @@ class Threads:
     tuned: bool = True
     """Move threads between preparing and reading as measurements suggest."""
 
-    window_s: Above0S = 4.0
+    window_s: Above0S = option(default=4.0)
     """Time over which rates are measured; it starts again after each change."""
 
-    hold_s: Above0S = 3.0
+    hold_s: Above0S = option(default=3.0)
     """Time that a change must appear worthwhile before it is made."""
 
     @property
@@ -168,7 +174,7 @@ class Staging:
     """Blocks prepared ahead of the fastest consumer. Slower ones may lag while ``staging_bytes`` has room. Default:
     enough to keep the workers busy."""
 
-    readahead_bytes: Bytes | None = None
+    readahead_bytes: BytesOrNone = option(default=None)
     """Upper bound on the raw bytes that each node reads ahead of prep; measured rates may lower it. Default: enough for
     the blocks in preparation."""
 
@@ -204,16 +210,15 @@ class FeedOptions:
     pipeline is deterministic too and an epoch fits ``staging_bytes``, minibatches are prepared once for all epochs and
     trials, and trials do not wait for each other."""
 
-    cache_bytes: Bytes | None = None
-    """Memory for samples on each node. Default: the size of the dataset, or with ``decoded`` the size of its decoded
-    samples, measured when the feed starts, up to half of the free memory. A node with a small object store gets what
-    fits there."""
+    cache_bytes: BytesOrNone = option(default=None)
+    """Memory for samples on each node. Default: the size of the dataset, or with ``cache_decoded`` the measured size of
+    its decoded samples, up to half of the free memory. A node with a small object store gets what fits there."""
 
-    decoded: bool = True
+    cache_decoded: bool = True
     """Cache samples after the deterministic prefix of the pipeline (for example decoded images) where measurements show
     that this saves more time per byte than caching encoded samples. Minibatches are the same either way."""
 
-    staging_bytes: Annotated[Bytes, Ge(1)] | None = None
+    staging_bytes: SomeBytesOrNone = option(default=None)
     """Memory for prepared minibatches. Default: 256 MiB for each prep worker plus 384 MiB, at least 1 GiB, and at most
     15 % of the smallest object store."""
 
@@ -252,6 +257,7 @@ class FeedOptions:
 
     timeouts: Timeouts = Timeouts()
     disk: Disk | None = None
+    """Local disks of the nodes, for samples that do not fit in memory. Default: none."""
     scaling: Scaling = Scaling()
     lending: Lending = Lending()
     threads: Threads = Threads()
@@ -312,39 +318,20 @@ class FeedSettings(FeedOptions):
         return staging_room(store_bytes, self.earlier)
 
 
-_GROUPED = [
-    (group, option.name)
-    for group, kind in {
-        "timeouts": Timeouts,
-        "disk": Disk,
-        "scaling": Scaling,
-        "lending": Lending,
-        "threads": Threads,
-        "staging": Staging,
-    }.items()
-    for option in fields(kind)
-]
+GROUPS: dict[str, type] = {
+    "timeouts": Timeouts,
+    "disk": Disk,
+    "scaling": Scaling,
+    "lending": Lending,
+    "threads": Threads,
+    "staging": Staging,
+}
+"""Classes of the grouped options, by the name of their field."""
+
+_GROUPED = [(group, each.name) for group, kind in GROUPS.items() for each in fields(kind)]
 
 GROUPED = {name: tuple(f"{group}.{name}" for group, each in _GROUPED if each == name) for _, name in _GROUPED}
 """Options that belong to a group, by their name without it: "lease_s" -> ("timeouts.lease_s",)."""
-
-
-def known_keywords(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """Raise a `ConfigError` with a suggestion for unknown keywords of ``function``."""
-    # Python's TypeError names the keyword, but neither the option's current name nor its group.
-    takes = inspect.signature(function).parameters
-    known = [name for name, parameter in takes.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    grouped = {name: tuple(map(in_python, options)) for name, options in GROUPED.items()}
-
-    @functools.wraps(function)
-    def checked(*given: Parameters.args, **named: Parameters.kwargs) -> Returned:
-        for name in named:
-            if name not in takes:
-                hint = validation.instead(name, known, grouped)
-                raise ConfigError(f"mbaas.{function.__name__} has no option {name!r}; {hint}")
-        return function(*given, **named)
-
-    return checked
 
 
 def in_python(option: str) -> str:

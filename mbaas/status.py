@@ -105,7 +105,7 @@ class FeedStatus:
         samples, blocks_per_epoch, block_samples: size of the dataset and of its blocks.
         engine: the engine in use, "cpu" or "dali".
         dali_share: fraction of the images that the dali engine prepares with DALI; it prepares the others on CPUs.
-        members, workers: consumers and prep workers.
+        consumers, workers: consumers and prep workers.
         workers_at_work: number of workers that are running, have the placement, and get tasks.
         waits_for: sentences that list the workers or cache nodes that the feed waits for, the resources they need, and
             the time waited so far; empty if all are running.
@@ -141,7 +141,7 @@ class FeedStatus:
     block_samples: int
     blocks_per_epoch: int
     engine: str
-    members: tuple[ConsumerStatus, ...]
+    consumers: tuple[ConsumerStatus, ...]
     workers: tuple[WorkerStatus, ...]
     workers_at_work: int
     waits_for: tuple[str, ...]

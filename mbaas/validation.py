@@ -7,11 +7,15 @@ definition of type, default, bounds and description. Python callers get a `Confi
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
+import inspect
+import itertools
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
 
 from typing_extensions import dataclass_transform
 
@@ -25,6 +29,11 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema, ErrorDetails
 
 Class = TypeVar("Class", bound=type)
+Parameters = ParamSpec("Parameters")
+Made = TypeVar("Made")
+Returned = TypeVar("Returned")
+Value = TypeVar("Value")
+Accepted = TypeVar("Accepted")
 
 STRICT: ConfigDict = {
     "strict": True,
@@ -65,9 +74,26 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 LACKING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+if TYPE_CHECKING:
+
+    class Accepts(Generic[Value, Accepted]):
+        """Type of a field that is assigned an ``Accepted`` and read as a ``Value``; for type checkers only."""
+
+        def __get__(self, instance: object, owner: object) -> Value: ...
+        def __set__(self, instance: object, value: Accepted) -> None: ...
+
+    def option(*, default: object) -> Any:
+        """Define a field of a type that `Accepts` its default in another form."""
+
+else:
+    option = field
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, option))
 def options(*, within: str | None = None) -> Callable[[Class], Class]:
     """Turn a class into a frozen, keyword-only dataclass that validates itself and raises `ConfigError`.
+
+    Fields with ``kw_only=False`` may also be given by position.
 
     Args:
         within: the name of this group in a larger one: errors call its fields "{within}.{field}".
@@ -78,17 +104,24 @@ def options(*, within: str | None = None) -> Callable[[Class], Class]:
         checked.__pydantic_config__ = STRICT
         unchecked = checked.__init__
         has_defaults = all(has_default(each) for each in fields(checked))
+        positional = [each.name for each in fields(checked) if not each.kw_only]
 
         @functools.wraps(unchecked)
-        def __init__(self: Any, **given: Any) -> None:  # noqa: N807 (a dataclass's, with checks)
-            if not given and has_defaults:
+        def __init__(self: Any, *args: Any, **given: Any) -> None:  # noqa: N807 (a dataclass's, with checks)
+            if not args and not given and has_defaults:
                 unchecked(self)  # defaults need no validation, and are created on import
                 return
+            if len(args) > len(positional):
+                raise TypeError(f"{len(args)} positional arguments were given, at most {len(positional)} are allowed")
+            by_position = dict(zip(positional, args, strict=False))
+            if twice := sorted(by_position.keys() & given):
+                raise TypeError(f"{' and '.join(twice)} was given by position and by name")
             from pydantic import ValidationError
             from pydantic_core import ArgsKwargs
 
             try:
-                _checks_of(checked).validator.validate_python(ArgsKwargs((), given), self_instance=self)
+                arguments = ArgsKwargs((), {**by_position, **given})
+                _checks_of(checked).validator.validate_python(arguments, self_instance=self)
             except ValidationError as error:
                 # pydantic has no hook to replace its multi-line errors
                 known = [each.name for each in fields(checked)]
@@ -98,6 +131,72 @@ def options(*, within: str | None = None) -> Callable[[Class], Class]:
         return checked
 
     return made
+
+
+def takes(
+    request: Callable[Parameters, Made], *, elsewhere: Mapping[str, tuple[str, ...]] | None = None
+) -> Callable[[Callable[[Made], Returned]], Callable[Parameters, Returned]]:
+    """Turn a function of one ``request`` into a function of its fields, with their defaults, types and descriptions.
+
+    Type checkers and editors see the fields as parameters. ``help`` also shows their docstrings, as a section "Args"
+    before the section "Raises" of the function's docstring.
+
+    Args:
+        request: a dataclass.
+        elsewhere: options that belong to another class, and their full names there, for errors.
+    """
+
+    def decorated(function: Callable[[Made], Returned]) -> Callable[Parameters, Returned]:
+        @functools.wraps(function)
+        def call(*args: Parameters.args, **named: Parameters.kwargs) -> Returned:
+            for name in named:
+                if name not in signature.parameters:
+                    hint = instead(name, signature.parameters, elsewhere)
+                    raise ConfigError(f"unknown option {name!r} of {function.__name__}; {hint}")
+            return function(request(*args, **named))
+
+        kind: Any = request
+        hints = get_type_hints(kind)
+        parameters = [each.replace(annotation=hints[name]) for name, each in inspect.signature(kind).parameters.items()]
+        signature = inspect.Signature(parameters, return_annotation=get_type_hints(function)["return"])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        descriptions = descriptions_of(kind)
+        lines = [
+            textwrap.fill(
+                f"{name}: {descriptions.get(name, '')}", 110, initial_indent=" " * 8, subsequent_indent=" " * 12
+            )
+            for name in signature.parameters
+        ]
+        call.__doc__ = (function.__doc__ or "").replace(
+            "    Raises:", "\n".join(["    Args:", *lines, "", "    Raises:"])
+        )
+        return call
+
+    return decorated
+
+
+@functools.cache
+def descriptions_of(kind: type) -> dict[str, str]:
+    """Return the docstrings of a dataclass's fields, inherited ones included.
+
+    A field without one has the first sentence of its type's docstring. Empty if there is no source code.
+    """
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        if not is_dataclass(each):
+            continue
+        for name, hint in get_type_hints(each).items():
+            if is_dataclass(hint) and name in each.__annotations__:
+                found[name] = (inspect.getdoc(hint) or "").partition("\n\n")[0]
+        try:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        except OSError:
+            continue
+        assert isinstance(definition, ast.ClassDef)
+        for line, after in itertools.pairwise(definition.body):
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(after, ast.Expr):
+                found[line.target.id] = " ".join(ast.literal_eval(after.value).split())
+    return found
 
 
 def has_default(option: Field[Any]) -> bool:
@@ -120,16 +219,20 @@ class Checked:
     Attributes:
         check: the function.
         first: True to call it before the type is validated.
+        only: True to call it instead.
         says: JSON schema of such a value, besides its type.
     """
 
     check: Callable[[Any], Any]
     first: bool = False
+    only: bool = False
     says: Mapping[str, Any] = field(default_factory=dict, hash=False)  # annotations of unions are hashed
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
 
+        if self.only:
+            return core_schema.no_info_plain_validator_function(self.check)
         if self.first:
             return core_schema.no_info_before_validator_function(self.check, handler(source))
         return core_schema.no_info_after_validator_function(self.check, handler(source))

@@ -79,7 +79,7 @@ def test_a_feed_shows_its_first_samples_and_does_not_notice(ray_clean: None, fee
         before = feed.status()
         html = feed._repr_html_()
         after = feed.status()
-        assert (after.members, after.delivered_samples) == (before.members, 0)
+        assert (after.consumers, after.delivered_samples) == (before.consumers, 0)
         assert pictures_of(html)
         # neither in another process nor by its name: the dataset is missing there
         for other in (ray.cloudpickle.loads(ray.cloudpickle.dumps(feed)), mbaas.connect(feed_name)):

@@ -66,7 +66,7 @@ def test_each_reader_tells_what_it_reads(tmp_path: Path) -> None:
             shard.add(tmp_path / "0.png", "0.png")
     seen: list[Progress] = []
     with watched(seen.append):
-        mbaas.read_webdataset(str(tmp_path / "{0..3}.tar"), label=None)
+        mbaas.read_webdataset(str(tmp_path / "{0..3}.tar"), label_column=None)
         mbaas.read_images(tmp_path / "folder")
         mbaas.read_manifest(tmp_path / "table.jsonl")
         mbaas.read_parquet(str(tmp_path / "{0..1}.parquet"), unpacked=tmp_path / "unpacked")

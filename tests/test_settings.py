@@ -24,17 +24,12 @@ import mbaas
 from mbaas import validation
 from mbaas.cli.feed_file import BoxesFile, FeedFile, KeypointsFile, MasksFile, load, schema
 from mbaas.errors import ConfigError
-from mbaas.settings import GROUPED, FeedOptions, FeedSettings
+from mbaas.feed import JoinRequest
+from mbaas.serving import ServeRequest
+from mbaas.settings import GROUPED, GROUPS, FeedOptions, FeedSettings
 from mbaas.units import Unit
-
-GROUPS = {
-    "timeouts": mbaas.Timeouts,
-    "disk": mbaas.Disk,
-    "scaling": mbaas.Scaling,
-    "lending": mbaas.Lending,
-    "threads": mbaas.Threads,
-    "staging": mbaas.Staging,
-}
+from mbaas.validation import descriptions_of
+from tune_integration import get_loader
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "feed.yaml"
 
@@ -44,39 +39,58 @@ def uncommented(text: str) -> str:
     return re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", text, flags=re.MULTILINE)
 
 
-def test_serve_takes_each_option_with_its_default() -> None:
-    """The signature repeats names and defaults for editors; this test keeps them equal to the definitions."""
-    keywords = {
-        name: parameter.default
-        for name, parameter in inspect.signature(mbaas.serve).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    assert keywords.pop("replace") is False, "what becomes of an earlier feed is no option of this one"
-    assert list(keywords) == [each.name for each in fields(FeedOptions)]
-    given = FeedOptions(batch_size=8)
-    assert keywords.pop("batch_size") is inspect.Parameter.empty
-    assert keywords == {name: getattr(given, name) for name in keywords}
-    assert given.given() == {"batch_size": 8, **keywords}
+def test_help_of_serve_lists_each_option_with_its_type_default_and_description() -> None:
+    signature, text = inspect.signature(mbaas.serve), " ".join((mbaas.serve.__doc__ or "").split())
+    names = [*signature.parameters]
+    assert names == ["name", "dataset", "pipeline", *(each.name for each in fields(FeedOptions)), "replace"]
+    for name, description in descriptions_of(ServeRequest).items():
+        assert f" {name}: {description} " in text
+    assert signature.parameters["cache_bytes"].annotation == int | None
+    defaults = FeedOptions(batch_size=8)
+    for name, parameter in signature.parameters.items():
+        if parameter.default is not inspect.Parameter.empty and name != "replace":
+            assert parameter.default == getattr(defaults, name), name
 
 
-def test_serve_says_of_each_option_what_its_definition_says() -> None:
-    """The docstring repeats the descriptions for editors; this test keeps them equal, with no option too many."""
-    said = inspect.getdoc(mbaas.serve) or ""
-    options = said.partition("Args:")[2].partition("Raises:")[0]
-    meanings = re.findall(r"^    (\w+): ((?:.|\n {5})*)", options, re.MULTILINE)
-    told = {name: _words(meaning) for name, meaning in meanings}
-    assert told.pop("replace")
-    assert list(told) == ["name", "dataset", "pipeline", *(each.name for each in fields(FeedOptions))]
-    defined = {name: part["description"] for name, part in schema()["properties"].items() if "description" in part}
-    defined |= {name: (kind.__doc__ or "").partition(".")[0] for name, kind in GROUPS.items()}
-    told["disk"] = told["disk"].removesuffix("; default: none")
-    options_told = {each.name: told[each.name] for each in fields(FeedOptions)}
-    assert options_told == {name: _words(defined[name]) for name in options_told}
+def test_a_type_checker_sees_the_options_of_serve(tmp_path: Path) -> None:
+    """Sizes and times may be strings with units; an unknown keyword and a wrong type are errors."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import mbaas
+from mbaas.transforms import Pipeline
+
+def run(data: mbaas.Dataset, pipeline: Pipeline) -> int | None:
+    feed: mbaas.Feed = mbaas.serve("a", data, pipeline=pipeline, batch_size=8, cache_bytes="2 GiB")
+    mbaas.serve("a", data, pipeline, batch_size=8, timeouts=mbaas.Timeouts(lease_s="2 min"))
+    mbaas.serve("a", data, pipeline, batch_size="8")
+    mbaas.serve("a", data, pipeline, batchsize=8)
+    return mbaas.Staging(readahead_bytes="1 GB").readahead_bytes
+"""
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(program)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1]).stdout
+    errors = [line for line in found.splitlines() if ": error:" in line]
+    assert [line.split(":")[1] for line in errors] == ["8", "9"], found
+    assert ("batch_size" in errors[0], "batchsize" in errors[1]) == (True, True)
 
 
-def _words(meaning: str) -> str:
-    """A description without line breaks, capitals and its final period."""
-    return " ".join(meaning.split()).rstrip(".").lower()
+def test_join_and_get_loader_have_the_same_described_parameters() -> None:
+    parameters = inspect.signature(mbaas.join).parameters
+    assert inspect.signature(get_loader).parameters == parameters
+    assert [*parameters][:3] == ["name", "consumer", "batch_size"]
+    for function in (mbaas.join, get_loader):
+        text = " ".join((function.__doc__ or "").split())
+        for name, description in descriptions_of(JoinRequest).items():
+            assert f" {name}: {description} " in text
+    assert descriptions_of(JoinRequest).keys() == parameters.keys()
+
+
+def test_arguments_by_position_are_bound_as_python_binds_them() -> None:
+    with pytest.raises(TypeError, match="4 positional arguments were given, at most 3 are allowed"):
+        mbaas.serve("feed", None, None, 8)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="name was given by position and by name"):
+        mbaas.serve("feed", None, None, name="feed", batch_size=8)  # type: ignore[call-arg]
 
 
 def test_every_option_has_a_meaning() -> None:
@@ -133,7 +147,7 @@ def test_what_cannot_be_is_refused_with_both_values(make: Callable[[], object], 
 def test_an_option_of_a_group_is_found_by_its_name(name: str) -> None:
     group, _, _ = GROUPED[name][0].partition(".")
     code = f"{group}=mbaas.{GROUPS[group].__name__}({name}=...)"
-    with pytest.raises(ConfigError, match=re.escape(f"mbaas.serve has no option {name!r}; it is {code!r}")):
+    with pytest.raises(ConfigError, match=re.escape(f"unknown option {name!r} of serve; it is {code!r}")):
         mbaas.serve("feed", None, None, batch_size=8, **{name: 1})
 
 
@@ -144,7 +158,7 @@ def test_an_option_of_two_groups_has_both_as_a_hint() -> None:
 
 
 def test_an_unknown_keyword_says_the_nearest_one() -> None:
-    with pytest.raises(ConfigError, match=r"mbaas\.serve has no option 'prep_worker'; did you mean 'prep_workers'"):
+    with pytest.raises(ConfigError, match=r"unknown option 'prep_worker' of serve; did you mean 'prep_workers'"):
         mbaas.serve("feed", None, None, batch_size=8, prep_worker=1)
 
 
@@ -199,7 +213,7 @@ def test_the_example_shows_the_defaults() -> None:
         "masks",
         "filter",
         "split",
-        "take",
+        "limit",
         "resample",
         "max_prep_workers",
         "prep_labels",

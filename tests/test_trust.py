@@ -21,8 +21,6 @@ CALLS = frozenset(["import_module", "unsafe_load", "full_load", "system", "popen
 JUSTIFIED = {
     ("mbaas/late.py", "import_module"): "a public name is imported when it is first used, from a fixed table",
     ("mbaas/bench/rows/__init__.py", "import_module"): "the rows of the benchmark, from a fixed table",
-    ("mbaas/coordinator/local_calls.py", "pickle"): "what a coordinator answers, as Ray would send it: only written",
-    ("mbaas/client/block_calls.py", "pickle"): "likewise: from the coordinator, over a socket of the same user",
     ("mbaas/coordinator/recovery.py", "pickle"): "what the feed itself left in the cluster's key-value store",
     ("mbaas/coordinator/recovery.py", "cloudpickle"): "likewise: only written",
     (

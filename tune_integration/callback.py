@@ -16,7 +16,7 @@ from ray.core.generated.gcs_pb2 import PlacementGroupTableData as Group  # type:
 from ray.tune.experiment import Trial
 
 import mbaas
-from mbaas.errors import FeedRestartingError
+from mbaas.control import FeedControl, claims
 from tune_integration.shortage import Node, why_none_starts
 
 LOOK_S = 10.0
@@ -62,7 +62,7 @@ class FeedCallback(tune.Callback):
         self._begin()
 
     def _begin(self) -> None:
-        self._feeds: dict[str, mbaas.Feed] = {}
+        self._feeds: dict[str, FeedControl] = {}
         """Feeds by name, without those that have ended."""
         self._troubled: set[str] = set()
         """Feeds whose last call failed, because their program died or for another reason."""
@@ -109,7 +109,7 @@ class FeedCallback(tune.Callback):
         """
         self._begin()
         self._total = total_num_samples
-        self._feeds = {name: mbaas.connect(name) for name in self._names}
+        self._feeds = {name: FeedControl.of(name) for name in self._names}
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Remove trials of a restored search that no longer run from the feeds, at the first step.
@@ -209,7 +209,7 @@ class FeedCallback(tune.Callback):
     def _remove(self, trial_id: str, successors: int = 0) -> None:
         self._each(lambda feed: feed.remove(trial_id, successors=successors))
 
-    def _each(self, act: Callable[[mbaas.Feed], None]) -> None:
+    def _each(self, act: Callable[[FeedControl], None]) -> None:
         # A feed that has ended is logged once and not called again. All other feeds are.
         for name, feed in list(self._feeds.items()):
             try:
@@ -221,7 +221,7 @@ class FeedCallback(tune.Callback):
             except mbaas.FeedGoneError as error:
                 # Its loaders wait for a feed restart; the search must not give up before they do.
                 self._trouble(name, "feed %r is gone, its trials wait for it to be served again: %s", error)
-            except (mbaas.WaitTimeoutError, FeedRestartingError) as error:
+            except (mbaas.WaitTimeoutError, mbaas.FeedRestartingError) as error:
                 self._silent.add(name)
                 self._trouble(name, "feed %r does not answer, the search asks it again at the next occasion: %s", error)
             except mbaas.FeedFailedError as error:
@@ -237,8 +237,8 @@ class FeedCallback(tune.Callback):
         self._troubled.add(name)
 
 
-def _take_off(feed: mbaas.Feed, trials: Set[str]) -> None:
-    for trial in sorted({member.trial for member in feed.status(timeout_s=SILENT_S).members} & trials):
+def _take_off(feed: FeedControl, trials: Set[str]) -> None:
+    for trial in sorted({consumer.trial for consumer in feed.status(timeout_s=SILENT_S).consumers} & trials):
         feed.remove(trial)
 
 
@@ -278,12 +278,8 @@ def _groups(state: int) -> dict[str, Bundles]:
 
 
 def _held() -> dict[str, dict[str, float]]:
-    held = {}
-    for feed in mbaas.feeds():
-        # not from its status: a silent coordinator must not block Tune
-        if (claims := feed.claims()) is not None:
-            held[feed.name] = {"CPU": claims.cpus, "GPU": claims.gpus}
-    return held
+    # not from their status: a silent coordinator must not block Tune
+    return {name: {"CPU": each.cpus, "GPU": each.gpus} for name, each in claims().items()}
 
 
 def _nodes() -> list[Node]:

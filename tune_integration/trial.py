@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray import train
 from ray.train._internal.session import get_session
 
 import mbaas
+from mbaas.feed import JoinRequest
+from mbaas.validation import takes
 
 COSTS_S = 10.0
 """Time limit for a feed's costs; a report without costs is better than a late one."""
 
 
-def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mbaas.Loader:
+@takes(JoinRequest)
+def get_loader(asked: JoinRequest) -> mbaas.Loader:
     """Join a feed as the Ray Tune trial that calls this function.
 
     The trial's id is the consumer's name, so a trial that Tune restarts, resumes or clones takes over its own position,
@@ -57,24 +60,21 @@ def get_loader(name: str, *, consumer: str | None = None, **options: Any) -> mba
     "now", and "epoch" for ranks, which begin together. `mbaas.join` describes the cost in randomness, docs/scaling.md
     the time saved.
 
-    Args:
-        name: name of the feed.
-        consumer: name under which to join, instead of the trial's id.
-        **options: options of `mbaas.join`: ``batch_size``, ``format``, ``device``, ``collate``, ``start``, ``state``,
-            ``rank``, ``world_size``, ``wait_timeout_s``.
+    It takes the same arguments as `mbaas.join`.
 
     Raises:
         ConfigError, FeedNotFoundError, FeedFailedError: see `mbaas.join`.
     """
     trial = _current_trial()
     if trial is not None:
-        start = "now" if options.get("world_size") in (None, 1) else "epoch"
-        return trial.join(name, consumer or trial.trial_id, {"start": start, **options})
+        start = asked.start or ("now" if asked.ranks[1] == 1 else "epoch")
+        return trial.join(replace(asked, consumer=asked.consumer or trial.trial_id, start=start))
     worker = _train_worker()
     if worker is None:
-        return mbaas.join(name, consumer, **options)
-    ranks = {"rank": worker.get_world_rank(), "world_size": worker.get_world_size()}
-    return mbaas.join(name, consumer or _trial_of(worker.get_experiment_name()), **{**ranks, **options})
+        return mbaas.join(**vars(asked))
+    if asked.world_size is None:
+        asked = replace(asked, rank=worker.get_world_rank(), world_size=worker.get_world_size())
+    return mbaas.join(**vars(replace(asked, consumer=asked.consumer or _trial_of(worker.get_experiment_name()))))
 
 
 def _train_worker() -> train.TrainContext | None:
@@ -109,14 +109,15 @@ class _Run:
     feeds: dict[str, mbaas.Feed] = field(default_factory=dict)
     costs: dict[str, Any] = field(default_factory=dict)
 
-    def join(self, name: str, consumer: str, options: dict[str, Any]) -> mbaas.Loader:
+    def join(self, asked: JoinRequest) -> mbaas.Loader:
         """Open a loader of a feed; close an older one of the same consumer."""
-        old = self.loaders.pop((name, consumer), None)
-        if old is not None:
+        assert asked.consumer is not None
+        key = asked.name, asked.consumer
+        if (old := self.loaders.pop(key, None)) is not None:
             old.close()
-        loader = mbaas.join(name, consumer, **options)
-        self.loaders[name, consumer], self.feeds[name] = loader, mbaas.connect(name)
-        return loader
+        self.loaders[key] = mbaas.join(**vars(asked))
+        self.feeds[asked.name] = mbaas.connect(asked.name)
+        return self.loaders[key]
 
     def close(self) -> None:
         """Close all loaders, because another trial runs now."""

@@ -13,21 +13,22 @@ import itertools
 import json
 import math
 import os
-import pickle
 import shutil
 import tarfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import cv2
+import msgspec
 import numpy as np
 import pyarrow as pa
 import ray
 import simplejpeg
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 from pyarrow import parquet
 from pyarrow.fs import PyFileSystem
 
@@ -35,40 +36,50 @@ from benchmarks.fuzz import decoded, sound_and_arrays
 from benchmarks.fuzz.lying import LyingHandler
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
-from mbaas import local_socket, transforms
+from mbaas import transforms
 from mbaas.analysis.quantity import plain_fields
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.row_server import RowPool, check_pick
+from mbaas.calls import socket as local_socket
+from mbaas.calls import wire
+from mbaas.calls.server import CallServer
 from mbaas.cli import feed_file, plan, what_if
 from mbaas.client.saved_state import read_state, resumption
-from mbaas.coordinator.local_calls import LocalCalls
 from mbaas.coordinator.stories import story_of
 from mbaas.core import calls, events
 from mbaas.core.layout import StagingLimits
 from mbaas.core.state import StagingState
 from mbaas.dataset import read_coco, read_huggingface, read_images, read_manifest, read_webdataset
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.location import locate
-from mbaas.errors import ConfigError, MbaasError
+from mbaas.dataset.storage.location import locate
+from mbaas.errors import ConfigError, ConsumerRemovedError, MbaasError, PrepFailedError
 from mbaas.fields import Arrays, Packed
 from mbaas.messages import (
     ROW,
+    BadSample,
     BlockCall,
     ConsumerName,
     ConsumerReport,
+    DeliveredBlock,
+    DeliveredPart,
     Delivery,
     EngineName,
     EpochLedger,
     JoinRequest,
-    RankPlan,
+    PartMeta,
+    RankCall,
     RankReport,
     ReadBytes,
     Resumption,
+    Slot,
+    SlotColumn,
     SocketAnswer,
+    SocketCall,
     Start,
     UnreadablePart,
 )
 from mbaas.order import OwnEpoch, SampleOrder, Shuffle
+from mbaas.placement import BlockPart
 from mbaas.prep.engines import make_engine
 from mbaas.prep.header import UndecodableError, peek
 from mbaas.transforms.base import Drawn, WindowTransform
@@ -274,7 +285,7 @@ def shards(folder: Path) -> Case:
         file.write_bytes(content)
         with _expected():
             data = read_webdataset(
-                file, label=chance.choice(("cls", "kind", None)), fields=chance.choice(([], ["age"]))
+                file, label_column=chance.choice(("cls", "kind", None)), fields=chance.choice(([], ["age"]))
             )
             reader = data.reader()
             for sample, length in enumerate(data.lengths(np.arange(len(data))).tolist()):
@@ -354,12 +365,14 @@ def manifest(folder: Path) -> Case:
         path = folder / f"table{ending}"
         path.write_bytes(good if chance.random() < 0.3 else damaged(chance, good, [*encoded.values()]))
         columns = [None, "uri", "label", "age", "box", "bytes", "no"]
-        given: dict[str, Any] = {name: chance.choice(columns) for name in ("label", "length") if chance.random() < 0.5}
+        given: dict[str, Any] = {
+            name: chance.choice(columns) for name in ("label_column", "length_column") if chance.random() < 0.5
+        }
         if chance.random() < 0.3:
-            given["uri"] = chance.choice(columns[1:])
+            given["uri_column"] = chance.choice(columns[1:])
         with _expected():
             data = bounded(read_manifest(path, **given), MAX_FILE_BYTES)
-            data = chance.choice((data, data.split(chance.random())[0], data.take(chance.randrange(7))))
+            data = chance.choice((data, data.split(chance.random())[0], data.limit(chance.randrange(7))))
             ids = np.arange(len(data))
             assert len(ids)
             assert all(len(array) == len(ids) for array in data.values(ids).values())
@@ -664,7 +677,7 @@ def state(_: Path) -> Case:
                 there, row = resumption(found, order)
                 assert there.own_epoch.first <= there.start < there.own_epoch.end
                 assert 0 <= row <= order.block_samples
-                calls.resumption(there, order)
+                calls.resumption(wire.decoded(wire.encode(there), Resumption), order)
             json.dumps(vars(found), default=vars)
 
     return case
@@ -672,52 +685,37 @@ def state(_: Path) -> Case:
 
 def consumers(_: Path) -> Case:
     """Calls of consumers to a coordinator."""
-    names = ("join", "ask", "block_call", "hand_back", "heartbeat", "leave", "announce", "unreadable", "made_parts")
     order = SampleOrder(1000, 0, block_samples=64)
-    counts = {"join": 9, "ask": 9, "hand_back": 4, "heartbeat": 4, "leave": 3, "announce": 2, "made_parts": 2}
-
-    report, rank_report = cast("Any", ConsumerReport), cast("Any", RankReport)
-    right = Resumption(4, OwnEpoch(2, 18, 128), 0, Shuffle(0))
-    fields = [*Resumption.__struct_fields__]
-
-    def shuffle(*values: Any) -> Any:
-        """Make a shuffle without validation."""
-        made = Shuffle(0)
-        for name, odd in zip(Shuffle.__struct_fields__, values, strict=True):
-            force_setattr(made, name, odd)
-        return made
-
-    def value(chance: Random) -> Any:
-        odd = [odd_value(chance) for _ in range(8)]
-        ledger = EpochLedger(*(odd * 2)[: len(EpochLedger.__dataclass_fields__)])
-        made = (
-            lambda: UnreadablePart(*odd[: len(UnreadablePart.__struct_fields__)]),
-            lambda: report(*odd[:7], chance.choice((odd[7], ReadBytes())), chance.choice((odd[0], (ledger,))), odd[1]),
-            lambda: rank_report(ConsumerName(*odd[:3]), *odd[3:8], {odd[0]: RankPlan(odd[1], odd[2])}),
-            lambda: [UnreadablePart(*odd[: len(UnreadablePart.__struct_fields__)])],
-            lambda: Resumption(odd[0], OwnEpoch(*odd[1:4]), odd[4], shuffle(odd[5], odd[6], None), *odd[6:8]),
-            lambda: replace(right, **{chance.choice(fields): odd[0]}),
-            lambda: chance.choice((0, 1, 7, "consumer", True, None)),
-        )
-        try:
-            return chance.choice(made)() if chance.random() < 0.6 else odd[0]
-        except TypeError:  # a value that cannot be a key
-            return odd[0]
+    resumed = Resumption(4, OwnEpoch(2, 18, 128), 0, Shuffle(0, (64,), Shuffle(3)))
+    name, ledger = ConsumerName("a", 1, 2), EpochLedger(0, 0, 5, 7, 5, 7)
+    sent: tuple[Any, ...] = (
+        JoinRequest(name, Start(4, resumed=resumed), "n0", 5),
+        BlockCall(events.Ask("a", 1, 5, 3, 4, 2, 9, 5, (3, 4)), 0.5, (UnreadablePart(1, 2, 3),)),
+        events.HandBack("a", 1, 5, 3, 9),
+        events.Heartbeat("a", 1, 3, 4),
+        events.Leave("a", 1, 2),
+        ConsumerReport("loader", 5, 4, 1.0, 0.5, 0.1, 2, ReadBytes(3, 4), (ledger,)),
+        RankCall(RankReport(name, 64, 5, "n0", 0, True), 3, 0.5, resumed.shuffle),
+    )
 
     def case(chance: Random) -> None:
-        checks = cast("dict[str, Callable[..., object]]", vars(calls))
+        good = chance.choice(sent)
+        message = wire.encode(good)
+        try:
+            changed_call = wire.encode(changed(chance, msgspec.msgpack.decode(message)))
+        except (OverflowError, RecursionError, TypeError, ValueError):  # cannot be sent
+            changed_call = message
         with _expected():
-            name = chance.choice((*names, "report", "rank_report", "poll_s", "name"))
-            arguments = [value(chance) for _ in range(counts.get(name, 1))]
-            if name == "join":
-                who = ConsumerName(*arguments[:3]) if chance.random() < 0.8 else arguments[0]
-                start = Start(*arguments[3:7]) if chance.random() < 0.9 else arguments[3]
-                request = JoinRequest(who, start, *arguments[7:9]) if chance.random() < 0.95 else arguments[7]
-                calls.join(request, 1, order=order)
-            elif name == "block_call" and chance.random() < 0.9:
-                calls.block_call([value(chance) for _ in BlockCall.__struct_fields__])
-            else:
-                checks[name](*arguments)
+            found = wire.decoded(chance.choice((changed_call, damaged(chance, message))), type(good))
+            if isinstance(found, JoinRequest):
+                calls.join(found, 1, order=order)
+            elif isinstance(found, RankCall):
+                calls.consumer_name(found.report.name)
+        with _expected():
+            number = odd_value(chance)
+            chance.choice((calls.name, calls.thing, partial(calls.announce, ["a"]), partial(calls.whole, "most")))(
+                number
+            )
 
     return case
 
@@ -725,24 +723,27 @@ def consumers(_: Path) -> Case:
 def socket_calls(_: Path) -> Case:
     """Data on a coordinator's socket: invalid senders are disconnected, and a neighbour still gets its answer."""
     loop, answering = asyncio.new_event_loop(), set[asyncio.Task[Any]]()
-    plain = [BlockCall("a", 1, number, 0, 0, 1, 0.0, (), number, None, None).plain() for number in range(3)]
-    good = [local_socket.framed(json.dumps([number, call]).encode()) for number, call in enumerate(plain)]
+    encoded = [wire.encode(BlockCall(events.Ask("a", 1, number, 0, 0), 0.0)) for number in range(3)]
+    sent = [wire.encode(SocketCall(number, msgspec.Raw(call))) for number, call in enumerate(encoded)]
+    good = [local_socket.framed(message) for message in sent]
 
-    async def ask(call: list[Any]) -> Delivery:
-        event, _, _ = calls.block_call(call)
-        return Delivery(progress=event.cursor)
+    async def deliver(asked: BlockCall) -> Delivery:
+        return Delivery(progress=asked.ask.cursor)
 
-    server = LocalCalls(ask, lambda coroutine: answering.add(loop.create_task(coroutine)))
+    async def no_relay(node: str, may_start: bool) -> None:
+        raise AssertionError(f"no relay of {node} is needed, may_start={may_start}")
+
+    server = CallServer(deliver, lambda coroutine: answering.add(loop.create_task(coroutine)), no_relay)
     address = loop.run_until_complete(server.address())
 
     async def both(chance: Random) -> None:
         (_, stranger), (answers, neighbour) = [await asyncio.open_unix_connection(f"\0{address}") for _ in range(2)]
         try:
-            for sent in (damaged(chance, b"".join(good), good), chance.choice(good)):
-                stranger.write(sent)
+            for message in (damaged(chance, b"".join(good), good), chance.choice(good)):
+                stranger.write(message)
             neighbour.write(good[2])
             length = int.from_bytes(await asyncio.wait_for(answers.readexactly(4), 10.0), "big")
-            answer = pickle.loads(await asyncio.wait_for(answers.readexactly(length), 10.0))
+            answer = wire.decode_answer(await asyncio.wait_for(answers.readexactly(length), 10.0))
             assert answer == SocketAnswer(2, Delivery(progress=2)), answer
         finally:
             stranger.close()
@@ -751,6 +752,26 @@ def socket_calls(_: Path) -> Case:
         answering.clear()
 
     return lambda chance: loop.run_until_complete(both(chance))
+
+
+def answers(_: Path) -> Case:
+    """Answers of a coordinator over a socket: a damaged one is an answer or an invalid message, and nothing else."""
+    meta = PartMeta(8, (BadSample(3, "/data/3.jpg", "not an image"),), 0.1, 0.2, 80)
+    slot = Slot("/proc/1/fd/3", b"t" * 16, 1, 4096, 80, 2, (SlotColumn("image", 0, "uint8", (8, 10)),))
+    part = DeliveredPart(meta, [slot], 0, 1, "n0", BlockPart("n0", 1))
+    block = DeliveredBlock(5, Shuffle(2, (64,), Shuffle(1)), (part,), PrepFailedError("three workers died"))
+    good = [
+        wire.encode_answer(SocketAnswer(1, Delivery((block, replace(block, error=None)), 0.5, progress=9))),
+        wire.encode_answer(SocketAnswer(2, Delivery(error=ConsumerRemovedError("silent"), expelled=True))),
+        wire.encode_answer(SocketAnswer(3, error=ConfigError("no", option="cursor"))),
+    ]
+
+    def case(chance: Random) -> None:
+        with contextlib.suppress(*wire.INVALID):
+            found = wire.decode_answer(damaged(chance, chance.choice(good), good))
+            assert isinstance(found, SocketAnswer)
+
+    return case
 
 
 def rows(_: Path) -> Case:
@@ -1003,6 +1024,7 @@ TARGETS = {
     "state": Target(state, 1000),
     "consumers": Target(consumers, 300),
     "socket": Target(socket_calls, 300),
+    "answers": Target(answers, 3000),
     "rows": Target(rows, 300),
     "thing": Target(thing, 300),
     "parameters": Target(parameters, 500),

@@ -13,7 +13,6 @@ _ALL_ROOM = "whoever is not let through at once is let through by what is counte
 _EQUAL_PACES = "to part trials of equal paces gains nothing, or less than to part all of them from the slower ones"
 
 EQUIVALENT: dict[str, str] = {
-    "mbaas.core.calls rank_report: 1 -> 0": "of no ranks none is in bounds, which is checked next",
     "mbaas.core.supervisor Supervisor.__init__: 0 -> 1": _GROWS,
     "mbaas.core.supervisor Supervisor.__init__: 0 -> -1": _GROWS,
     "mbaas.core.supervisor Supervisor._open_caches: 1 -> 2": _GROWS,

@@ -112,7 +112,7 @@ def _measure_sharing(
         engine="cpu",
     ) as feed:
         names = [f"trial-{index}" for index in range(len(cluster.node_ids))]
-        feed.announce(names)  # all begin with the same epoch and share it
+        mbaas.announce(feed.name, names)  # all begin with the same epoch and share it
         crossed = []
         with _on_each_node(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
             epochs, began = [], time.monotonic()

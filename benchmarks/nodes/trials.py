@@ -16,7 +16,7 @@ from benchmarks.throttled import READ_THREADS
 from mbaas.bench.trial import Ledger, touch
 from mbaas.cache.directory import MinIO
 from mbaas.dataset import Dataset
-from mbaas.dataset.retry import PatientReader
+from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError
 from mbaas.order import Ids, SampleOrder
 from mbaas.prep.engines import make_engine

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,9 +27,11 @@ from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.scale.model import simulate
 from benchmarks.scale.system import Costs, System
 from benchmarks.throttled import throttled
-from mbaas import local_socket, runtime
+from mbaas import runtime
 from mbaas.bench.cpu import TreeWatch
 from mbaas.bench.report import usable_cores
+from mbaas.calls import socket as local_socket
+from mbaas.client.join import JoinOptions
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from mbaas.dataset import Dataset, synthetic
 from mbaas.errors import FeedGoneError
@@ -156,13 +157,8 @@ class WatchedTrial:
             self._handle,
             ConsumerName(consumer),
             find=_nobody,
-            again=partial(mbaas.join, feed, consumer),
-            batch_size=None,
-            format="numpy",
-            device=None,
-            collate="list",
-            start="epoch",
-            wait_timeout_s=ANSWER_S,
+            again=lambda state: mbaas.join(feed, consumer, state=state),
+            options=JoinOptions(format="numpy", wait_timeout_s=ANSWER_S),
         )
         self._batches: Iterator[Any] = itertools.chain.from_iterable(self._loader for _ in itertools.count())
         self._block_step_s = run.block_step_s
@@ -194,7 +190,7 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
         if run.is_apart:
             where = [node for node in cluster.node_ids if node not in where][:1]
         names = [f"trial-{index}" for index in range(run.trials)]
-        feed.announce(names)  # all begin with the same epoch and share it
+        mbaas.announce(feed.name, names)  # all begin with the same epoch and share it
         trials = [
             WatchedTrial.options(  # type: ignore[attr-defined]
                 scheduling_strategy=NodeAffinitySchedulingStrategy(where[index % len(where)], soft=False)

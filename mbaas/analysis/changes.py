@@ -123,7 +123,7 @@ def _decoded(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candid
         return
     keeping = replace(setup, decoded=True)
     if not setup.decoded:
-        yield "setting", "keep samples decoded (decoded: true)", keeping
+        yield "setting", "keep samples decoded (cache_decoded: true)", keeping
     if found.enough_bytes > setup.cache_bytes:
         share = stored_share(rates, replace(keeping, cache_bytes=found.enough_bytes), steady=True).decoded
         kept = "all samples are" if share > 0.995 else f"{units.percent(share)} of samples are"

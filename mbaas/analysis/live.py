@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mbaas
 from mbaas import units
 from mbaas.analysis.costs import costs_so_far
 from mbaas.analysis.measuring.effort import Effort
@@ -20,6 +19,7 @@ from mbaas.analysis.simulated import EPOCHS, simulated_epoch_s, system_for
 from mbaas.analysis.simulator import Outcome, System, simulate
 from mbaas.analysis.whatif import Waits
 from mbaas.analysis.whole import Analysis, conclude
+from mbaas.control import FeedControl
 from mbaas.core.demand import of_trials
 from mbaas.errors import StateError
 from mbaas.messages import ConsumerReport, FeedInfo
@@ -42,7 +42,7 @@ def analyze_feed(name: str) -> Analysis:
         FeedNotFoundError: no feed of that name is running.
         StateError: the feed has not done enough work yet.
     """
-    feed = mbaas.connect(name)
+    feed = FeedControl.of(name)
     status = feed.status()
     rates, setup = _observed(feed, status)
     return conclude(
@@ -69,14 +69,14 @@ def simulate_feed(
         FeedNotFoundError: no feed of that name is running.
         StateError: the feed has not done enough work yet.
     """
-    feed = mbaas.connect(name)
+    feed = FeedControl.of(name)
     rates, setup = _observed(feed, feed.status())
     feed.expect(simulated_epoch_s(rates, setup))
     system = system_for(rates, setup, name=f"feed {name}", epochs=epochs)
     return system, list(simulate(system, policies))
 
 
-def _observed(feed: mbaas.Feed, status: FeedStatus) -> tuple[Rates, Setup]:
+def _observed(feed: FeedControl, status: FeedStatus) -> tuple[Rates, Setup]:
     # the only rate missing from a feed's counters
     cache = memory_rate(round(sample_bytes(status)), QUICK)
     return rates_of(status, feed.info(), cache), setup_of(status)
@@ -181,8 +181,8 @@ def seen_by_loaders(status: FeedStatus) -> dict[str, Waits]:
 
 
 def _trials(status: FeedStatus) -> list[ConsumerReport]:
-    """Return the report of each trial since it joined, all ranks together, without reserved members."""
-    there = [member for member in status.members if member.state != "reserved"]
+    """Return the report of each trial since it joined, all ranks together, without reservations."""
+    there = [consumer for consumer in status.consumers if consumer.state != "reserved"]
     return list(of_trials({m.name: m.report for m in there}, {m.name: m.trial for m in there}).values())
 
 

@@ -24,7 +24,6 @@ from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
 from mbaas.cache.reader import LOCAL_S, NO_ROWS, FetchReply, KnownSlabs
-from mbaas.cache.relay import Relays
 from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.cache.slab import (
     Load,
@@ -33,6 +32,7 @@ from mbaas.cache.slab import (
     RowLocations,
     Slab,
     away,
+    extract,
     joined,
     pack,
     squeeze,
@@ -40,6 +40,7 @@ from mbaas.cache.slab import (
 )
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
+from mbaas.calls.relay import Relays
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays
 from mbaas.messages import Amount, DecodedSamples
@@ -207,10 +208,10 @@ class CacheNode:
             self._planner.not_handed_in(request)
         self._check()
         if len(hand_in.sample_ids):
-            await self._put_decoded(hand_in, _of(packed, lengths, hand_in.chosen))
+            await self._put_decoded(hand_in, extract(packed, lengths, hand_in.chosen))
         if self._disk is not None and hand_in.to_disk.any():
             chosen = hand_in.to_disk
-            await self._disk.write_decoded(sample_ids[chosen], lengths[chosen], _of(packed, lengths, chosen))
+            await self._disk.write_decoded(sample_ids[chosen], lengths[chosen], extract(packed, lengths, chosen))
 
     async def _put_decoded(self, hand_in: HandIn, slab: Slab) -> None:
         try:
@@ -625,13 +626,6 @@ CacheNodeActor: Any = ray.remote(num_cpus=0)(CacheNode)
 
 def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
     return joined(views(slabs, rows.slab, rows.offset, rows.length))
-
-
-def _of(packed: Slab, lengths: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Slab:
-    """Extract the samples marked in `chosen`, bool[n], from `packed`, which has samples of these lengths end to end."""
-    if chosen.all():
-        return packed
-    return joined(views([packed], np.where(chosen, 0, -1), pack(lengths), lengths))
 
 
 async def _result(ref: Any) -> Any:

@@ -174,12 +174,16 @@ def pack(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.cumsum(lengths) - lengths
 
 
-def squeeze(slab: NDArray[np.uint8], load: Load, failures: Failures) -> NDArray[np.uint8]:
-    """Return the slab without unreadable samples; the others are moved up, with offsets as computed by `pack`."""
-    if not failures:
-        return slab
-    good = load.readable(failures)
-    return joined(views([slab], np.where(good, 0, -1), load.offsets, load.lengths))
+def extract(packed: Slab, lengths: NDArray[np.int64], chosen: NDArray[np.bool_]) -> Slab:
+    """Return only the chosen samples, bool[n], of ``packed``, which has samples of these lengths end to end."""
+    if chosen.all():
+        return packed
+    return joined(views([packed], np.where(chosen, 0, -1), pack(lengths), lengths))
+
+
+def squeeze(slab: Slab, load: Load, failures: Failures) -> Slab:
+    """Return the slab without unreadable samples; the others are moved up."""
+    return extract(slab, load.lengths, load.readable(failures))
 
 
 @dataclass(eq=False)

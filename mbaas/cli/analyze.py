@@ -211,7 +211,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
                 cache_bytes=_cache_bytes(options, dataset.total_bytes, memory_bytes),
                 # a tier never holds more than the data
                 disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,
-                decoded=options.decoded,
+                decoded=options.cache_decoded,
                 trials=request.trials,
                 cpu_price_per_h=options.cpu_price_per_h,
             ),
@@ -239,7 +239,7 @@ def _memory_bytes(options: FeedOptions, workers: int) -> int:
 def _cache_bytes(options: FeedOptions, total_bytes: int, memory_bytes: int) -> int:
     if options.cache_bytes is not None:
         return options.cache_bytes
-    return default_cache(total_bytes, memory_bytes, grows=options.decoded)
+    return default_cache(total_bytes, memory_bytes, grows=options.cache_decoded)
 
 
 def _said_of_step(request: AnalyzeRequest) -> str:

@@ -3,10 +3,10 @@
 ::
 
     data:
-      read_manifest: {path: photos.parquet, label: species, fields: [age]}
+      read_manifest: {path: photos.parquet, label_column: species, fields: [age]}
     filter: [[age, ">=", 18], [class, in, [cat, dog]]]    # matching samples only,
     split: {part: train, fraction: 0.8, stratify: label}  # then one part,
-    take: 1000                                            # then at most the first 1,000,
+    limit: 1000                                           # then at most the first 1,000,
     resample: {balance: label}                            # then drawn so that classes are equally frequent
 """
 
@@ -74,9 +74,9 @@ class ResampleFile:
             ConfigError: an unknown field, or invalid weights.
         """
         if self.balance is not None:
-            return dataset.balanced(self.balance, self.samples, self.seed, each_epoch=self.each_epoch)
+            return dataset.balance(self.balance, self.samples, self.seed, each_epoch=self.each_epoch)
         assert self.weights is not None
-        return dataset.resampled(self.weights, self.samples, self.seed, each_epoch=self.each_epoch)
+        return dataset.resample(self.weights, self.samples, self.seed, each_epoch=self.each_epoch)
 
     def check(self) -> None:
         """Check that exactly one kind of weights is given.
@@ -113,7 +113,7 @@ class DataOptions:
     split: SplitFile | None = None
     """A part of the data, after the filter."""
 
-    take: Annotated[int, Ge(1)] | None = None
+    limit: Annotated[int, Ge(1)] | None = None
     """Upper bound on the number of samples: the first ones, after the split."""
 
     resample: ResampleFile | None = None
@@ -170,8 +170,8 @@ class FeedData:
         if (split := said.split) is not None:
             parts = at["split"].made(lambda: dataset.split(split.fraction, split.seed, stratify=split.stratify))
             dataset = parts[("train", "validation").index(split.part)]
-        if (count := said.take) is not None:
-            dataset = at["take"].made(lambda: dataset.take(count))
+        if (count := said.limit) is not None:
+            dataset = at["limit"].made(lambda: dataset.limit(count))
         if (drawn := said.resample) is not None:
             dataset = at["resample"].made(lambda: drawn.of(dataset))
         return dataset
@@ -221,7 +221,7 @@ def _check(condition: files.Located) -> None:
 
 def _check_kind(condition: files.Located, dataset: Dataset) -> None:
     # Catches unquoted names, which YAML reads as numbers, in comparisons with a string field.
-    from mbaas.dataset.parts import CLASS
+    from mbaas.dataset.subsets import CLASS
 
     field, _, value = condition.items
     texts = {each.name for each in dataset.fields if each.categories} | ({CLASS} if dataset.class_names else set())

@@ -120,7 +120,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> 
 
 def feed(status: FeedStatus, rates: Rates) -> RenderableType:
     """Return the full page for one feed."""
-    parts = [headline(status), _facts(status, rates), _members(status), _workers(status), _nodes(status)]
+    parts = [headline(status), _facts(status, rates), _consumers(status), _workers(status), _nodes(status)]
     if status.skipped_total:
         parts.append(_bad_samples(status))
     if status.notes:
@@ -129,8 +129,8 @@ def feed(status: FeedStatus, rates: Rates) -> RenderableType:
 
 
 def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
-    """Return the page of a running `mbaas serve`, with at most ``most`` members."""
-    parts = [headline(status), _facts(status, rates), _members(status, most)]
+    """Return the page of a running `mbaas serve`, with at most ``most`` consumers."""
+    parts = [headline(status), _facts(status, rates), _consumers(status, most)]
     foot = [Text("Ctrl-C ends the feed, and so does `mbaas stop` from elsewhere", "dim")]
     if status.notes:
         foot.insert(0, Text(status.notes[-1], no_wrap=True, overflow="ellipsis"))
@@ -140,7 +140,7 @@ def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
 def one_line(status: FeedStatus, rates: Rates) -> str:
     """Return the figures on one line, for a log."""
     # Without reservations, whose 0 % would lower the mean.
-    stalls = [m.report.stall_share for m in status.members if m.state != "reserved"]
+    stalls = [m.report.stall_share for m in status.consumers if m.state != "reserved"]
     stall = f", stall {percent(sum(stalls) / len(stalls))}" if stalls else ""
     reserved = _reserved(status)
     return (
@@ -248,53 +248,53 @@ def _first_epoch(status: FeedStatus, rates: Rates) -> tuple[str, Text] | None:
 def _first_batches(status: FeedStatus) -> list[float]:
     """Return each trial's seconds from joining to the first minibatch; the maximum over its ranks."""
     found: dict[str, float] = {}
-    for member in status.members:
-        if member.report.time_to_first_batch_s:
-            found[member.trial] = max(found.get(member.trial, 0.0), member.report.time_to_first_batch_s)
+    for consumer in status.consumers:
+        if consumer.report.time_to_first_batch_s:
+            found[consumer.trial] = max(found.get(consumer.trial, 0.0), consumer.report.time_to_first_batch_s)
     return list(found.values())
 
 
-def _members(status: FeedStatus, most: int | None = None) -> RenderableType:
-    if not status.members:
+def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
+    if not status.consumers:
         return _section("trials", [Text(f'none now; they join with mbaas.join("{status.name}")', "dim")])
-    shown = status.members[:most]
+    shown = status.consumers[:most]
     table = table_of(
         "trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
     )
     # Most feeds have one cohort, so the column is useless; if all blocks are kept, each trial has its own.
-    cohorts = not status.keeps_all and len({member.cohort for member in status.members}) > 1
+    cohorts = not status.keeps_all and len({consumer.cohort for consumer in status.consumers}) > 1
     if cohorts:
         table.add_column("cohort", justify="right", no_wrap=True)
-    for member in shown:
-        table.add_row(*_member(status, member), *([Text(str(member.cohort))] if cohorts else []))
-    rest = len(status.members) - len(shown)
+    for consumer in shown:
+        table.add_row(*_consumer(status, consumer), *([Text(str(consumer.cohort))] if cohorts else []))
+    rest = len(status.consumers) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
     lines += [Text.assemble((m.name, "bold"), (" goes apart: ", "dim"), m.apart) for m in shown if cohorts and m.apart]
     return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 
-def _member(status: FeedStatus, member: ConsumerStatus) -> list[Text]:
-    report = member.report
+def _consumer(status: FeedStatus, consumer: ConsumerStatus) -> list[Text]:
+    report = consumer.report
     busy_s = report.wait_s + report.step_s
     stalls_s = report.fetch_stall_s, report.prep_stall_s, report.peer_stall_s
     shares = [percent(part_s / busy_s).removesuffix(" %") for part_s in stalls_s] if report.wait_s else []
     parts = "/".join(shares) + " %" if shares else "-"
     return [
-        Text(member.name, "bold"),
-        Text(member.state, STATE_STYLES.get(member.state, "")),
-        Text(str(member.epoch)),
-        Text(f"{member.block}/{status.blocks_per_epoch}"),
-        Text(str(member.held_blocks)),
+        Text(consumer.name, "bold"),
+        Text(consumer.state, STATE_STYLES.get(consumer.state, "")),
+        Text(str(consumer.epoch)),
+        Text(f"{consumer.block}/{status.blocks_per_epoch}"),
+        Text(str(consumer.held_blocks)),
         Text(count(report.samples)),
         Text(percent(report.stall_share), "yellow" if report.stall_share > STALL_ALARM else ""),
         Text(parts, "dim"),
-        _last_epoch(member),
+        _last_epoch(consumer),
     ]
 
 
-def _last_epoch(member: ConsumerStatus) -> Text:
-    ledger = member.last_ledger
+def _last_epoch(consumer: ConsumerStatus) -> Text:
+    ledger = consumer.last_ledger
     if ledger is None:
         return Text("-", "dim")
     if ledger.exact:
@@ -349,11 +349,11 @@ def bar(part: int, whole: int) -> Text:
 
 def _present(status: FeedStatus) -> set[str]:
     """Return the trials that have joined; all ranks of a trial count as one."""
-    return {member.trial for member in status.members if member.state != "reserved"}
+    return {consumer.trial for consumer in status.consumers if consumer.state != "reserved"}
 
 
 def _reserved(status: FeedStatus) -> int:
-    return sum(member.state == "reserved" for member in status.members)
+    return sum(consumer.state == "reserved" for consumer in status.consumers)
 
 
 def _trials(status: FeedStatus) -> str:

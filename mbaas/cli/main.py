@@ -134,7 +134,7 @@ def show(
     "mbaas status train",
     "mbaas status train --watch --every 5",
     "mbaas status train --story trial-3    [dim]what happened to it, and why[/]",
-    "mbaas status train --json | jq '.members\\[] | {name, stall_share}'",
+    "mbaas status train --json | jq '.consumers\\[] | {name, stall_share}'",
 )
 def status(
     name: Annotated[

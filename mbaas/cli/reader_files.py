@@ -3,7 +3,7 @@
 ::
 
     data:
-      read_manifest: {path: photos.parquet, label: species, fields: [age]}
+      read_manifest: {path: photos.parquet, label_column: species, fields: [age]}
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from mbaas.errors import ConfigError
 from mbaas.validation import options
 
 PATHS = {
-    "read_images": ("uri", "listing"),
+    "read_images": ("path", "listing"),
     "read_manifest": ("path", "root"),
-    "read_webdataset": ("shards", "listing"),
-    "read_tfrecord": ("shards", "listing"),
-    "read_parquet": ("shards", "unpacked"),
-    "read_coco": ("annotations", "images", "listing"),
-    "read_audio": ("uri", "listing"),
-    "read_arrays": ("uri", "listing"),
-    "read_huggingface": ("dataset", "listing", "unpacked"),
+    "read_webdataset": ("path", "listing"),
+    "read_tfrecord": ("path", "listing"),
+    "read_parquet": ("path", "unpacked"),
+    "read_coco": ("path", "images", "listing"),
+    "read_audio": ("path", "listing"),
+    "read_arrays": ("path", "listing"),
+    "read_huggingface": ("path", "listing", "unpacked"),
 }
 """Reader -> its options that are paths; the first one names the data."""
 
@@ -39,7 +39,7 @@ def form(said: Any) -> str:
 class ImagesFile:
     """A folder of images."""
 
-    uri: str
+    path: str
     """The folder: relative to this file, absolute, or a URI."""
 
     classes: bool = True
@@ -61,16 +61,16 @@ class ManifestFile:
     path: str
     """The table: CSV, JSON lines or Parquet; relative to this file, absolute, or a URI."""
 
-    uri: str = "uri"
+    uri_column: str = "uri"
     """The column with paths or URIs of the files."""
 
-    label: str | None = None
+    label_column: str | None = None
     """The column for ``label`` in minibatches; default: the column with this name, if it exists."""
 
     fields: tuple[str, ...] | None = None
     """The other columns in minibatches; default: all except string columns."""
 
-    length: str | None = None
+    length_column: str | None = None
     """The column with the files' lengths in bytes; default: lengths are read from storage."""
 
     root: str | None = None
@@ -84,14 +84,14 @@ class ManifestFile:
 class WebdatasetFile:
     """Tar shards, in which the members of a sample are adjacent."""
 
-    shards: str
+    path: str
     """The shards: a path relative to this file or absolute, or a URI; {000000..000127} stands for a range of shard
     numbers."""
 
-    image: str | tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
+    image_column: str | tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
     """Extensions of image members."""
 
-    label: str | None = "cls"
+    label_column: str | None = "cls"
     """The extension of label members, cls, or a key of each sample's .json."""
 
     fields: tuple[str, ...] = ()
@@ -105,14 +105,14 @@ class WebdatasetFile:
 class TfrecordFile:
     """TFRecord files, with an Example in each record."""
 
-    shards: str
+    path: str
     """The files: a path relative to this file or absolute, or a URI; {00000..00127} stands for a range of file
     numbers."""
 
-    image: str = "image/encoded"
+    image_column: str = "image/encoded"
     """The feature with the bytes of an image."""
 
-    label: str | None = "image/class/label"
+    label_column: str | None = "image/class/label"
     """The feature for ``label`` in minibatches."""
 
     fields: tuple[str, ...] = ()
@@ -126,17 +126,17 @@ class TfrecordFile:
 class ParquetFile:
     """Parquet files with a column of encoded images."""
 
-    shards: str
+    path: str
     """The files: a path relative to this file or absolute, or a URI; {00000..00007} stands for a range of file
     numbers."""
 
     unpacked: str
     """A folder readable from all nodes, into which the images are unpacked once: relative to this file, or a URI."""
 
-    image: str = "image"
+    image_column: str = "image"
     """The column with the images."""
 
-    label: str | None = None
+    label_column: str | None = None
     """The column for ``label`` in minibatches; default: the column with this name, if it exists."""
 
     fields: tuple[str, ...] | None = None
@@ -147,7 +147,7 @@ class ParquetFile:
 class CocoFile:
     """COCO annotations: the objects on images."""
 
-    annotations: str
+    path: str
     """The JSON file of instances or key points: relative to this file, absolute, or a URI."""
 
     images: str
@@ -168,7 +168,7 @@ class CocoFile:
 class AudioFile:
     """A folder of audio files."""
 
-    uri: str
+    path: str
     """The folder: relative to this file, absolute, or a URI."""
 
     classes: bool = True
@@ -189,7 +189,7 @@ class AudioFile:
 class ArraysFile:
     """A folder of array files."""
 
-    uri: str
+    path: str
     """The folder: relative to this file, absolute, or a URI."""
 
     classes: bool = True
@@ -206,16 +206,16 @@ class ArraysFile:
 class HuggingfaceFile:
     """A folder written by ``save_to_disk`` of Hugging Face datasets."""
 
-    dataset: str
+    path: str
     """The folder: relative to this file, absolute, or a URI."""
 
     split: str | None = None
     """Name of the split, if the folder has several."""
 
-    image: str = "image"
+    image_column: str = "image"
     """The column with the images, or their paths."""
 
-    label: str | None = None
+    label_column: str | None = None
     """The column for ``label`` in minibatches; default: the column with this name, if it exists."""
 
     fields: tuple[str, ...] | None = None

@@ -44,18 +44,18 @@ def status(name: str | None, *, as_json: bool, watch_s: float | None, address: s
 
 
 def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
-    """Show the history of one part of a feed; see `mbaas.Feed.story`.
+    """Show the history of one part of a feed; see `mbaas.control.FeedControl.story`.
 
     Raises:
         FeedNotFoundError: no feed with this name.
         ConfigError: unknown thing; the message lists the known ones.
         ResourceError: no cluster.
     """
-    import mbaas
+    from mbaas.control import FeedControl
 
     with err.status("connecting to Ray ..."):
         connect(address, start=False)
-    lines = mbaas.connect(name).story(thing)
+    lines = FeedControl.of(name).story(thing)
     if as_json:
         write_json(json.dumps(lines))
     else:
@@ -90,9 +90,9 @@ def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]
         waits_for = [str(status)] if status else []
         return {**unknown, "name": name, "state": feed_view.state_of(status), "hit_rate": None, "waits_for": waits_for}
     plain: dict[str, Any] = {"name": name, "state": status.state, **asdict(status), "hit_rate": status.hit_rate}
-    for member, shown in zip(status.members, plain["members"], strict=True):
-        shown["stall_share"] = member.report.stall_share
-        shown["exact"] = member.last_ledger.exact if member.last_ledger is not None else None
+    for consumer, shown in zip(status.consumers, plain["consumers"], strict=True):
+        shown["stall_share"] = consumer.report.stall_share
+        shown["exact"] = consumer.last_ledger.exact if consumer.last_ledger is not None else None
     plain["ledgers"] = [{"consumer": who, **asdict(ledger), "exact": ledger.exact} for who, ledger in status.ledgers]
     return plain
 

@@ -64,16 +64,16 @@ class Flow:
         )
 
 
-def lately(member: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:
+def lately(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:
     """Return a consumer's totals over the ``over_s`` seconds since a snapshot; since it joined, if these are
     unknown.
     """
-    for earlier in before.members:
+    for earlier in before.consumers:
         # A loader that joined again under the same name counts from 0.
-        if earlier.name == member.name and earlier.report.loader == member.report.loader:
-            is_new = earlier.report != member.report
-            return member.report.since(earlier.report) if is_new or over_s > REPORT_S else member.report
-    return member.report
+        if earlier.name == consumer.name and earlier.report.loader == consumer.report.loader:
+            is_new = earlier.report != consumer.report
+            return consumer.report.since(earlier.report) if is_new or over_s > REPORT_S else consumer.report
+    return consumer.report
 
 
 def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
@@ -97,7 +97,7 @@ def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
 
 
 def _feed(status: FeedStatus, before: FeedStatus, most: int | None) -> RenderableType:
-    reports = {each.name: lately(each, before, status.uptime_s - before.uptime_s) for each in status.members}
+    reports = {each.name: lately(each, before, status.uptime_s - before.uptime_s) for each in status.consumers}
     return Group(headline(status), _figures(status, Flow.between(before, status)), _trials(status, reports, most))
 
 
@@ -128,33 +128,33 @@ def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
 
 
 def _trials(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int | None) -> RenderableType:
-    if not status.members:
+    if not status.consumers:
         return Text("  no trial has joined", "dim")
-    by_stall = sorted(status.members, key=lambda member: -reports[member.name].stall_share)
-    kept = {member.name for member in by_stall[:most]}
+    by_stall = sorted(status.consumers, key=lambda consumer: -reports[consumer.name].stall_share)
+    kept = {consumer.name for consumer in by_stall[:most]}
     table = table_of("trial", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held")
     table.expand = True
     # It takes the rest of the line, so that a long reason does not squeeze the names.
     table.add_column("waits for", ratio=1, no_wrap=True, overflow="ellipsis")
-    for member in status.members:
-        if member.name in kept:
-            table.add_row(*_trial(status, member, reports[member.name]))
-    rest = len(status.members) - len(kept)
+    for consumer in status.consumers:
+        if consumer.name in kept:
+            table.add_row(*_trial(status, consumer, reports[consumer.name]))
+    rest = len(status.consumers) - len(kept)
     return Group(table, Text(f"  and {rest} more that wait less", "dim")) if rest else table
 
 
-def _trial(status: FeedStatus, member: ConsumerStatus, report: ConsumerReport) -> list[Text]:
+def _trial(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport) -> list[Text]:
     busy_s = report.wait_s + report.step_s
     stalls_s = (report.wait_s, report.prep_stall_s, report.fetch_stall_s, report.peer_stall_s)
     stall, *parts = [percent(part_s / busy_s) if busy_s else "-" for part_s in stalls_s]
     return [
-        Text(member.name, "bold"),
-        Text(member.state, STATE_STYLES.get(member.state, "")),
-        Text(str(member.epoch)),
-        Text(percent(member.block / status.blocks_per_epoch)),
+        Text(consumer.name, "bold"),
+        Text(consumer.state, STATE_STYLES.get(consumer.state, "")),
+        Text(str(consumer.epoch)),
+        Text(percent(consumer.block / status.blocks_per_epoch)),
         Text(count(report.samples / busy_s) if busy_s else "-"),
         Text(stall, "yellow" if report.stall_share > STALL_ALARM else ""),
         *(Text(part, "dim") for part in parts),
-        Text(str(member.held_blocks)),
-        Text(member.waits_for, "yellow"),
+        Text(str(consumer.held_blocks)),
+        Text(consumer.waits_for, "yellow"),
     ]

@@ -3,7 +3,6 @@
 =============  =========================================================================================================
 `join`         builds the stream that fits a feed and a consumer
 `loop`         the iterator of an epoch, which continues after an error
-`block_calls`  calls for blocks, over a socket or through Ray
 `position`     a consumer's position: received, held, requested next; pure
 `session`      a consumer's session, which makes the calls that `position` decides
 `stream`       the blocks of a feed, in order
@@ -19,7 +18,7 @@
 `accelerate`   the end of an epoch, as accelerate expects it
 `patience`     when a wait for a block ends, and when it is logged; pure
 `heartbeat`    renews leases and reports
-`rpc`          calls and reads with deadlines
+`rpc`          reads of staged parts with deadlines
 `successor`    waits for a feed restart
 `saved_state`  the JSON schema of a loader's state, and its checks
 `ledger`       proof that an epoch was exact

@@ -17,7 +17,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import bugs
-from mbaas.client.rpc import UnreadableError, bring, get, read
+from mbaas.calls.client import get
+from mbaas.client.rpc import UnreadableError, bring, read
 from mbaas.fields import Arrays
 from mbaas.messages import ROW, DeliveredBlock, DeliveredPart, ReadBytes, SampleSpec
 from mbaas.order import Ids

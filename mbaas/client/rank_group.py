@@ -8,11 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mbaas.client.rpc import UnreadableError, call_patiently
+from mbaas.calls import wire
+from mbaas.calls.client import call_patiently
+from mbaas.client.rpc import UnreadableError
 from mbaas.client.session import Session
 from mbaas.client.sharding import RankSharding
 from mbaas.errors import ConfigError, StateError, WaitTimeoutError
-from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlan, RankReport, Start
+from mbaas.messages import POLL_S, ConsumerName, Delivery, RankCall, RankOrders, RankPlan, RankReport, Start
 from mbaas.order import Shuffle
 from mbaas.units import seconds
 
@@ -72,7 +74,7 @@ class RankSession(Session):
         )
         call_patiently(
             self._coordinator,
-            lambda: self._coordinator.enlist_rank.remote(self.report),
+            lambda: self._coordinator.enlist_rank.remote(wire.encode(self.report)),
             timeout_s,
             f"consumer {self.consumer!r} joins",
         )
@@ -86,9 +88,10 @@ class RankSession(Session):
 
         The coordinator answers within ``poll_s`` seconds. If it is silent or restarting, wait up to ``timeout_s`` more.
         """
+        asked = wire.encode(RankCall(self.report, epoch, poll_s, shuffle))
         orders: RankOrders = call_patiently(
             self._coordinator,
-            lambda: self._coordinator.rank_orders.remote(self.report, epoch, poll_s, shuffle),
+            lambda: self._coordinator.rank_orders.remote(asked),
             poll_s + timeout_s,
             f"consumer {self.consumer!r} asks how minibatches are shared out",
         )

@@ -21,23 +21,36 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas import slots
-from mbaas.client.block_calls import BlockCalls, NoAnswerYetError, PendingCall
+from mbaas.calls import wire
+from mbaas.calls.client import (
+    ANSWER_S,
+    CALL_TIMEOUT_S,
+    BlockCalls,
+    NoAnswerYetError,
+    PendingCall,
+    await_restart,
+    call,
+    call_patiently,
+)
 from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.patience import Patience
 from mbaas.client.position import Position
-from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.fields import Arrays, memory
 from mbaas.messages import (
     POLL_S,
     Admission,
+    Ask,
     BlockCall,
     ConsumerName,
     ConsumerReport,
     DeliveredBlock,
     DeliveredPart,
     Delivery,
+    HandBack,
+    Heartbeat,
     JoinRequest,
+    Leave,
     Start,
     UnreadablePart,
 )
@@ -88,6 +101,10 @@ def _memory_of(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
+def _parts_of(block: DeliveredBlock, parts: Iterable[DeliveredPart]) -> tuple[UnreadablePart, ...]:
+    return tuple(UnreadablePart(block.number, part.number, part.task) for part in parts)
+
+
 class Session(Position[ReceivedBlock]):
     """Requests blocks from the coordinator, reports use, and joins again when needed.
 
@@ -124,7 +141,7 @@ class Session(Position[ReceivedBlock]):
         self._join(start, wait_timeout_s)
 
     def _join(self, start: Start, timeout_s: float) -> None:
-        request = JoinRequest(self._name, start, self.node, self._born)
+        request = wire.encode(JoinRequest(self._name, start, self.node, self._born))
         admission: Admission = call_patiently(
             self._coordinator,
             lambda: self._coordinator.join.remote(request),
@@ -241,20 +258,18 @@ class Session(Position[ReceivedBlock]):
             self.ask_ahead()
 
     def _ask(self, unreadable: tuple[UnreadablePart, ...] = ()) -> PendingCall:
-        asked = BlockCall(
+        asked = Ask(
             self.consumer,
             self.number,
             self.following,
             self.released(),
             self.done,
             self.want,
-            self._poll_s,
-            unreadable,
             self.next_call(),
             self.began,
             self.unheld(),
         )
-        self._in_flight = self._calls.make(asked)
+        self._in_flight = self._calls.make(BlockCall(asked, self._poll_s, unreadable))
         return self._in_flight
 
     def ask_ahead(self) -> None:
@@ -270,8 +285,7 @@ class Session(Position[ReceivedBlock]):
 
     def is_given_up(self, block: DeliveredBlock) -> bool:
         """Return whether a part of the block is gone. The coordinator detects this sooner than Ray reports it."""
-        parts = [(part.number, part.task) for part in block.parts]
-        ref = self._coordinator.is_given_up.remote(block.number, parts)
+        ref = self._coordinator.is_given_up.remote(wire.encode(_parts_of(block, block.parts)))
         try:
             what = f"consumer {self.consumer!r} asks after block {block.number}"
             return bool(call(ref, self._wait_timeout_s + ANSWER_S, what))
@@ -281,7 +295,7 @@ class Session(Position[ReceivedBlock]):
     def ask_again(self, block: DeliveredBlock, unreadable: Iterable[DeliveredPart]) -> None:
         """Go back to a received block, and have its unreadable parts made again."""
         self.go_back(block.number)
-        self._ask(tuple(UnreadablePart(block.number, part.number, part.task) for part in unreadable))
+        self._ask(_parts_of(block, unreadable))
 
     # ---- using and releasing blocks ----
 
@@ -306,8 +320,8 @@ class Session(Position[ReceivedBlock]):
     def _tell_what_is_given_up(self) -> None:
         # The answer is not awaited: a lost call is repeated after the next wait without blocks.
         if self.given_up is not None:
-            number = self.next_call()
-            self._coordinator.hand_back.remote(self.consumer, self.number, self.given_up, self.released(), number)
+            returned = HandBack(self.consumer, self.number, self.given_up, self.released(), self.next_call())
+            self._coordinator.hand_back.remote(wire.encode(returned))
 
     def released(self) -> int:
         """See `Position.released`; thread-safe."""
@@ -323,7 +337,8 @@ class Session(Position[ReceivedBlock]):
 
     def heartbeat(self, report: ConsumerReport) -> None:
         """Send a heartbeat with the released blocks and a report, and wait for the answer."""
-        ref = self._coordinator.heartbeat.remote(self.consumer, self.number, self.released(), self.done, report)
+        sent = Heartbeat(self.consumer, self.number, self.released(), self.done)
+        ref = self._coordinator.heartbeat.remote(wire.encode(sent), wire.encode(report))
         # Only recorded, because this is the heartbeat's thread. The trial's thread joins again when it next requests a
         # block.
         self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self.consumer!r}")
@@ -337,7 +352,8 @@ class Session(Position[ReceivedBlock]):
         what = f"consumer {self.consumer!r} leaves"
 
         def ask() -> Any:
-            return self._coordinator.leave.remote(self.consumer, self.number, 0, report)
+            last = None if report is None else wire.encode(report)
+            return self._coordinator.leave.remote(wire.encode(Leave(self.consumer, self.number)), last)
 
         if report is not None and report.ledgers:  # a restarting coordinator accepts them when it is back
             call_patiently(self._coordinator, ask, LEAVE_S, what)

@@ -17,9 +17,6 @@
 `store`           the cluster's key-value store, by feed and name
 `served_by`       the program that serves a feed
 `kept_claims`     resources claimed by each feed, and the lock under which programs divide them
-`local_calls`     takes calls for blocks over a socket, from consumers of this machine
-`relayed_calls`   takes calls for blocks from relays on other machines
-`relay_node`      an actor that only relays calls, on a machine without a cache node
 `background`      background tasks; handling of internal errors
 `counters`        work done so far
 `status_report`   the contents of `mbaas status`

@@ -19,6 +19,8 @@ from mbaas import units
 from mbaas.allocation.lending import DemandReport
 from mbaas.allocation.scaling import Observation, Scaler
 from mbaas.allocation.throughput import MOST_COUNT
+from mbaas.calls import wire
+from mbaas.calls.relay import relay_node
 from mbaas.coordinator import kept_claims, recovery, written_epochs
 from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
@@ -26,7 +28,6 @@ from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lending import LendingClient, worker_kind
 from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.peer_feeds import Offer, Shared
-from mbaas.coordinator.relay_node import relay_node
 from mbaas.coordinator.service import ConsumerApi, ConsumerService
 from mbaas.coordinator.status_report import metric_values, snapshot
 from mbaas.coordinator.stories import story_of
@@ -49,11 +50,11 @@ from mbaas.messages import (
     ConsumerReport,
     FeedInfo,
     LedgerEntry,
+    RankCall,
     RankOrders,
     RankReport,
 )
 from mbaas.metrics import FeedMetrics
-from mbaas.order import Shuffle
 from mbaas.placement import PlacementUpdate
 from mbaas.prep.engines import resolve_engine
 from mbaas.settings import FeedSettings
@@ -376,35 +377,35 @@ class FeedCoordinator(ConsumerApi):
         cache = (await self._until_running()).supervision.caches.actors.get(node)
         return await relay_node(self._settings.name, node, may_start=may_start) if cache is None else cache
 
-    async def enlist_rank(self, report: RankReport) -> None:
-        """Record the node of a rank that has opened a session."""
-        report = calls.rank_report(report)
+    async def enlist_rank(self, call: bytes) -> None:
+        """Record the node of a rank that has opened a session, by a `RankReport`."""
+        report = wire.decoded(call, RankReport)
+        calls.consumer_name(report.name)
         (await self._until_running()).ranks.enlist(report)
         async with self._enlisted:
             self._enlisted.notify_all()
 
-    async def rank_orders(
-        self, report: RankReport, epoch: int, poll_s: float, shuffle: Shuffle | None = None
-    ) -> RankOrders:
-        """Return the division of an epoch's minibatches among ranks. Wait up to ``poll_s`` seconds for missing ranks.
+    async def rank_orders(self, call: bytes) -> RankOrders:
+        """Return the division of an epoch's minibatches among ranks, by a `RankCall`.
 
         Raises:
             StateError: other ranks of the trial shuffle this epoch differently.
         """
-        report, epoch, poll_s = calls.rank_report(report), calls.whole("epoch", epoch), calls.poll_s(poll_s)
+        asked = wire.decoded(call, RankCall)
+        calls.consumer_name(asked.report.name)
         running = await self._until_running()
-        if shuffle is not None:
-            calls.shuffle(shuffle, running.info.order.num_samples)
+        if asked.shuffle is not None:
+            calls.shuffle(asked.shuffle, running.info.order.num_samples)
 
         def orders() -> RankOrders:
             caches, order = running.supervision.caches, running.info.order
             # Ranks cannot determine the home nodes of redrawn samples, so they take turns.
             placement = None if order.redrawn else caches.placements.newest
-            return running.ranks.orders(report, epoch, placement, caches.actors, shuffle)
+            return running.ranks.orders(asked.report, asked.epoch, placement, caches.actors, asked.shuffle)
 
         async with self._enlisted:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._enlisted.wait_for(lambda: orders().plan is not None), poll_s)
+                await asyncio.wait_for(self._enlisted.wait_for(lambda: orders().plan is not None), asked.poll_s)
         answer = orders()
         if answer.plan is not None:
             await self._write_plans(running)
@@ -450,7 +451,7 @@ class FeedCoordinator(ConsumerApi):
         return self._counters.costs(self._settings.cpu_price_per_h)
 
     async def story(self, thing: str) -> list[str]:
-        """Return the history of a block, consumer or worker; see `mbaas.Feed.story`.
+        """Return the history of a block, consumer or worker; see `mbaas.control.FeedControl.story`.
 
         Raises:
             ConfigError: `thing` is unknown; the message lists the valid names.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import ray
@@ -20,11 +20,11 @@ from msgspec.structs import replace
 
 from mbaas import slots
 from mbaas.bugs import in_short, is_bug
+from mbaas.calls import wire
+from mbaas.calls.server import CallServer, Spawn
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.background import InternalErrors, decide
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.local_calls import LocalCalls, Spawn
-from mbaas.coordinator.relayed_calls import RelayedCalls
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.coordinator.written_epochs import EpochWriter
 from mbaas.core import calls
@@ -44,22 +44,26 @@ from mbaas.errors import (
 )
 from mbaas.messages import (
     Admission,
+    BlockCall,
     BlockMeta,
     ConsumerReport,
     DeliveredBlock,
     DeliveredPart,
     Delivery,
     FeedInfo,
-    FetchCounts,
     JoinRequest,
+    PartMeta,
+    UnreadablePart,
 )
 from mbaas.order import Shuffle
 from mbaas.placement import PartRequest, PlacementHistory
 from mbaas.slots import HeldSlot
-from mbaas.uncounted import Uncounted
 
 MOVE_S = 40.0
 """Longest time to copy a part to another node, in seconds. The cache node that copies it gives up sooner."""
+
+RELAY_S = 2.0
+"""Timeout for an actor to report the socket address of its relay, in seconds."""
 
 ANSWER_S = 1.0
 """Timeout for the second result of a failed task, which arrives together with the first."""
@@ -120,6 +124,8 @@ class ConsumerService:
         self._calls: dict[str, _Call] = {}
         self._sessions = time.time_ns() // 1_000_000  # above the sessions of an earlier coordinator
         self._progress = 0
+        self._events: deque[ev.Event] = deque()
+        self._is_sending = False
         block_bytes = info.order.block_samples * info.spec.nbytes
         self._slot_use = SlotUse(ray.get_runtime_context().get_node_id(), info.settings.staging_bytes // block_bytes)
 
@@ -156,7 +162,7 @@ class ConsumerService:
     def part_unreadable(self, event: ev.UnreadablePart) -> None:
         """Have a part made again after a consumer could not read it."""
         part = self._staged.get(self.core.window.staged_as(event.block), {}).get(event.part)
-        held = part.refs[0] if part is not None and part.refs and part.task == event.task else None
+        held: Any = part.refs[0] if part is not None and part.refs and part.task == event.task else None
         # Unreadable slots are expected after a worker died, or when the consumer is on another node.
         if isinstance(held, HeldSlot) and held.is_there and self._most_slots() and self._slot_use.give_up():
             self._note_slots("a consumer cannot read a worker's memory")
@@ -169,7 +175,23 @@ class ConsumerService:
     # ---- instructions ----
 
     def send(self, event: ev.Event) -> list[ev.Instruction]:
-        """Send an event to the core and carry out its instructions."""
+        """Send an event to the core and carry out its instructions, which it returns.
+
+        Events that arise meanwhile, such as the supervisor's answer to `ReplaceWorker`, are sent after this one.
+        """
+        if self._is_sending:
+            self._events.append(event)
+            return []
+        self._is_sending = True
+        try:
+            done = self._send(event)
+            while self._events:
+                self._send(self._events.popleft())
+        finally:
+            self._is_sending = False
+        return done
+
+    def _send(self, event: ev.Event) -> list[ev.Instruction]:
         done = decide(self.core, event, self._errors)
         for instruction in done:
             # After a bug, carry out the remaining instructions, because the core's state already assumes them.
@@ -304,10 +326,11 @@ class ConsumerService:
     async def _move(self, order: ev.MovePart) -> None:
         """Copy a part to another node, as an object that this coordinator owns."""
         part, cache = self._staged.get(order.block, {}).get(order.part), self._cache_of(order.node)
-        if part is None or cache is None or not part.refs or isinstance(part.refs[0], HeldSlot):
+        refs: list[Any] = [] if part is None else part.refs
+        if cache is None or not refs or isinstance(refs[0], HeldSlot):
             self.send(ev.PartStays(order.move))
             return
-        done_ref, copy_ref = cache.adopt.remote(part.refs)
+        done_ref, copy_ref = cache.adopt.remote(refs)
         if await answer_or_none(done_ref, MOVE_S) is None:
             self.send(ev.PartStays(order.move))
             return
@@ -346,32 +369,30 @@ class ConsumerService:
         self._counters.finished(order.worker, meta, self._info.order)
         fatal = self._info.settings.on_bad_sample == "raise" and meta.bad
         node = self.core.tasks.workers[order.worker].node
-        refs = [] if fatal else [arrays_ref if held is None else held]
-        told = replace(meta, slot=None, fetched=FetchCounts())  # these two are for the coordinator only
-        part = DeliveredPart(told, refs, order.part, order.task, node, order.block_part)
+        refs: list[Any] = [] if fatal else [arrays_ref if held is None else held]
+        needed = PartMeta(meta.samples, meta.bad, meta.fetch_s, meta.prep_s, meta.nbytes)
+        part = DeliveredPart(needed, refs, order.part, order.task, node, order.block_part)
         self._staged.setdefault(order.block, {})[order.part] = part
         error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
         self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and not fatal))
-        floor = min((blocks.start for blocks in self.core.consumers.wanted()), default=0)
-        self._counters.forget_below(floor)
+        self._counters.forget_below(self.core.lowest_block)
 
 
 def _lent(part: DeliveredPart) -> DeliveredPart:
     # the service keeps its references until consumers release the part
-    return replace(part, refs=[ref.slot if isinstance(ref, HeldSlot) else Uncounted(ref) for ref in part.refs])
+    refs: list[Any] = part.refs
+    return replace(part, refs=[ref.slot if isinstance(ref, HeldSlot) else wire.uncounted(ref) for ref in refs])
 
 
 class ConsumerApi(abc.ABC):
     """The calls of consumers.
 
-    Arguments are validated first (`mbaas.core.calls`): each call raises ConfigError for an invalid value.
+    Each takes an encoded Struct of `mbaas.messages`, and raises ConfigError if it contains an invalid value.
     """
 
     def __init__(self, spawn: Spawn) -> None:
         self._node = ray.get_runtime_context().get_node_id()
-        ask = partial(self.ask, over_socket=True)
-        self._local_calls = LocalCalls(ask, spawn)
-        self._relayed_calls = RelayedCalls(ask, spawn, self.relaying)
+        self._calls = CallServer(self._deliver, spawn, self._find_relay)
 
     @abc.abstractmethod
     async def _until_open(self) -> ConsumerService:
@@ -381,83 +402,88 @@ class ConsumerApi(abc.ABC):
             FeedFailedError: the feed did not open in time, or never will.
         """
 
-    async def join(self, request: JoinRequest) -> Admission:
-        """Open a session.
+    async def join(self, call: bytes) -> Admission:
+        """Open a session, by a `JoinRequest`.
 
         Raises:
             FeedFailedError: the feed cannot continue.
             StateError: the trial continues with a different number of ranks.
         """
+        request = wire.decoded(call, JoinRequest)
         return (await self._until_open()).join(request)
 
-    async def ask(self, call: list[Any], *, over_socket: bool = False) -> Delivery:
-        """Wait until at least one block at or after a consumer's cursor is staged.
-
-        Args:
-            call: a `BlockCall.plain`.
-            over_socket: True if the call arrived over a socket; otherwise the answer may offer one.
-        """
-        event, parts, poll_s = calls.block_call(call)
-        service = await self._until_open()
-        calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
-        for part in parts:
-            service.part_unreadable(part)
-        delivery = await service.ask(event, poll_s)
-        consumer = service.core.consumers.session(event.consumer, event.session)
-        if over_socket or consumer is None or not consumer.node:
+    async def ask(self, call: bytes) -> Delivery:
+        """Answer a `BlockCall` that arrived through Ray; the answer may offer a socket for further calls."""
+        asked = wire.decoded(call, BlockCall)
+        delivery, service = await self._deliver(asked), await self._until_open()
+        consumer = service.core.consumers.session(asked.ask.consumer, asked.ask.session)
+        if consumer is None or not consumer.node:
             return delivery
         consumers = service.core.consumers.on_node(consumer.node)
         return replace(delivery, socket=await self._socket_on(consumer.node, consumers))
 
+    async def _deliver(self, asked: BlockCall) -> Delivery:
+        """Wait until at least one block at or after a consumer's cursor is staged."""
+        service = await self._until_open()
+        calls.within_reach("cursor", asked.ask.cursor, service.core.out_of_reach)
+        for part in asked.unreadable:
+            service.part_unreadable(part)
+        return await service.ask(asked.ask, asked.poll_s)
+
     async def _socket_on(self, node: str, consumers: int) -> str | None:
         """Return the socket address for that many consumers of a node, or None if they must call through Ray."""
-        return await self._local_calls.address() if node == self._node else self._relayed_calls.offer(node, consumers)
+        return await self._calls.address() if node == self._node else self._calls.relay_address(node, consumers)
 
     @abc.abstractmethod
     async def relaying(self, node: str, may_start: bool) -> Any | None:
         """Return the actor that relays calls on a node, starting it if allowed; otherwise None."""
 
-    async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
-        """Process relayed calls of consumers on another node and return answers; see `RelayedCalls.exchange`."""
-        return await self._relayed_calls.exchange(relay, number, requests)
+    async def _find_relay(self, node: str, may_start: bool) -> tuple[str, str] | None:
+        actor, own = await self.relaying(node, may_start), ray.get_runtime_context()
+        if actor is None:
+            return None
+        return await answer_or_none(actor.relay.remote(own.get_actor_id(), own.current_actor), RELAY_S)
 
-    async def hand_back(self, consumer: str, session: int, cursor: int, released: int, number: int = 0) -> None:
-        """Take back the blocks that a consumer was given from ``cursor`` on, until it requests them again."""
-        event = calls.hand_back(consumer, session, cursor, released, number)
+    async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
+        """Process relayed calls of consumers on another node and return answers; see `CallServer.exchange`."""
+        return await self._calls.exchange(relay, number, requests)
+
+    async def hand_back(self, call: bytes) -> None:
+        """Take back blocks, by a `HandBack`, until the consumer requests them again."""
+        event = wire.decoded(call, ev.HandBack)
         service = await self._until_open()
         calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
         service.send(event)
 
-    async def is_given_up(self, block: int, parts: list[tuple[int, int]]) -> bool:
-        """Return whether any of the parts, as (number, task that made it), has been replaced in the block."""
-        block, parts = calls.made_parts(block, parts)
+    async def is_given_up(self, call: bytes) -> bool:
+        """Return whether any of the parts, tuple[`UnreadablePart`, ...], has been replaced in its block."""
+        parts = wire.decoded(call, tuple[UnreadablePart, ...])
         service = await self._until_open()
-        return not all(service.core.window.has(block, part, task) for part, task in parts)
+        return not all(service.core.window.has(part.block, part.part, part.task) for part in parts)
 
-    async def heartbeat(self, consumer: str, session: int, released: int, done: int, report: ConsumerReport) -> bool:
-        """Renew a consumer's lease. Return False if its session is no longer open."""
-        event, report = calls.heartbeat(consumer, session, released, done), calls.report(report)
+    async def heartbeat(self, call: bytes, report: bytes) -> bool:
+        """Renew a consumer's lease, by a `Heartbeat` and a `ConsumerReport`.
+
+        Returns:
+            False if its session is no longer open.
+        """
+        event, news = wire.decoded(call, ev.Heartbeat), wire.decoded(report, ConsumerReport)
         service = await self._until_open()
-        self._take_report(consumer, report)
+        self._take_report(event.consumer, news)
         answer = service.send(event)
-        await self._until_kept(report)
-        return not any(isinstance(i, ev.Refuse) and i.consumer == consumer for i in answer)
+        await self._until_kept(news)
+        return not any(isinstance(i, ev.Refuse) and i.consumer == event.consumer for i in answer)
 
-    async def leave(
-        self,
-        consumer: str,
-        session: int | None,
-        successors: int = 0,
-        report: ConsumerReport | None = None,
-    ) -> None:
-        """End a consumer's session; its place may be held for one of ``successors`` consumers."""
-        event, report = calls.leave(consumer, session, successors), None if report is None else calls.report(report)
+    async def leave(self, call: bytes, report: bytes | None = None) -> None:
+        """End a consumer's session, by a `Leave` and its last `ConsumerReport`."""
+        event = wire.decoded(call, ev.Leave)
+        news = None if report is None else wire.decoded(report, ConsumerReport)
         service = await self._until_open()
-        if report is not None:
-            self._take_report(consumer, report)
+        if news is not None:
+            self._take_report(event.consumer, news)
         service.send(event)
-        if report is not None:
-            await self._until_kept(report)
+        if news is not None:
+            await self._until_kept(news)
 
     @abc.abstractmethod
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:

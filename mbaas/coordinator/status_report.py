@@ -42,7 +42,7 @@ def snapshot(
         blocks_per_epoch=order.blocks_per_epoch,
         engine=engine,
         dali_share=settings.dali_share,
-        members=tuple(_member(counters, service, m) for m in core.consumers.by_name.values()),
+        consumers=tuple(_consumer(counters, service, each) for each in core.consumers.by_name.values()),
         claims=claims,
         workers=tuple(_worker(counters, core, worker) for worker in worker_pool.workers.values()),
         workers_at_work=len(supervision.state.in_phase(WorkerPhase.WORKING)),
@@ -109,23 +109,23 @@ def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dic
     return values
 
 
-def _member(counters: Counters, service: ConsumerService, member: Consumer) -> ConsumerStatus:
-    epoch, block = divmod(member.cursor, service.core.blocks_per_epoch)
-    if service.core.epochs.is_aside(member.cursor):
-        epoch = service.core.epochs.shuffle_of(member.cursor).epoch
+def _consumer(counters: Counters, service: ConsumerService, consumer: Consumer) -> ConsumerStatus:
+    epoch, block = divmod(consumer.cursor, service.core.blocks_per_epoch)
+    if service.core.epochs.is_aside(consumer.cursor):
+        epoch = service.core.epochs.shuffle_of(consumer.cursor).epoch
     return ConsumerStatus(
-        name=member.name,
-        state=member.state.name.lower(),
-        for_anyone=member.for_anyone,
-        trial=member.trial,
+        name=consumer.name,
+        state=consumer.state.name.lower(),
+        for_anyone=consumer.for_anyone,
+        trial=consumer.trial,
         epoch=epoch,
         block=block,
-        held_blocks=sum(map(len, member.held())),
-        cohort=member.cohort,
-        apart=member.apart,
-        waits_for=service.explain_wait(member.name) if member.waiting else "",
-        report=counters.reports.latest.get(member.name, ConsumerReport()),
-        last_ledger=counters.ledgers.last_of(member.name),
+        held_blocks=sum(map(len, consumer.held())),
+        cohort=consumer.cohort,
+        apart=consumer.apart,
+        waits_for=service.explain_wait(consumer.name) if consumer.waiting else "",
+        report=counters.reports.latest.get(consumer.name, ConsumerReport()),
+        last_ledger=counters.ledgers.last_of(consumer.name),
     )
 
 

@@ -16,7 +16,7 @@ from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.core.supervised import BEGIN_S, MACHINE_S
-from mbaas.dataset.retry import ask_for
+from mbaas.dataset.storage.retry import ask_for
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.messages import Claims, EngineName, PrepConfig, Probe, WorkerBrief, WorkerLocation
 from mbaas.placement import Placement

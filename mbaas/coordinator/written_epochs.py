@@ -13,9 +13,9 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
+from mbaas.calls.server import Spawn
 from mbaas.coordinator import store
 from mbaas.coordinator.background import InternalErrors
-from mbaas.coordinator.local_calls import Spawn
 from mbaas.core import events as ev
 from mbaas.core.ranks import KeptTrial
 from mbaas.order import Shuffle

@@ -9,13 +9,14 @@ cohorts if that increases the total throughput (`mbaas.core.pace`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mbaas.core.epochs import EpochTable
 from mbaas.core.pace import Group, may_unite
 from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.core.transitions import CONSUMER_CHANGES, ConsumerState
+from mbaas.core.window import Window
 from mbaas.order import OwnEpoch
 
 
@@ -39,7 +40,6 @@ class Consumer:
         since: WAITING: start of the wait. BUSY: time of the join or last delivery. RESERVED: start of the reservation.
         longest_s: longest time between a delivery and the next request within the current epoch, in seconds.
         asked: whether this session has requested a block; a cohort without such a member causes no work.
-        place_kept: while RESTING, whether blocks from its cursor on are kept until their room is needed.
         exact: block at which it must continue, so it may not be moved; None if any epoch will do.
         skipped: ascending, disjoint ranges below ``cursor`` that it does not hold: skipped, given up, or reported as
             read.
@@ -73,7 +73,6 @@ class Consumer:
     since: float = 0.0
     longest_s: float = 0.0
     asked: bool = False
-    place_kept: bool = False
     exact: int | None = None
     skipped: tuple[range, ...] = ()
     heard: int = 0
@@ -185,10 +184,6 @@ class Cohort:
         slack_blocks: blocks by which that lead may be larger over the slowest member.
         members: never empty after an event.
         active: members that do not rest.
-        begun: end of the blocks that were ever started for this cohort.
-        boundary: first block of the slowest member's epoch.
-        join_start: ``boundary`` while all blocks from there on are staged, so that a newcomer can start there; or None.
-        keep_from: lowest block that must stay staged; at most any block that a member holds.
         held_up: (slowest cursor, since) while others wait for the slowest member; otherwise None.
         uneven: (trials, since): trials that should be split off because of their pace; None if all should stay.
         peer_idle_s: seconds during which a worker was idle because members wait for each other, or other cohorts use
@@ -202,10 +197,6 @@ class Cohort:
     slack_blocks: int = 0
     members: list[Consumer] = field(default_factory=list)
     active: list[Consumer] = field(default_factory=list)
-    begun: int = 0
-    boundary: int = 0
-    join_start: int | None = None
-    keep_from: int = 0
     held_up: tuple[int, float] | None = None
     uneven: tuple[frozenset[str], float] | None = None
     peer_idle_s: float = 0.0
@@ -241,12 +232,9 @@ class Cohort:
         return self.furthest > self.slowest + self.slack_blocks
 
     @property
-    def _front(self) -> int:
+    def front(self) -> int:
+        """Cursor of the furthest active member; 0 if all rest."""
         return max([m.cursor for m in self.active], default=0)
-
-    def may_go_on_at(self, block: int) -> bool:
-        """Return whether a consumer can continue at ``block``: it is still kept, and the others do not have to wait."""
-        return self.keep_from <= block and self._front <= block + self.ahead_blocks + self.slack_blocks
 
     @property
     def lowest_held(self) -> int:
@@ -278,18 +266,16 @@ class Cohort:
         return -(-block // self.blocks_per_epoch) * self.blocks_per_epoch
 
     @property
-    def wanted(self) -> list[range]:
-        """Blocks that must stay: members hold them or still need them, or they are kept for newcomers."""
-        # Below `keep_from`, all members have released their blocks. All blocks that were started are kept, because they
-        # will be needed. A member that is ahead, or that moved back, may have its cursor beyond the horizon.
-        end = max(self.begun, self.horizon, *[m.cursor for m in self.members])
-        return [range(self.keep_from, end), *self.held_apart()]
+    def ahead_end(self) -> int:
+        """End of the blocks that are kept for members once they are prepared."""
+        # The horizon falls when a slower consumer joins. Blocks that were started before that stay.
+        return max(self.horizon, self.front + self.ahead_blocks)
 
     @property
     def useful(self) -> range:
-        """Blocks of the members' epochs, and others within the slack, that are kept while there is room."""
-        slowest = self.slowest
-        return range(slowest, max([slowest + self.slack_blocks, *[m.own_epoch.end for m in self.active]]))
+        """Blocks that members reach in their epochs or the next ones; kept while there is room."""
+        slowest, lead = self.slowest, self.slack_blocks + self.ahead_blocks
+        return range(slowest, max([slowest + lead, *[m.own_epoch.end + self.blocks_per_epoch for m in self.members]]))
 
     def paces(self) -> dict[str, float]:
         """Return the known paces, fastest first: trial -> blocks/s."""
@@ -302,34 +288,6 @@ class Cohort:
         paces = [*self.paces().values()]
         return Group(len(paces), paces[-1]) if paces else None
 
-    def advance(self) -> None:
-        """Update ``boundary``, ``join_start`` and ``keep_from`` after members moved."""
-        slowest = self.slowest
-        boundary = slowest - slowest % self.blocks_per_epoch
-        if boundary != self.boundary:
-            # The slowest starts a new epoch. Newcomers can start it too, as long as none of its blocks were dropped.
-            self.join_start = boundary if self.keep_from <= boundary else None
-            self.boundary = boundary
-        self.keep_from = self.lowest_held if self.join_start is None else min(self.join_start, self.lowest_held)
-        if len(self.active) < len(self.members):
-            self.keep_from = min([self.keep_from, *[m.cursor for m in self.members if m.place_kept]])
-
-    def give_up_places(self) -> bool:
-        """Stop keeping blocks for newcomers and resting members; return whether that frees any."""
-        if self.keep_from >= self.lowest_held:
-            return False
-        if self.join_start is not None and self.join_start < self.lowest_held:
-            self.join_start = None
-        for member in self.members:
-            member.place_kept = member.place_kept and member.cursor >= self.lowest_held
-        self.keep_from = self.lowest_held
-        return True
-
-    def can_merge(self, other: Cohort) -> bool:
-        """Return whether two cohorts overlap so far that merging them causes no block to be prepared again."""
-        behind, front = sorted((self, other), key=lambda cohort: cohort.slowest)
-        return front.keep_from <= behind.slowest and front.slowest <= behind.horizon
-
     def __str__(self) -> str:
         return ", ".join(m.name for m in self.members) or "nobody"
 
@@ -339,6 +297,7 @@ class ConsumerTable:
 
     Args:
         epochs: shuffles of the stream's epochs.
+        window: the staged blocks; they decide where a consumer can start.
         ahead_blocks, slack_blocks: see `Cohort`.
         stories: where the consumers' stories are stored.
         keeps_all: whether all blocks of an epoch are kept for all epochs. Every consumer then has a separate cohort,
@@ -355,6 +314,7 @@ class ConsumerTable:
     def __init__(
         self,
         epochs: EpochTable,
+        window: Window,
         ahead_blocks: int,
         stories: Stories,
         *,
@@ -363,7 +323,7 @@ class ConsumerTable:
     ) -> None:
         self.epochs, self.blocks_per_epoch = epochs, epochs.blocks_per_epoch
         self.ahead_blocks, self.slack_blocks = ahead_blocks, slack_blocks
-        self.keeps_all = keeps_all
+        self.keeps_all, self._window = keeps_all, window
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
         self.prep_per_s = 0.0
@@ -492,11 +452,28 @@ class ConsumerTable:
 
     # ---- start positions ----
 
+    def join_start(self, cohort: Cohort) -> int | None:
+        """Return the first block of the slowest member's epoch if a newcomer can start it with that member."""
+        boundary = cohort.slowest - cohort.slowest % self.blocks_per_epoch
+        return boundary if self._window.has_all(range(boundary, cohort.slowest)) else None
+
+    def is_open_at(self, block: int, cohort: Cohort) -> bool:
+        """Return whether a consumer can continue at ``block`` in ``cohort``: all blocks from there to the others are
+        staged, and the others do not have to wait.
+        """
+        is_near = cohort.front <= block + self.ahead_blocks + self.slack_blocks
+        return is_near and self._window.has_all(range(block, cohort.slowest))
+
+    def can_merge(self, one: Cohort, other: Cohort) -> bool:
+        """Return whether two cohorts overlap so far that merging them causes no block to be prepared again."""
+        behind, front = sorted((one.slowest, other.slowest))
+        horizon = min(one, other, key=lambda cohort: cohort.slowest).horizon
+        return front <= horizon and self._window.has_all(range(behind, front))
+
     def entrance(self, cohort: Cohort, least: int = 0) -> int:
         """Return the block where a newcomer to ``cohort`` starts: the join window's, or the start of the next epoch."""
-        if cohort.join_start is not None and cohort.join_start >= least:
-            return cohort.join_start
-        return cohort.next_boundary(cohort.slowest)
+        join_start = self.join_start(cohort)
+        return join_start if join_start is not None and join_start >= least else cohort.next_boundary(cohort.slowest)
 
     def shared_start(self, otherwise: int, trial: str | None = None, least: int = 0) -> tuple[Cohort, int]:
         """Return the cohort and block where a newcomer waits least; ``otherwise`` if no other consumer is here.
@@ -509,7 +486,7 @@ class ConsumerTable:
                 return self.cohorts[rank.cohort], rank.cursor
         open_ones = [each for each in self._open_to_newcomers(trial) if self.entrance(each, least) >= least]
         if not open_ones:
-            return self.new_cohort(otherwise), otherwise
+            return self.new_cohort(), otherwise
 
         # Least wait first, then the largest cohort: its blocks are shared by most consumers.
         def wait(cohort: Cohort) -> tuple[int, int]:
@@ -530,66 +507,64 @@ class ConsumerTable:
             and not all(member.trial == trial and member.asked for member in cohort.members)
         ]
 
-    def start_now(self, otherwise: int, is_ready: Callable[[int], bool], least: int | None) -> tuple[Cohort, int]:
+    def start_now(self, otherwise: int, least: int | None) -> tuple[Cohort, int]:
         """Return the cohort and block where a newcomer starts immediately, possibly in the middle of an epoch.
 
         Without other consumers, that is block ``otherwise``. ``least`` is the end of the newcomer's last epoch: it
         starts there, or with a cohort that is past that block.
         """
         if least is None:
-            found = self._find_now(is_ready)
+            found = self._find_now()
         else:
             cohort = self._find_cohort_ahead(least)
-            found = self._find_now(is_ready, least) if cohort is None else (cohort, least)
-        return (self.new_cohort(otherwise), otherwise) if found is None else found
+            found = self._find_now(least) if cohort is None else (cohort, least)
+        return (self.new_cohort(), otherwise) if found is None else found
 
-    def _find_now(self, is_ready: Callable[[int], bool], least: int = 0) -> tuple[Cohort, int] | None:
-        found = [(cohort, self._block_now(cohort, is_ready)) for cohort in self._open_to_newcomers()]
+    def _find_now(self, least: int = 0) -> tuple[Cohort, int] | None:
+        found = [(cohort, self._block_now(cohort)) for cohort in self._open_to_newcomers()]
         # Prefer a cohort whose block is ready, then the largest: its blocks are shared by most consumers.
         return min(
             (each for each in found if each[1] >= least),
-            key=lambda each: (not is_ready(each[1]), -len(each[0].members)),
+            key=lambda each: (not self._window.is_ready(each[1]), -len(each[0].members)),
             default=None,
         )
 
-    def _block_now(self, cohort: Cohort, is_ready: Callable[[int], bool]) -> int:
-        slowest = cohort.slowest
-        if cohort.join_start is not None and slowest <= cohort.join_start + 1:
-            return cohort.join_start  # the epoch has hardly begun
+    def _block_now(self, cohort: Cohort) -> int:
+        slowest, join_start = cohort.slowest, self.join_start(cohort)
+        if join_start is not None and slowest <= join_start + 1:
+            return join_start  # the epoch has hardly begun
         # The slowest member holds the block before its cursor. The newcomer can start there while the next one is
         # prepared.
-        block = next((b for b in range(slowest, max(cohort.keep_from, slowest - 2) - 1, -1) if is_ready(b)), slowest)
+        near = (block for block in (slowest, slowest - 1, slowest - 2) if self._window.is_ready(block))
+        block = next((block for block in near if self._window.has_all(range(block, slowest))), slowest)
         # Blocks prepared ahead may already belong to the next epoch. Then that epoch has started and has ready blocks.
         return block if self.epochs.can_begin(block) else self.epochs.next_boundary(block)
 
-    def _near_start(self, cohort: Cohort, is_ready: Callable[[int], bool]) -> int:
+    def _near_start(self, cohort: Cohort) -> int:
         entrance = self.entrance(cohort)
-        return entrance if entrance <= cohort.horizon else self._block_now(cohort, is_ready)
+        return entrance if entrance <= cohort.horizon else self._block_now(cohort)
 
     def cohort_at(self, start: int) -> Cohort:
         """Return the cohort whose window contains ``start``, or a new one."""
         for cohort in [] if self.keeps_all else self.cohorts.values():
-            if cohort.keep_from <= start <= cohort.horizon:
+            if start <= cohort.horizon and self._window.has_all(range(start, cohort.slowest)):
                 return cohort
-        return self.new_cohort(start)
+        return self.new_cohort()
 
     def _find_cohort_ahead(self, start: int) -> Cohort | None:
         open_ones = [] if self.keeps_all else self.cohorts.values()
-        return next((each for each in open_ones if each.may_go_on_at(start) and start <= each.horizon), None)
+        return next((each for each in open_ones if self.is_open_at(start, each) and start <= each.horizon), None)
 
-    def new_cohort(self, start: int) -> Cohort:
-        """Return a new cohort without members; blocks are prepared for it from ``start`` on."""
-        boundary = start - start % self.blocks_per_epoch
-        join_start = start if start == boundary else None  # blocks before ``start`` are not staged for it
+    def new_cohort(self) -> Cohort:
+        """Return a new cohort without members."""
         cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks, self.slack_blocks)
-        cohort.begun, cohort.boundary, cohort.join_start, cohort.keep_from = start, boundary, join_start, start
         self._next_cohort += 1
         self.cohorts[cohort.number] = cohort
         return cohort
 
     # ---- merging and splitting cohorts ----
 
-    def merge(self, consumer: Consumer, is_ready: Callable[[int], bool]) -> str | None:
+    def merge(self, consumer: Consumer) -> str | None:
         """Merge a consumer's cohort with one that its cursor has reached, or move it to an epoch of a cohort ahead.
 
         Only a requesting consumer that is behind merges cohorts: a consumer ahead must not pull in a laggard before
@@ -601,20 +576,20 @@ class ConsumerTable:
             # A restored or lagging consumer has caught up.
             if (
                 consumer.cursor == own.slowest <= other.slowest
-                and own.can_merge(other)
+                and self.can_merge(own, other)
                 and self._suits(own.group, other, own)
             ):
                 return self._unite(other, own)
-        return self._begin_ahead(consumer, others, is_ready) if self._may_move(consumer) else None
+        return self._begin_ahead(consumer, others) if self._may_move(consumer) else None
 
-    def _begin_ahead(self, consumer: Consumer, others: Sequence[Cohort], is_ready: Callable[[int], bool]) -> str | None:
+    def _begin_ahead(self, consumer: Consumer, others: Sequence[Cohort]) -> str | None:
         # Moving is safe because any epoch has every sample once. Without it, two cohorts of equal pace would never
         # meet, and all of their blocks would be prepared twice.
         own = self.cohorts[consumer.cohort]
         is_alone = len(own.members) == 1
         if not is_alone and not consumer.asked:
             return None  # it makes its first request, and has just been assigned to this cohort
-        blocks = {other.number: self._near_start(other, is_ready) for other in others}
+        blocks = {other.number: self._near_start(other) for other in others}
         ahead = [
             other
             for other in others
@@ -692,10 +667,9 @@ class ConsumerTable:
     def rest(self, consumer: Consumer) -> None:
         """Exclude a consumer between two epochs from its cohort's limits until its next request."""
         consumer.transition(ConsumerState.RESTING, "it has not asked for its next epoch")
-        consumer.place_kept = True
         self.cohorts[consumer.cohort].active.remove(consumer)
 
-    def go_on(self, consumer: Consumer, is_ready: Callable[[int], bool]) -> None:
+    def go_on(self, consumer: Consumer) -> None:
         """Return a requesting consumer to a cohort after it rested, or after its cohort dropped its position.
 
         It continues at its cursor while the blocks there are kept and the others are within the allowed lead. Otherwise
@@ -703,26 +677,21 @@ class ConsumerTable:
         """
         cohort = self.cohorts[consumer.cohort]
         cohort.remove(consumer)
-        consumer.place_kept = False
-        if cohort.members and not cohort.may_go_on_at(consumer.cursor):
-            found = self._find_now(is_ready, consumer.cursor) if self._may_move(consumer) else None
+        if cohort.members and not self.is_open_at(consumer.cursor, cohort):
+            found = self._find_now(consumer.cursor) if self._may_move(consumer) else None
             if found is None:
-                cohort = self._find_cohort_ahead(consumer.cursor) or self.new_cohort(consumer.cursor)
+                cohort = self._find_cohort_ahead(consumer.cursor) or self.new_cohort()
             else:
                 cohort, block = found
                 self.begin_at(consumer, block)
                 if not self._suits(consumer.group, cohort):
-                    cohort = self.new_cohort(block)  # it still shares the blocks that are kept there
+                    cohort = self.new_cohort()  # it still shares the blocks that are kept there
             consumer.apart = "" if cohort.members else consumer.apart
             consumer.story.tell("goes on at block {} in cohort {}", consumer.cursor, cohort.number)
         cohort.add(consumer)
 
     def _unite(self, keep: Cohort, gone: Cohort) -> str:
         text = f"{gone} joined the cohort of {keep}"
-        behind = min(keep, gone, key=lambda cohort: cohort.slowest)  # newcomers can start this cohort's epoch
-        keep.begun = max(keep.begun, gone.begun)
-        keep.boundary, keep.join_start = behind.boundary, behind.join_start
-        keep.keep_from = min(keep.keep_from, gone.keep_from)
         keep.held_up = keep.uneven = None
         for member in [*keep.members, *gone.members]:
             member.apart = ""
@@ -737,25 +706,14 @@ class ConsumerTable:
     def detach(self, consumers: Sequence[Consumer], why: str) -> Cohort:
         """Move consumers of one cohort to a new one, with unchanged cursors."""
         old = self.cohorts[consumers[0].cohort]
-        cohort = self.new_cohort(min(consumer.cursor for consumer in consumers))
-        # Blocks that the old cohort keeps may still serve them, so keep these.
-        cohort.keep_from = min([old.keep_from, *[consumer.released for consumer in consumers]])
-        cohort.join_start, old.uneven = old.join_start, None
+        cohort = self.new_cohort()
+        old.uneven = None
         for consumer in consumers:
             old.remove(consumer)
             cohort.add(consumer)
             consumer.apart = why
             consumer.story.tell("moved to cohort {}, split from cohort {}: {}", cohort.number, old.number, why)
         return cohort
-
-    def advance(self) -> None:
-        """Update all cohorts after their members moved."""
-        for cohort in self.cohorts.values():
-            cohort.advance()
-
-    def useful(self) -> list[range]:
-        """Return the ranges of blocks that stay while there is room; see `Cohort.useful`."""
-        return [cohort.useful for cohort in self.cohorts.values()]
 
     def needs_anew(self, place: int, given_as: int) -> bool:
         """Return whether a kept block that lacks samples should be prepared again: they may be available by now.
@@ -782,14 +740,8 @@ class ConsumerTable:
             is_near = is_near or (consumer.asked and is_later and needed < horizon)
         return is_near
 
-    def wanted(self) -> list[range]:
-        """Return the ranges of blocks that cohorts want; with `keeps_all`, all blocks of an epoch."""
-        if self.keeps_all:
-            return [range(self.blocks_per_epoch)]
-        return [blocks for cohort in self.cohorts.values() for blocks in cohort.wanted]
-
     def validate(self) -> None:
-        """Check that each consumer is in one cohort, and that no cohort gives up blocks that a member holds."""
+        """Check that each consumer is in one cohort, and releases no more blocks than it received."""
         listed = [m.name for c in self.cohorts.values() for m in c.members]
         if sorted(listed) != sorted(self.by_name):
             stories = [consumer.story for consumer in self.by_name.values()]
@@ -801,11 +753,6 @@ class ConsumerTable:
             active = [m.name for m in cohort.members if not m.rests]
             if sorted(m.name for m in cohort.active) != sorted(active):
                 raise InvariantError(f"of cohort {number}, {active} do not rest: it has {cohort.active}", *stories)
-            if cohort.keep_from > cohort.lowest_held:
-                raise InvariantError(
-                    f"cohort {number} keeps blocks from {cohort.keep_from} on, a member holds {cohort.lowest_held}",
-                    *stories,
-                )
         for consumer in self.by_name.values():
             if max(consumer.released, consumer.done) > consumer.cursor:
                 raise InvariantError(

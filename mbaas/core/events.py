@@ -15,6 +15,10 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from mbaas.messages import Ask as Ask
+from mbaas.messages import HandBack as HandBack
+from mbaas.messages import Heartbeat as Heartbeat
+from mbaas.messages import Leave as Leave
 from mbaas.messages import Resumption
 from mbaas.messages import UnreadablePart as UnreadablePart
 from mbaas.order import OwnEpoch, Shuffle
@@ -122,51 +126,6 @@ class Join(Struct, frozen=True):
         return self.start is not None and not self.flexible and not self.now
 
 
-class Ask(Struct, frozen=True):
-    """A consumer requests up to ``want`` blocks from ``cursor`` on.
-
-    Attributes:
-        released: the memory of all blocks below is released.
-        done: all blocks below are finished.
-        number: counts a session's calls about its cursor, so that a call overtaken by a later one has no effect; 0 for
-            no number.
-        began: first block of the consumer's epoch at ``cursor``; None if the consumer does not track epochs.
-        unheld: (first, end) of blocks between ``released`` and ``cursor`` that it has read and does not hold.
-    """
-
-    consumer: str
-    session: int
-    cursor: int
-    released: int
-    done: int
-    want: int = 1
-    number: int = 0
-    began: int | None = None
-    unheld: tuple[int, int] | None = None
-
-
-class HandBack(Struct, frozen=True):
-    """A consumer returns its unused blocks from ``cursor`` on; it will request them again when needed.
-
-    ``number`` as in `Ask`.
-    """
-
-    consumer: str
-    session: int
-    cursor: int
-    released: int
-    number: int = 0
-
-
-class Heartbeat(Struct, frozen=True):
-    """A consumer is alive, perhaps busy with a long step; ``released`` and ``done`` as in `Ask`."""
-
-    consumer: str
-    session: int
-    released: int
-    done: int
-
-
 class TrialPace(Struct, frozen=True):
     """Consumers of one trial (its ranks, or the trial itself), and its pace with data always ready."""
 
@@ -182,18 +141,6 @@ class PacesMeasured(Struct, frozen=True):
 
     trials: tuple[TrialPace, ...]
     prep_per_s: float
-
-
-class Leave(Struct, frozen=True):
-    """A consumer is done. ``session`` None ends its current session and, for a trial, the sessions of its ranks.
-
-    ``successors`` is the number of trials still to come; one gets a reservation, unless there are enough already. The
-    reservation is at the start of the next epoch, or at this consumer's end if trials start immediately.
-    """
-
-    consumer: str
-    session: int | None = None
-    successors: int = 0
 
 
 class TaskEnded(Struct, frozen=True):

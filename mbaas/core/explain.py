@@ -55,13 +55,8 @@ def wait(
     return f"block {consumer.cursor} waits for a prep worker"
 
 
-def check_links(
-    epochs: EpochTable, consumers: ConsumerTable, tasks: TaskTable, window: Window, *, is_served: bool
-) -> None:
-    """Check the invariants between the tables, each of which is valid by itself.
-
-    ``is_served`` is False after a feed failed; it then drops no blocks any more.
-    """
+def check_links(epochs: EpochTable, consumers: ConsumerTable, tasks: TaskTable, window: Window) -> None:
+    """Check the invariants between the tables, each of which is valid by itself."""
     making = {
         (block.number, number)
         for block in window.blocks.values()
@@ -80,7 +75,3 @@ def check_links(
         block = window.find(consumer.cursor)
         if consumer.waiting and block is not None and block.is_ready and epochs.is_written(consumer.cursor):
             raise InvariantError(f"{consumer.name} waits for {block}, which is ready", consumer.story, block.story)
-    wanted = [*consumers.wanted(), *consumers.useful()]
-    for block in window.blocks.values():
-        if is_served and not block.is_in_hand and not any(block.number in blocks for blocks in wanted):
-            raise InvariantError(f"{block} is kept without a reason", block.story)

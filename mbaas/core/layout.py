@@ -226,7 +226,7 @@ def lay_out(
     readahead = int(mean_raw_bytes * block_size * CREDIT * workers / len(per_node))  # the workers' current tasks
     decoded = (
         None
-        if probe.decoded is None or not settings.decoded
+        if probe.decoded is None or not settings.cache_decoded
         else DecodedSamples(
             prefix,
             SampleCosts(

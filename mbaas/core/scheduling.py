@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mbaas.core.consumers import Cohort, ConsumerTable
+from mbaas.core.keeping import WHY, Keeping, Reason
 from mbaas.core.story import InvariantError
 from mbaas.core.tasks import TaskTable, Worker
-from mbaas.core.transitions import BlockState
 from mbaas.core.window import StagedBlock, Window
 from mbaas.placement import BlockPart
 
@@ -103,7 +103,7 @@ class Scheduler:
     """Finds work for workers, and room for that work.
 
     Args:
-        consumers, tasks, window: tables of the staging core.
+        consumers, tasks, window, keeping: tables of the staging core.
         cut: cuts a block when its bytes are granted.
         block_bytes: block number -> staged size in bytes.
         drop: drops a staged block, given its number and the reason.
@@ -117,12 +117,13 @@ class Scheduler:
         consumers: ConsumerTable,
         tasks: TaskTable,
         window: Window,
+        keeping: Keeping,
         *,
         cut: Callable[[int], Sequence[BlockPart]],
         block_bytes: Callable[[int], int],
         drop: Callable[[int, str], None],
     ) -> None:
-        self._consumers, self._tasks, self._window = consumers, tasks, window
+        self._consumers, self._tasks, self._window, self._keeping = consumers, tasks, window, keeping
         self._cut, self._block_bytes, self._drop = cut, block_bytes, drop
         self.leaves_idle = False
 
@@ -174,10 +175,6 @@ class Scheduler:
         return number is not None
 
     def _grant(self, number: int) -> StagedBlock:
-        # A member that reaches this block will want it, even if a slower one joins and the horizon falls below it.
-        for cohort in self._consumers.cohorts.values():
-            if cohort.slowest <= number < cohort.horizon:
-                cohort.begun = max(cohort.begun, number + 1)
         return self._window.grant(number, self._block_bytes(number), self._cut(number))
 
     def _next_block(self, part_of: Callable[[int], int | None]) -> int | None:
@@ -245,71 +242,19 @@ class Scheduler:
     # ---- room ----
 
     def drop_unwanted(self) -> None:
-        """Drop blocks that no worker is preparing and no cohort wants (`Cohort.wanted`) or will need soon
-        (`Cohort.useful`).
-        """
-        useful = self._consumers.useful()
-        for block in self._unwanted():
-            if block.state is not BlockState.READY or not any(block.number in blocks for blocks in useful):
-                self._drop(block.number, "no cohort wants it any more")
-
-    def _unwanted(self) -> list[StagedBlock]:
-        wanted = self._consumers.wanted()
-        return [
-            block
-            for block in self._window.blocks.values()
-            if not block.is_in_hand and not any(block.number in blocks for blocks in wanted)
-        ]
-
-    def has_room(self, nbytes: int) -> bool:
-        """Return whether ``nbytes`` fit, counting blocks that no cohort wants as free."""
-        return self._window.fits(nbytes) or self._window.fits(nbytes - sum(b.nbytes for b in self._unwanted()))
+        """Drop the blocks that nobody wants."""
+        for block in self._keeping.unwanted():
+            self._drop(block.number, WHY[Reason.UNWANTED])
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
-        # Eviction order: blocks kept for newcomers, then blocks that a cohort far behind needs last. For a waiting
-        # consumer, the blocks furthest ahead follow. Newcomers may never come, and resting consumers do not wait, so
-        # both yield to any request.
-        given_up = [cohort.give_up_places() for cohort in self._consumers.cohorts.values()]
-        if any(given_up):
-            self.drop_unwanted()
-        # The consumer that needs these soonest is far behind: the blocks that it needs last are prepared again, or
-        # never needed.
-        unwanted = sorted(self._unwanted(), key=lambda block: self.lead(block.number))
-        while unwanted and not self._window.fits(nbytes):
-            self._drop(unwanted.pop().number, "its bytes are needed, and its next consumer is far behind")
-        # Only for a cohort's slowest consumer while it waits. All others can wait until blocks are released. Without
-        # room for the slowest, its cohort would never move, and no block would ever be released.
-        while urgent and not self._window.fits(nbytes):
-            furthest = self._furthest_ahead()
-            if furthest is None:
+        # Blocks that are prepared ahead go only for a cohort's slowest consumer while it waits. All others can wait
+        # until blocks are released. Without room for the slowest, its cohort would never move, and no block would ever
+        # be released.
+        while not self._window.fits(nbytes):
+            found = self._keeping.weakest(Reason.AWAITED if urgent else Reason.AHEAD)
+            if found is None:
                 return False
-            self._drop(furthest, "a consumer that waits needs bytes, and this one is needed last")
-        return self._window.fits(nbytes)
-
-    def _furthest_ahead(self) -> int | None:
-        # Not a block that is held, awaited, in preparation or FAILED.
-        best: tuple[float, int] | None = None
-        awaited = {
-            cohort.slowest
-            for cohort in self._consumers.cohorts.values()
-            if any(member.waiting and member.cursor == cohort.slowest for member in cohort.members)
-        }
-        for block in self._window.blocks.values():
-            number = block.number
-            # A consumer that holds the block keeps its memory alive, so dropping it would free nothing.
-            held = any(consumer.holds(number) for consumer in self._consumers.by_name.values())
-            if block.is_in_hand or block.state is BlockState.FAILED or held:
-                continue  # a FAILED block uses no bytes
-            # Otherwise two waiting cohorts would repeatedly evict each other's block; this way the longer-waiting one
-            # keeps it. A block that waits for storage may go: only its own consumers should wait for storage.
-            if number in awaited and not block.is_put_off:
-                continue
-            lead = self.lead(number)
-            if best is None or (lead, number) > best:
-                best = (lead, number)
-        return best[1] if best else None
-
-    def lead(self, number: int) -> float:
-        """Return the distance in blocks from the nearest cohort at or before the block; infinite if all are past it."""
-        cohorts = self._consumers.cohorts.values()
-        return min((number - cohort.slowest for cohort in cohorts if cohort.slowest <= number), default=math.inf)
+            block, reason = found
+            self._drop(block.number, f"its bytes are needed, and this was its only use: {WHY[reason]}")
+            self.drop_unwanted()  # newcomers and resting consumers need a block only together with the ones after it
+        return True

@@ -23,14 +23,15 @@ from mbaas.core import explain, pace
 from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.epochs import EpochTable
 from mbaas.core.holding import Holding
+from mbaas.core.keeping import WHY, Keeping
 from mbaas.core.layout import StagingLimits
 from mbaas.core.moving import PartMoves
 from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.reservations import ReservationTime
 from mbaas.core.scheduling import Assignment, Scheduler
-from mbaas.core.story import Clock, Stories, Story, seconds, unknown_thing
+from mbaas.core.story import Clock, InvariantError, Stories, Story, seconds, unknown_thing
 from mbaas.core.supervisor import PROBE_S
-from mbaas.core.tasks import TaskTable
+from mbaas.core.tasks import TaskTable, Worker
 from mbaas.core.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.window import Window
 from mbaas.messages import Resumption
@@ -100,27 +101,35 @@ class StagingState:
         self.blocks_per_epoch = blocks_per_epoch
         self.stories = Stories()
         self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled, written=written)
+        self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
         self.consumers = ConsumerTable(
             self.epochs,
+            self.window,
             limits.ahead_blocks,
             self.stories,
             keeps_all=keeps_all,
             slack_blocks=limits.slack_blocks,
         )
         self.tasks = TaskTable(self.stories)
-        self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
+        self._keeping = Keeping(self.consumers, self.window)
         self.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
         self.failed: str | None = None
         self._block_bytes, self._cut = block_bytes, cut
         self._scheduler = Scheduler(
-            self.consumers, self.tasks, self.window, cut=self._begin_block, block_bytes=block_bytes, drop=self._drop
+            self.consumers,
+            self.tasks,
+            self.window,
+            self._keeping,
+            cut=self._begin_block,
+            block_bytes=block_bytes,
+            drop=self._drop,
         )
         self._moves = PartMoves(self.window, self.tasks)
         first_s = limits.timeouts.reservation_s
         self._starts = ReservationTime(first_s)  # from a trial's announcement until it joins
         # From an unassigned reservation until a trial is announced, for successors and for trials that start together.
         self._successions, self._besides = ReservationTime(first_s), ReservationTime(first_s)
-        self._peer_idle = PeerIdle(self.consumers, self._scheduler.has_room, block_bytes)
+        self._peer_idle = PeerIdle(self.consumers, self._keeping.could_free, block_bytes)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # True if no follow-up is needed after the event
 
@@ -361,7 +370,7 @@ class StagingState:
             if place is not None and event.start is None:  # without other consumers it continues where a trial ended
                 can_begin = self.epochs.can_begin(place.cursor)
                 otherwise = place.cursor if can_begin else self.epochs.next_boundary(place.cursor)
-            return self.consumers.start_now(otherwise, self.window.is_ready, event.start)
+            return self.consumers.start_now(otherwise, event.start)
         return self.consumers.shared_start(otherwise, event.trial, event.start or 0)
 
     def _at_place(self, event: ev.Join, place: Consumer) -> tuple[Cohort, int] | None:
@@ -369,14 +378,15 @@ class StagingState:
         # immediately may be inside an epoch.
         if event.is_exact or place.cursor % self.blocks_per_epoch or place.cursor < (event.start or 0):
             return None
-        cohort = self.consumers.cohorts.get(place.cohort)
+        cohort = self.consumers.cohorts.get(place.cohort)  # it ended if the reservation was its last member
         if event.now:
             waited = cohort is not None and not place.holds_up_nobody and place.cursor <= cohort.slowest
             if not waited or event.start is not None:
                 return None
-        # The cohort ended if the reservation was its last member.
-        cohort = cohort or self.consumers.new_cohort(place.cursor)
-        return (cohort, place.cursor) if cohort.keep_from <= place.cursor else None  # else passed by the cohort
+        if cohort is None:
+            return self.consumers.new_cohort(), place.cursor
+        # The cohort has passed it if blocks between are gone.
+        return (cohort, place.cursor) if self.window.has_all(range(place.cursor, cohort.slowest)) else None
 
     def _ask(self, event: ev.Ask, now: float) -> None:
         consumer = self._open_session(event)
@@ -396,6 +406,9 @@ class StagingState:
             self._refuse(event, reason)
             return
         consumer.deadline = now + self.limits.timeouts.lease_s
+        cohort = self.consumers.cohorts[consumer.cohort]
+        # A consumer that went back to a block that its cohort passed cannot continue there.
+        is_lost = event.cursor < consumer.cursor and not self.window.has_all(range(event.cursor, cohort.slowest))
         consumer.go_to(event.cursor, again=again)
         consumer.let_go(event.released, event.done)
         if event.unheld is not None:
@@ -409,9 +422,8 @@ class StagingState:
             self._refuse(event, "the rest of its epoch is made for it alone: it was not known where that began")
             self.consumers.exit(consumer, "it continues in a side epoch")
             return
-        rested = consumer.state is ConsumerState.RESTING
-        if rested or consumer.cursor < self.consumers.cohorts[consumer.cohort].keep_from:
-            self.consumers.go_on(consumer, self.window.is_ready)
+        if is_lost or consumer.state is ConsumerState.RESTING:
+            self.consumers.go_on(consumer)
         self._try_anew(consumer)
         if consumer.state is ConsumerState.BUSY:
             # Pauses between epochs do not count as steps.
@@ -422,7 +434,7 @@ class StagingState:
             consumer.since = now
         consumer.want = event.want
         self._peer_idle.asked(consumer, now)
-        met = self.consumers.merge(consumer, self.window.is_ready)
+        met = self.consumers.merge(consumer)
         consumer.asked = True
         if met is not None:
             self._out.append(ev.Note(met))
@@ -473,8 +485,12 @@ class StagingState:
 
     # ---- workers and tasks ----
 
+    def _replace(self, worker: Worker, reason: str, *, blame: bool) -> None:
+        # The supervisor ends it and says so (`WorkerDown`); until then it gets no tasks.
+        self.tasks.worker_failed(worker.name, reason)
+        self._out.append(ev.ReplaceWorker(worker.name, reason, blame=blame))
+
     def _worker_down(self, name: str, reason: str, now: float, *, blame: bool) -> None:
-        # `mbaas.core.supervisor` decides whether the worker is replaced.
         worker = self.tasks.workers.get(name)
         if worker is None:
             return  # the same death may be reported twice
@@ -577,8 +593,7 @@ class StagingState:
             worker.failures = 0  # the block is to blame, not the worker
         if worker.failures >= WORKER_FAILURES:
             reason = f"{worker.failures} of its tasks in a row ended in an error; the last one: {event.reason}"
-            self._out.append(ev.ReplaceWorker(worker.name, reason, blame=False))
-            self._worker_down(worker.name, reason, now, blame=False)
+            self._replace(worker, reason, blame=False)
 
     def _try_anew(self, consumer: Consumer) -> None:
         # The data may be repaired. On a consumer's first request the block stays: it would wait for another failure
@@ -605,8 +620,7 @@ class StagingState:
         # one, so tasks have a deadline; its node and the other workers continue.
         for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
             reason = f"it made block {worker.tasks[0].block} for more than {units.seconds(self.limits.timeouts.prep_s)}"
-            self._out.append(ev.ReplaceWorker(worker.name, reason))
-            self._worker_down(worker.name, reason, now, blame=True)
+            self._replace(worker, reason, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
         self._condemn(now)  # before `resume`, which ends the pause of its part
@@ -700,7 +714,6 @@ class StagingState:
         if self.consumers.keeps_all:
             self._drop_lacking()  # a consumer that takes many blocks at once would get them before it came near
         self._deliver(now)
-        self.consumers.advance()
         self._scheduler.drop_unwanted()
         if self.consumers.keeps_all:
             self._drop_lacking()
@@ -709,7 +722,7 @@ class StagingState:
             self._out.append(ev.ReleaseWorker(worker.name))
         for assignment in self._scheduler.assignments():
             self._assign(assignment, now)
-        for number, move in self._moves.begin(self._scheduler.lead):
+        for number, move in self._moves.begin(self._keeping.lead):
             self._out.append(ev.MovePart(number, move.block, move.part, move.target))
         self._out += [ev.WriteEpochs(page, shuffles) for page, shuffles in self.epochs.take_changed().items()]
         self._peer_idle.look(now, is_idle=self._scheduler.leaves_idle)
@@ -786,11 +799,24 @@ class StagingState:
 
     # ---- diagnostics ----
 
+    def why_kept(self, number: int) -> str:
+        """Return one clause on why a block is staged; "" if it is not."""
+        block = self.window.find(number)
+        if block is None:
+            return ""
+        reason = self._keeping.reason(block)
+        return f"{reason.name}: {WHY[reason]}"
+
+    @property
+    def lowest_block(self) -> int:
+        """Number of the lowest block that is staged, or that a consumer may request; 0 without any."""
+        return min([*self.window.blocks, *(c.released for c in self.consumers.by_name.values())], default=0)
+
     def explain_wait(self, name: str, awaited: Sequence[str] = ()) -> str:
         """Return one clause on why a consumer waits; see `explain.wait`."""
 
         def has_room(block: int) -> bool:
-            return self._scheduler.has_room(self._block_bytes(block))
+            return self._keeping.could_free(self._block_bytes(block))
 
         return explain.wait(name, self.epochs, self.consumers, self.tasks, self.window, has_room, awaited)
 
@@ -811,7 +837,10 @@ class StagingState:
         self.tasks.validate()
         self.consumers.validate()
         self.epochs.validate()
-        explain.check_links(self.epochs, self.consumers, self.tasks, self.window, is_served=self.failed is None)
+        explain.check_links(self.epochs, self.consumers, self.tasks, self.window)
+        # After a feed failed, no block is dropped.
+        for block in self._keeping.unwanted() if self.failed is None else ():
+            raise InvariantError(f"{block} is kept without a reason", block.story)
 
 
 def _ranks(world_size: int) -> str:

@@ -52,7 +52,7 @@ class Worker:
 
     @property
     def leaving(self) -> bool:
-        """True if it gets no more tasks."""
+        """True if it finishes its tasks and is released then."""
         return self.state is WorkerState.LEAVING
 
     @property
@@ -111,6 +111,12 @@ class TaskTable:
         if worker is not None and worker.state is WorkerState.UP:
             worker.transition(WorkerState.LEAVING)
 
+    def worker_failed(self, name: str, why: str) -> None:
+        """Stop assigning tasks to a worker that is about to be replaced."""
+        worker = self.workers[name]
+        if worker.state is not WorkerState.FAILED:
+            worker.transition(WorkerState.FAILED, "{}", why)
+
     def worker_down(self, name: str) -> list[Task]:
         """Remove a worker, and return its unfinished tasks, oldest first; no effect if it is unknown."""
         worker = self.workers.pop(name, None)
@@ -164,7 +170,7 @@ class TaskTable:
     def nodes(self) -> list[str]:
         """Return the nodes with workers that stay, in order of arrival."""
         # If all workers of a node leave, it starts no new tasks, so other nodes take over its parts.
-        return [node for node, here in self._by_node.items() if any(not worker.leaving for worker in here.values())]
+        return [node for node, here in self._by_node.items() if any(w.state is WorkerState.UP for w in here.values())]
 
     def done_leaving(self) -> list[Worker]:
         """Return the leaving workers without remaining tasks."""

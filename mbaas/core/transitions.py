@@ -89,12 +89,14 @@ class WorkerState(State):
 
     UP = "it gets tasks"
     LEAVING = "it finishes the tasks that it has and gets no more"
+    FAILED = "it is overdue or keeps failing, gets no more tasks, and is about to be replaced"
     GONE = "it died, was given up, or left; one that returns is a new entry"
 
 
 WORKER_CHANGES: Mapping[WorkerState, frozenset[WorkerState]] = {
-    WorkerState.UP: frozenset({WorkerState.LEAVING, WorkerState.GONE}),
+    WorkerState.UP: frozenset({WorkerState.LEAVING, WorkerState.FAILED, WorkerState.GONE}),
     # Final: a feed that needs the worker back registers it as a new one after it has ended here.
-    WorkerState.LEAVING: frozenset({WorkerState.GONE}),
+    WorkerState.LEAVING: frozenset({WorkerState.FAILED, WorkerState.GONE}),
+    WorkerState.FAILED: frozenset({WorkerState.GONE}),
     WorkerState.GONE: frozenset(),
 }

@@ -214,6 +214,11 @@ class Window:
         """Return the staged block for a number of the stream, or None."""
         return self.blocks.get(self.staged_as(number))
 
+    def has_all(self, numbers: range) -> bool:
+        """Return whether all of these blocks are staged or in preparation."""
+        # From the end, where a block is most likely to be missing: a range may be long.
+        return all(self.staged_as(number) in self.blocks for number in reversed(numbers))
+
     def fits(self, nbytes: int) -> bool:
         """Return whether the budget has ``nbytes`` left."""
         return self.used_bytes + nbytes <= self.budget_bytes

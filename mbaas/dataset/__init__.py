@@ -3,15 +3,14 @@
 from typing import TYPE_CHECKING
 
 from mbaas.dataset.base import Dataset, SampleReader
-from mbaas.dataset.synthetic import synthetic
+from mbaas.dataset.readers.synthetic import synthetic
 from mbaas.fields import Field, Packed
 from mbaas.late import imported_late
 
 if TYPE_CHECKING:
-    from mbaas.dataset.coco import read_coco
-    from mbaas.dataset.concatenated import concat
-    from mbaas.dataset.huggingface import read_huggingface
-    from mbaas.dataset.listing import (
+    from mbaas.dataset.concatenation import concat
+    from mbaas.dataset.readers.coco import read_coco
+    from mbaas.dataset.readers.folders import (
         ARRAY_EXTENSIONS,
         AUDIO_EXTENSIONS,
         IMAGE_EXTENSIONS,
@@ -19,10 +18,11 @@ if TYPE_CHECKING:
         read_audio,
         read_images,
     )
-    from mbaas.dataset.manifest import read_manifest
-    from mbaas.dataset.parquet import read_parquet
-    from mbaas.dataset.tfrecord import read_tfrecord
-    from mbaas.dataset.webdataset import read_webdataset
+    from mbaas.dataset.readers.huggingface import read_huggingface
+    from mbaas.dataset.readers.manifest import read_manifest
+    from mbaas.dataset.readers.parquet import read_parquet
+    from mbaas.dataset.readers.tfrecord import read_tfrecord
+    from mbaas.dataset.readers.webdataset import read_webdataset
 
 __all__ = [
     "ARRAY_EXTENSIONS",
@@ -49,18 +49,18 @@ __all__ = [
 __getattr__ = imported_late(
     __name__,
     {
-        "ARRAY_EXTENSIONS": "mbaas.dataset.listing",
-        "AUDIO_EXTENSIONS": "mbaas.dataset.listing",
-        "IMAGE_EXTENSIONS": "mbaas.dataset.listing",
-        "concat": "mbaas.dataset.concatenated",
-        "read_arrays": "mbaas.dataset.listing",
-        "read_audio": "mbaas.dataset.listing",
-        "read_coco": "mbaas.dataset.coco",
-        "read_huggingface": "mbaas.dataset.huggingface",
-        "read_images": "mbaas.dataset.listing",
-        "read_manifest": "mbaas.dataset.manifest",
-        "read_parquet": "mbaas.dataset.parquet",
-        "read_tfrecord": "mbaas.dataset.tfrecord",
-        "read_webdataset": "mbaas.dataset.webdataset",
+        "concat": "mbaas.dataset.concatenation",
+        "ARRAY_EXTENSIONS": "mbaas.dataset.readers.folders",
+        "AUDIO_EXTENSIONS": "mbaas.dataset.readers.folders",
+        "IMAGE_EXTENSIONS": "mbaas.dataset.readers.folders",
+        "read_arrays": "mbaas.dataset.readers.folders",
+        "read_audio": "mbaas.dataset.readers.folders",
+        "read_coco": "mbaas.dataset.readers.coco",
+        "read_huggingface": "mbaas.dataset.readers.huggingface",
+        "read_images": "mbaas.dataset.readers.folders",
+        "read_manifest": "mbaas.dataset.readers.manifest",
+        "read_parquet": "mbaas.dataset.readers.parquet",
+        "read_tfrecord": "mbaas.dataset.readers.tfrecord",
+        "read_webdataset": "mbaas.dataset.readers.webdataset",
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,14 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas import units
-from mbaas.dataset.parts import checked_ids, fingerprint_of_part, matching, split_of
-from mbaas.dataset.resampling import Draws, balanced_draws, draws_by_weight
+from mbaas.dataset.subsets import (
+    Draws,
+    arrow_columns,
+    balanced_draws,
+    checked_ids,
+    fingerprint_of_part,
+    is_whole,
+    matching_ids,
+    rows_of,
+    split_ids,
+    weighted_draws,
+)
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL, Arrays, Field
 from mbaas.notebook import some, table
 from mbaas.order import Ids
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyarrow.compute import Expression
 
 
@@ -112,16 +124,51 @@ class Dataset(ABC):
     def reader(self) -> SampleReader:
         """Create a reader of the samples' bytes. Each process needs one; its threads share it."""
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and Arrow types of the columns that `filter` can use: all `fields`, and ``class``."""
+        import pyarrow as pa
+
+        return pa.table(arrow_columns(self, np.arange(1))).schema
+
+    def head(self, n: int = 5) -> list[dict[str, Any]]:
+        """Return ``uri`` and the `fields` of the first ``n`` samples, or of all if there are fewer.
+
+        Labels of classes come with the name, ``class``. Categories are strings. A field called ``uri`` replaces it.
+
+        Raises:
+            ConfigError: ``n`` is not an integer of at least 0.
+        """
+        if not is_whole(n) or n < 0:
+            raise ConfigError(f"n must be a whole number of at least 0, got {shown(n)}", option="n")
+        return rows_of(self, np.arange(min(n, len(self))))
+
+    def __getitem__(self, sample_id: int) -> dict[str, Any]:
+        """Return one sample: a row as from `head`, and its encoded content in ``bytes``, unless a field has that name.
+
+        A negative id counts from the end, as for lists. One attempt is made to read the sample.
+
+        Raises:
+            BadSampleError: the sample cannot be read.
+            IndexError: there is no such sample.
+        """
+        number = operator.index(sample_id)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} is not in the dataset of {len(self)} samples")
+        ids = np.array([number % len(self)])
+        content = np.empty(int(self.lengths(ids)[0]), np.uint8)
+        self.reader().read_into(int(ids[0]), content)
+        return {"bytes": content.tobytes(), **rows_of(self, ids)[0]}
+
     def split(self, fraction: float, seed: int = 0, *, stratify: str | None = None) -> tuple[Dataset, Dataset]:
         """Divide the samples at random into two datasets, for example for training and validation.
 
         The split depends only on the number of samples, the fraction, the seed and, if stratified, the field's values.
-        It is the same on every machine. Without `stratify`, the first part for a smaller fraction is a subset of the
-        first part for a larger one.
+        Without `stratify`, the first part for a smaller fraction is a subset of the first part for a larger one.
 
-        Like the results of `take`, `filter` and `select`, both parts are ordinary datasets. They keep the order and all
-        class names of this dataset, even names of classes without samples, so a label has the same meaning in all of
-        them. A sample's id (``sample_id`` in minibatches) is its index in the part. `source_ids` maps it back.
+        Both parts are ordinary datasets, as are the results of `limit`, `filter` and `select`. They keep the order and
+        all class names of this dataset, so a label has the same meaning in all of them. A sample's id (``sample_id`` in
+        minibatches) is its index in the part. `source_ids` maps it back.
 
         Args:
             fraction: fraction of the samples in the first part, above 0 and below 1; the resulting number is rounded.
@@ -132,17 +179,16 @@ class Dataset(ABC):
         Raises:
             ConfigError: a fraction that leaves one part without samples, a seed out of range, or an unknown field.
         """
-        first, second = split_of(self, fraction, seed, stratify)
+        first, second = split_ids(self, fraction, seed, stratify)
         return self.select(first), self.select(second)
 
-    def take(self, count: int) -> Dataset:
+    def limit(self, count: int) -> Dataset:
         """Return the first ``count`` samples; in a class-per-folder dataset these belong to the first classes.
 
         Raises:
             ConfigError: ``count`` is not an integer from 1 to the number of samples.
         """
-        is_whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
-        if not is_whole or not 1 <= count <= len(self):
+        if not is_whole(count) or not 1 <= count <= len(self):
             wanted = f"a whole number in [1, {len(self)}], the number of samples of {self.root}"
             raise ConfigError(f"count must be {wanted}, got {shown(count)}", option="count")
         return self.select(np.arange(count))
@@ -158,7 +204,7 @@ class Dataset(ABC):
             ConfigError: not an expression, or one that cannot be evaluated over these fields.
             DatasetError: no sample satisfies it.
         """
-        return self.select(matching(self, expression))
+        return self.select(matching_ids(self, expression))
 
     def select(self, sample_ids: Ids) -> Dataset:
         """Return the samples with the given ids, for example of a cross-validation fold.
@@ -172,24 +218,20 @@ class Dataset(ABC):
         """
         return self._chosen(checked_ids(self, sample_ids))
 
-    def resampled(
+    def resample(
         self, weights: str | NDArray[Any], samples: int | None = None, seed: int = 0, *, each_epoch: bool = True
     ) -> Dataset:
         """Draw samples by weight, with replacement; the result is a dataset of ``samples`` draws.
 
         A sample drawn several times counts as several samples, each augmented independently. Its id is the number of
-        the draw. An epoch contains every draw exactly once, and its ledger counts draws. The draws depend only on the
-        weights, the number of draws, the seed and the epoch. Each sample is drawn its expected number of times, rounded
-        up or down at random: with equal weights and as many draws as samples, each is drawn once. Samples of weight 0
-        are never drawn.
+        the draw, and an epoch contains every draw exactly once. Draws depend only on the weights, their number, the
+        seed and the epoch. Each sample is drawn its expected number of times, rounded up or down at random. Samples of
+        weight 0 are never drawn.
 
-        By default, each epoch makes new draws. If a class is downsampled, each epoch has a different selection from it,
-        and over time all of its samples are used. Minibatches have the field ``source_id``, the sample's id in the
-        dataset that was read. Caches keep each sample once, however often it is drawn. Such a dataset cannot be drawn
-        from again or joined with others, so split, filter and join first.
-
-        With ``each_epoch=False``, all epochs have the same draws. The result is an ordinary dataset, and `source_ids`
-        returns the drawn samples. Its caches keep the bytes of each draw separately.
+        By default, each epoch makes new draws. Minibatches have the field ``source_id``, the sample's id in the dataset
+        that was read. Caches store each sample once. Such a dataset cannot be drawn from again or concatenated, so
+        split, filter and concatenate first. With ``each_epoch=False``, all epochs have the same draws, and the result
+        is an ordinary dataset whose caches store each draw separately.
 
         Args:
             weights: weight of each sample, at least 0, in any unit: float[n], or the name of a numeric field.
@@ -201,30 +243,28 @@ class Dataset(ABC):
             ConfigError: invalid or all-zero weights, an unknown field, or a number out of range. With ``each_epoch``,
                 also samples that are per-epoch draws already or have a field ``source_id``.
         """
-        return self._drawn(draws_by_weight(self, weights, samples, seed), each_epoch)
+        return self._drawn(weighted_draws(self, weights, samples, seed), each_epoch)
 
-    def balanced(
+    def balance(
         self, field: str = LABEL.name, samples: int | None = None, seed: int = 0, *, each_epoch: bool = True
     ) -> Dataset:
-        """Draw samples as `resampled` does, with each value of a field equally often, to within one draw.
+        """Draw samples as `resample` does, with each value of a field equally often, to within one draw.
 
         All samples with the same value have the same weight. Values without samples cannot be drawn.
 
         Args:
             field: an integer field, such as the label.
-            samples, seed, each_epoch: see `resampled`.
+            samples, seed, each_epoch: see `resample`.
 
         Raises:
-            ConfigError: an unknown field, a number out of range, or as for `resampled`.
+            ConfigError: an unknown field, a number out of range, or as for `resample`.
         """
         return self._drawn(balanced_draws(self, field, samples, seed), each_epoch)
 
     def _drawn(self, draws: Draws, each_epoch: bool) -> Dataset:
         if not each_epoch:
             return self._chosen(draws.once())
-        from mbaas.dataset.redrawn import Redrawn  # here: it imports this module
-
-        return Redrawn.of(self, draws)
+        return RedrawnDataset.of(self, draws)
 
     def _chosen(self, ids: Ids) -> Dataset:
         # Ids ascend, but may repeat.
@@ -378,3 +418,71 @@ class _SubsetReader(SampleReader):
 
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
         self._inner.read_into(int(self._ids[sample_id]), buffer)
+
+
+SOURCE_ID = Field("source_id", (), "int64")
+"""Id of the drawn sample in the dataset that was read."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RedrawnDataset(Subset):
+    """Draws from another dataset, with the numbers of the draws as ids; each epoch draws other samples.
+
+    Methods without an epoch refer to epoch 0. All samples of ``inner`` have a positive weight in ``draws``.
+    """
+
+    draws: Draws
+
+    @classmethod
+    def of(cls, dataset: Dataset, draws: Draws) -> RedrawnDataset:
+        """Draw from a dataset.
+
+        Raises:
+            ConfigError: its samples are per-epoch draws already, or have a field ``source_id``.
+        """
+        if dataset.stored is not dataset:
+            raise ConfigError(
+                f"the samples of {dataset.root} are drawn again in each epoch already; draw once, by one set of weights"
+            )
+        if SOURCE_ID.name in [field.name for field in dataset.fields]:
+            raise ConfigError(
+                f"the samples of {dataset.root} have a field {SOURCE_ID.name!r}, which draws need for the sample's id; "
+                "read it under another name, or draw with each_epoch=False"
+            )
+        there = np.flatnonzero(draws.weights > 0)
+        fingerprint, draws = draws.fingerprint(dataset.fingerprint), draws.among(there)
+        # Samples that are never drawn should not take part in cache planning.
+        inner = dataset if len(there) == len(dataset) else dataset.select(there)
+        return cls(dataset.root, dataset.class_names, fingerprint, inner=inner, ids=draws.of_epoch(0), draws=draws)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return (*self.inner.fields, SOURCE_ID)
+
+    def values(self, sample_ids: Ids) -> Arrays:
+        return self.values_in(0, sample_ids)
+
+    @property
+    def stored(self) -> Dataset:
+        return self.inner
+
+    def stored_ids(self, sample_ids: Ids, epoch: int) -> Ids:
+        return self.draws.of_epoch(epoch)[sample_ids]
+
+    def values_in(self, epoch: int, sample_ids: Ids) -> Arrays:
+        drawn = self.stored_ids(sample_ids, epoch)
+        return {**self.inner.values(drawn), SOURCE_ID.name: self.inner.source_ids(drawn)}
+
+    @property
+    def total_bytes(self) -> int:
+        return self.inner.total_bytes
+
+    def in_epoch_0(self) -> Dataset:
+        """Return the draws of epoch 0 as an ordinary dataset."""
+        return Subset(self.root, self.class_names, self.fingerprint, inner=self.inner, ids=self.ids)
+
+    def _part(self, ids: Ids, fingerprint: str) -> Dataset:  # noqa: ARG002
+        raise ConfigError(
+            f"the samples of {self.root} are drawn again in each epoch: split, filter and limit before you draw, or "
+            "draw with each_epoch=False"
+        )

@@ -9,24 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.budgets import MAX_SAMPLE_BYTES
-from mbaas.dataset.base import Dataset, SampleReader, WrappedDataset
-from mbaas.dataset.redrawn import Redrawn
+from mbaas.dataset.base import Dataset, RedrawnDataset, SampleReader, WrappedDataset
+from mbaas.dataset.subsets import id_batches
 from mbaas.errors import BadSampleError
 from mbaas.order import Ids
-
-_LOOKED_AT = 1_000_000
-"""Samples whose lengths are checked together: 8 MB."""
 
 
 def bounded(dataset: Dataset, most_bytes: int = MAX_SAMPLE_BYTES) -> Dataset:
     """Return a dataset with larger samples marked as bad; the same dataset if all are within the limit."""
-    if isinstance(dataset, Redrawn):
+    if isinstance(dataset, RedrawnDataset):
         inner = bounded(dataset.inner, most_bytes)
         return dataset if inner is dataset.inner else replace(dataset, inner=inner)
-    for first in range(0, len(dataset), _LOOKED_AT):
-        ids = np.arange(first, min(first + _LOOKED_AT, len(dataset)))
-        if (dataset.lengths(ids) > most_bytes).any():
-            return BoundedDataset.around(dataset, most_bytes=most_bytes)
+    if any((dataset.lengths(ids) > most_bytes).any() for ids in id_batches(len(dataset))):
+        return BoundedDataset.around(dataset, most_bytes=most_bytes)
     return dataset
 
 
@@ -42,8 +37,7 @@ class BoundedDataset(WrappedDataset):
 
     @cached_property
     def total_bytes(self) -> int:
-        parts = range(0, len(self), _LOOKED_AT)
-        return sum(int(self.lengths(np.arange(at, min(at + _LOOKED_AT, len(self)))).sum()) for at in parts)
+        return sum(int(self.lengths(ids).sum()) for ids in id_batches(len(self)))
 
     def reader(self) -> SampleReader:
         return _BoundedReader(self)

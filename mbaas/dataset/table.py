@@ -15,8 +15,8 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.location import join
-from mbaas.dataset.reader import ByteRange, FileReader
+from mbaas.dataset.storage.location import IN_SHARD, join
+from mbaas.dataset.storage.reader import ByteRange, FileReader
 from mbaas.fields import LABEL, Arrays, Column, Field, Packed
 from mbaas.order import Ids
 
@@ -37,10 +37,6 @@ PLACE = pa.schema(
 
 SCHEMA = PLACE.append(pa.field(LABEL.name, pa.int64(), nullable=False))
 """Columns of a table of samples with classes; the label is an index into the class names."""
-
-
-IN_SHARD = "#"
-"""Separates the shard's name from the member's name in the `uri` of a sample."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.retry import PatientReader
+from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Column, Field
 from mbaas.messages import BadSample

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset, SampleReader
-from mbaas.dataset.faults import may_pass
+from mbaas.dataset.storage.faults import may_pass
 from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import DecodedCosts, Probe, SampleSpec

@@ -134,7 +134,7 @@ def test_what_to_change() -> None:
     }
     assert kinds == {4e8: "purchase", 6e8: "setting"}
     off = recommend(rates, Setup(cache_bytes=180e6, decoded=False))
-    assert [c.speedup.value for c in off if c.advice == "keep samples decoded (decoded: true)"] == [
+    assert [c.speedup.value for c in off if c.advice == "keep samples decoded (cache_decoded: true)"] == [
         pytest.approx(1.25 / 1.025)
     ]
     part = recommend(decodable_rates(step=about(1000)), Setup())

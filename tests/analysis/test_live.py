@@ -79,7 +79,7 @@ def member(name: str, report: ConsumerReport, *, trial: str | None = None, state
 
 def status_of(*members: ConsumerStatus) -> FeedStatus:
     """Status of a feed with 10,000 samples of 100 kB and one worker that prepares 2,000/s."""
-    lists = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
+    lists = ("consumers", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
     decoded = ("decoded", "decoded_on_disk")
     nothing = ("prediction_error", "failed", "decoded_costs")
     others = ("name", "engine", "claims", *decoded, "fetched", "costs", *nothing, "samples")
@@ -87,7 +87,7 @@ def status_of(*members: ConsumerStatus) -> FeedStatus:
     given |= {
         **dict.fromkeys(lists, ()),
         **dict.fromkeys(decoded, Amount()),
-        "members": members,
+        "consumers": members,
         "workers": (WorkerStatus("prep-0", 1, 0, 1000, 2000.0),),
         "fetched": FetchCounts(local=Amount(1000, 100_000_000)),
         "claims": Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0),

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mbaas.cache.disk.index import ROW
-from mbaas.cache.disk.store import DiskStore
+from mbaas.cache.disk.store import ROW, DiskStore
 from mbaas.cache.slab import pack
 
 SAMPLES = 300

@@ -6,6 +6,7 @@ import pytest
 
 import mbaas
 from mbaas.chaos.participants import kill, paused
+from mbaas.control import FeedControl
 from support.trials import Trials, result
 from support.waiting import wait_until
 
@@ -17,7 +18,7 @@ OTHERS = ("one", "two")
 
 def start(feed, trials):
     """Two trials that train for two epochs, and a third that holds its second minibatch."""
-    feed.announce([*OTHERS, "victim"])
+    mbaas.announce(feed.name, [*OTHERS, "victim"])
     victim = trials.join("victim")
     others = [trials.join(name) for name in OTHERS]
     assert all(trial.pid for trial in (victim, *others)), "reservations may end before a busy machine has started all"
@@ -26,7 +27,7 @@ def start(feed, trials):
 
 
 def member_names(feed):
-    return {member.name for member in feed.status().members}
+    return {member.name for member in feed.status().consumers}
 
 
 def assert_exact(running):
@@ -40,14 +41,14 @@ def test_a_killed_consumer_is_removed_within_its_lease_and_its_bytes_are_given_b
         Trials(feed.name) as trials,
     ):
         victim, running = start(feed, trials)
-        wait_until(lambda: any(m.waits_for for m in feed.status().members), "the others wait for the victim")
+        wait_until(lambda: any(m.waits_for for m in feed.status().consumers), "the others wait for the victim")
         kill(victim.pid)
         wait_until(lambda: "victim" not in member_names(feed), "the victim is removed", deadline_s=3.0 + 5.0)
         assert any("victim was removed: it was silent for 3 s" in note for note in feed.status().notes)
         assert_exact(running)
         assert feed.status().inexact_epochs == 0
         for name in OTHERS:
-            feed.remove(name)
+            FeedControl.of(feed.name).remove(name)
         wait_until(lambda: feed.status().staged_bytes == 0, "all staged bytes are given back")
 
 
@@ -61,7 +62,7 @@ def test_a_consumer_that_stood_still_beyond_its_lease_comes_back_and_goes_on_exa
             wait_until(lambda: "victim" not in member_names(feed), "the victim is removed", deadline_s=3.0 + 5.0)
             assert_exact(running)
         for name in OTHERS:
-            feed.remove(name)
+            FeedControl.of(feed.name).remove(name)
         assert result(victim.rest()).flaws(range(SAMPLES)) == []
         assert result(victim.rest()).flaws(range(SAMPLES)) == []
 

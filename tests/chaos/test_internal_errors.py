@@ -15,11 +15,13 @@ import ray
 import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
+from mbaas.calls import wire
 from mbaas.chaos.participants import alive, cache_node_pids, coordinator_pid, lane_pids, prep_worker_pids
+from mbaas.control import FeedControl
 from mbaas.coordinator.background import BROKEN
 from mbaas.dataset import synthetic
 from mbaas.errors import PrepFailedError
-from mbaas.messages import ConsumerReport
+from mbaas.messages import ConsumerReport, Leave
 from support.feeds import in_coordinator
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
@@ -163,11 +165,11 @@ def test_an_error_in_a_call_comes_to_its_caller_and_is_told_and_the_feed_goes_on
     coordinator = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
     with broken(feed, "_take_report", lambda _: take_report):
         for _ in range(2):
-            leave = coordinator.leave.remote("nobody", None, report=ConsumerReport())
+            leave = coordinator.leave.remote(wire.encode(Leave("nobody")), wire.encode(ConsumerReport()))
             with pytest.raises(RuntimeError, match="provoked in a call"):
                 ray.get(leave, timeout=30)
         with pytest.raises(mbaas.ConfigError, match='such as "trial-3" or "block 17", got 17'):
-            feed.story(17)  # type: ignore[arg-type]
+            FeedControl.of(feed.name).story(17)  # type: ignore[arg-type]
         status, log = feed.status(), logged(coordinator_pid(feed.name))
     assert status.internal_errors == before + 2
     assert sum("in the call 'leave'" in note and "provoked in a call" in note for note in status.notes) == 1

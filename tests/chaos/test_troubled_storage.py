@@ -13,7 +13,7 @@ from pyarrow.fs import FileInfo, PyFileSystem
 import mbaas
 from mbaas.chaos.storage import Trouble, TroubledFiles, images, troubled
 from mbaas.dataset import Dataset
-from mbaas.dataset.retry import PatientReader
+from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import StorageError
 from support.waiting import wait_until
 

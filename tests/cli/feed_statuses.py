@@ -10,7 +10,7 @@ from mbaas.costs import LoadingCosts
 from mbaas.messages import Amount, Claims, ConsumerReport, FetchCounts
 from mbaas.status import ConsumerStatus, FeedStatus
 
-LISTS = ("members", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
+LISTS = ("consumers", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
 NOTHING = ("prediction_error", "failed", "decoded_costs")
 OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", *NOTHING)
 

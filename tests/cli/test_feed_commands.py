@@ -114,7 +114,7 @@ def trial(served: Running, cluster: str) -> Iterator[dict[str, object]]:
 
 def test_status_as_json(trial: dict[str, object]) -> None:
     assert (trial["name"], trial["state"], trial["samples"]) == ("train", "serving", 204)
-    (member,) = trial["members"]
+    (member,) = trial["consumers"]
     assert (member["name"], member["exact"]) == ("ann", True)
     assert 0 <= member["stall_share"] <= 1
     assert trial["skipped"][0]["uri"].endswith("broken.png")
@@ -124,7 +124,7 @@ def test_status_as_json(trial: dict[str, object]) -> None:
 def test_a_feed_that_starts_has_the_same_keys(trial: dict[str, object]) -> None:
     starting = to_json("train", None)
     assert starting.keys() == trial.keys()
-    assert (starting["name"], starting["state"], starting["samples"], starting["members"]) == (
+    assert (starting["name"], starting["state"], starting["samples"], starting["consumers"]) == (
         "train", "starting", None, []
     )  # fmt: skip
     assert all(starting[key] == [] for key, value in trial.items() if isinstance(value, list))

@@ -55,7 +55,7 @@ from mbaas.transforms import Boxes, Keypoints, Masks
 SAMPLES = 60
 KINDS = ("ant", "bee", "cat")
 REST = "name: train\nbatch_size: 8\npipeline: [DecodeImage]\n"
-MANIFEST = "data:\n  read_manifest: {path: tables/all.parquet, root: images, label: kind, fields: [age]}\n"
+MANIFEST = "data:\n  read_manifest: {path: tables/all.parquet, root: images, label_column: kind, fields: [age]}\n"
 
 Write = Callable[[str], Path]
 
@@ -79,7 +79,7 @@ def images(tmp_path: Path) -> Path:
 def test_a_manifest_is_read_with_its_options(write: Write, images: Path) -> None:
     config = load(write(MANIFEST + REST))
     assert config.data.where == str(images.parent / "tables" / "all.parquet")
-    wanted = read_manifest(images.parent / "tables/all.parquet", root=images, label="kind", fields=["age"])
+    wanted = read_manifest(images.parent / "tables/all.parquet", root=images, label_column="kind", fields=["age"])
     assert config.data.read().fingerprint == wanted.fingerprint
     (images / "all.csv").write_text("uri\n" + "".join(f"{KINDS[n % 3]}/{n:02d}.png\n" for n in range(9)))
     short = load(write("data: {read_manifest: images/all.csv}\n" + REST)).data.read()
@@ -141,7 +141,7 @@ def test_coco_is_read(write: Write, images: Path) -> None:
         "categories": [{"id": 7, "name": "wing"}],
     }
     (images.parent / "a.json").write_text(json.dumps(said))
-    options = "annotations: a.json, images: images, keep_empty: false, fields: [boxes], listing: kept.parquet"
+    options = "path: a.json, images: images, keep_empty: false, fields: [boxes], listing: kept.parquet"
     config = load(write(f"data:\n  read_coco: {{{options}}}\n{REST}"))
     assert config.data.where == str(images.parent / "a.json")
     data = config.data.read()
@@ -169,19 +169,19 @@ def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
         writer.write({"image": (png, "byte"), "image/class/label": (label, "int")})
     writer.close()
     for said, labels in (
-        ("read_tfrecord: {shards: 'r-{0..0}.tfrecord', image: image, listing: kept-r.parquet}", [4, 6]),
+        ("read_tfrecord: {path: 'r-{0..0}.tfrecord', image_column: image, listing: kept-r.parquet}", [4, 6]),
         ('read_webdataset: "s-{0..1}.tar"', [5, 5]),
-        ('read_webdataset: {shards: "s-{0..0}.tar", listing: kept.parquet}', [5]),
-        ('read_parquet: {shards: "p-{0..0}.parquet", unpacked: unpacked}', [1, 2, 3]),
+        ('read_webdataset: {path: "s-{0..0}.tar", listing: kept.parquet}', [5]),
+        ('read_parquet: {path: "p-{0..0}.parquet", unpacked: unpacked}', [1, 2, 3]),
         ("read_huggingface: h", [7, 8]),
-        ("read_huggingface: {dataset: hs, split: test, listing: kept-hs.parquet}", [8]),
-        ("read_huggingface: {dataset: h, unpacked: unpacked-h}", [7, 8]),
+        ("read_huggingface: {path: hs, split: test, listing: kept-hs.parquet}", [8]),
+        ("read_huggingface: {path: h, unpacked: unpacked-h}", [7, 8]),
     ):
         data = load(write(f"data:\n  {said}\n{REST}")).data.read()
         assert data.labels(np.arange(len(data))).tolist() == labels
     assert (folder / "kept.parquet").exists()
     assert (folder / "kept-r.parquet").exists()
-    flat = load(write(f"data: {{read_images: {{uri: images, classes: false}}}}\n{REST}")).data.read()
+    flat = load(write(f"data: {{read_images: {{path: images, classes: false}}}}\n{REST}")).data.read()
     assert (flat.fields, len(flat)) == ((), len(read_images(images)))
     assert (folder / "kept-hs.parquet").exists()
     assert (folder / "unpacked").is_dir()
@@ -196,15 +196,15 @@ def test_recordings_and_arrays_are_read_by_what_the_file_says_of_them(write: Wri
     (folder / "many/notes.txt.npy").rename(folder / "many/notes.txt")
     for said, wanted in (
         ("read_arrays: numbers", [0, 0, 1]),
-        ("read_arrays: {uri: numbers, extensions: [.txt, .npy], listing: arrays.parquet}", [0, 0, 1, 1]),
-        ("read_audio: {uri: numbers, extensions: [.npy]}", [0, 0, 1]),
+        ("read_arrays: {path: numbers, extensions: [.txt, .npy], listing: arrays.parquet}", [0, 0, 1, 1]),
+        ("read_audio: {path: numbers, extensions: [.npy]}", [0, 0, 1]),
     ):
         config = load(write(f"data: {{{said}}}\n{REST.replace('DecodeImage', 'DecodeArray')}"))
         assert config.data.where == str(folder)
         data = config.data.read()
         assert data.labels(np.arange(len(data))).tolist() == wanted
     assert (images.parent / "arrays.parquet").exists()
-    config = load(write(f"data: {{read_arrays: {{uri: numbers, classes: false}}}}\n{REST}"))
+    config = load(write(f"data: {{read_arrays: {{path: numbers, classes: false}}}}\n{REST}"))
     assert config.data.read().fields == ()
 
 
@@ -220,19 +220,19 @@ def test_a_filter_comes_before_a_split_and_that_before_what_is_taken(write: Writ
     train, validation = (load(write(text.replace("PART", part))).data.read() for part in ("train", "validation"))
     wanted = kept.split(0.7, 3, stratify="label")
     assert [train.fingerprint, validation.fingerprint] == [part.fingerprint for part in wanted]
-    few = load(write(text.replace("PART", "train") + "take: 5\n")).data.read()
-    assert few.fingerprint == train.take(5).fingerprint
+    few = load(write(text.replace("PART", "train") + "limit: 5\n")).data.read()
+    assert few.fingerprint == train.limit(5).fingerprint
     ids = np.concatenate([part.source_ids(np.arange(len(part))) for part in (train, validation)])
     assert sorted(ids.tolist()) == np.flatnonzero(whole.labels(np.arange(SAMPLES)) != 1).tolist()
 
 
 def test_what_is_left_is_drawn_from_last(write: Write) -> None:
-    taken = load(write(MANIFEST + REST + "take: 40\n")).data.read()
-    text = MANIFEST + REST + "take: 40\nresample: "
+    taken = load(write(MANIFEST + REST + "limit: 40\n")).data.read()
+    text = MANIFEST + REST + "limit: 40\nresample: "
     for said, wanted in (
-        ("{balance: label}", taken.balanced("label")),
-        ("{balance: label, samples: 7, seed: 3}", taken.balanced("label", 7, 3)),
-        ("{weights: age, samples: 100}", taken.resampled("age", 100)),
+        ("{balance: label}", taken.balance("label")),
+        ("{balance: label, samples: 7, seed: 3}", taken.balance("label", 7, 3)),
+        ("{weights: age, samples: 100}", taken.resample("age", 100)),
     ):
         assert load(write(text + said + "\n")).data.read().fingerprint == wanted.fingerprint
 
@@ -268,10 +268,10 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
             "got read_manifest and read_webdataset",
         ),
         ("data: {read_parquet: x}\n", "1: data.read_parquet must be 'key: value' lines, got 'x' (text)"),
-        ("data:\n  read_parquet: {shards: x}\n", "2: data.read_parquet lacks 'unpacked'"),
+        ("data:\n  read_parquet: {path: x}\n", "2: data.read_parquet lacks 'unpacked'"),
         ("data: {read_manifest: 3}\n", "1: data.read_manifest must be text, got 3 (a whole number)"),
-        ("data:\n  read_manifest:\n    lable: x\n    path: y\n", "3: unknown key 'lable'; did you mean 'label'?"),
-        ("data:\n  read_manifest:\n    label: x\n", "2: data.read_manifest lacks 'path'"),
+        ("data:\n  read_manifest:\n    feilds: x\n    path: y\n", "3: unknown key 'feilds'; did you mean 'fields'?"),
+        ("data:\n  read_manifest:\n    label_column: x\n", "2: data.read_manifest lacks 'path'"),
         ("data:\n  read_manifest: {path: x, fields: age}\n", "2: data.read_manifest.fields must be a list, got 'age'"),
         (MANIFEST + "listing: kept.parquet\n", "3: listing stores the contents of a folder, and data "),
         ("data: images\nsplit: 0.8\n", "2: split must be 'key: value' lines, got 0.8 (a number)"),
@@ -282,7 +282,7 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ),
         ("data: images\nsplit: {part: train, fraction: 1}\n", "2: split.fraction must be below 1, got 1"),
         ("data: images\nsplit:\n  parts: train\n", "3: unknown key 'parts'; did you mean 'part'?"),
-        ("data: images\ntake: 0\n", "2: take must be at least 1, got 0 (a whole number)"),
+        ("data: images\nlimit: 0\n", "2: limit must be at least 1, got 0 (a whole number)"),
         ("data: images\nresample: {seed: 1}\n", "2: resample: name one of balance, weights, got none"),
         (
             "data: images\nresample: {weights: age, balance: label}\n",
@@ -318,7 +318,7 @@ def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: st
     ("text", "sentence"),
     [
         (
-            "data:\n  read_manifest:\n    path: tables/all.parquet\n    root: images\n    label: sort\n",
+            "data:\n  read_manifest:\n    path: tables/all.parquet\n    root: images\n    label_column: sort\n",
             ":5: data.read_manifest: ROOT/tables/all.parquet has no column 'sort'; it has uri, kind, age",
         ),
         (
@@ -345,8 +345,8 @@ def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: st
             ":2: resample: field must name a field of whole numbers, of which ROOT/images has label, got 'kind'",
         ),
         (
-            "data: images\ntake: 61\n",
-            ":2: take: count must be a whole number in [1, 60], the number of samples of ROOT/images, got 61",
+            "data: images\nlimit: 61\n",
+            ":2: limit: count must be a whole number in [1, 60], the number of samples of ROOT/images, got 61",
         ),
     ],
 )  # fmt: skip
@@ -386,7 +386,7 @@ def test_the_guide_draws_the_same_in_a_file_and_in_python(
     write: Write, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    (python,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if ".balanced(" in block)
+    (python,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if ".balance(" in block)
     in_files = re.findall(r"`(resample: \{.*?\})`", guide)
     rows = {"uri": ["images/ant/00.png"] * 300, "label": [*range(30)] * 10, "weight": [*range(300)]}
     pyarrow.csv.write_csv(pa.table(rows), images.parent / "photos.csv")

@@ -63,7 +63,7 @@ def test_the_time_to_the_first_minibatch_is_shown_of_those_that_have_one(serving
     assert "first batch" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
     times = {"a": 0.4, "b": 1.2, "c": 0.6, "d": 0.0}
     members = tuple(member(name, name, "busy", first_s) for name, first_s in times.items())
-    text = " ".join(shown(feed_view.feed(replace(serving, members=members), feed_view.since_start(serving))).split())
+    text = " ".join(shown(feed_view.feed(replace(serving, consumers=members), feed_view.since_start(serving))).split())
     assert "first batch 600 ms median of 3 trials, at most 1.2 s, from joining" in text
 
 
@@ -85,15 +85,15 @@ def member(name: str, trial: str, state: str, first_s: float = 0.0) -> ConsumerS
 def test_the_ranks_of_a_trial_are_one_trial_and_places_that_are_held_are_none(serving: FeedStatus) -> None:
     ranks = [member(f"a[{rank}]", "a", "busy", first_s=1.0 + rank) for rank in range(4)]
     places = [member(f"c[{rank}]", f"c[{rank}]", "reserved") for rank in range(2)]
-    status = replace(serving, members=(*ranks, member("b", "b", "waiting", first_s=2.0), *places))
+    status = replace(serving, consumers=(*ranks, member("b", "b", "waiting", first_s=2.0), *places))
     rates = feed_view.since_start(status)
     assert feed_view.one_line(status, rates).startswith("train: 2 trials, 2 reserved, prepared")
     (row,) = [line for line in shown(feed_view.feeds([("train", status, rates)])).splitlines() if "serving" in line]
     assert row.split()[:5] == ["train", "serving", "2", "(+2", "reserved)"]
     text = " ".join(shown(feed_view.feed(status, rates)).split())
     assert "first batch 3 s median of 2 trials, at most 4 s" in text
-    assert [each["trial"] for each in to_json("train", status)["members"]][3:5] == ["a", "b"]
-    nobody = replace(serving, members=(member("b", "b", "busy"),))
+    assert [each["trial"] for each in to_json("train", status)["consumers"]][3:5] == ["a", "b"]
+    nobody = replace(serving, consumers=(member("b", "b", "busy"),))
     assert feed_view.one_line(nobody, rates).startswith("train: 1 trial, prepared")
 
 

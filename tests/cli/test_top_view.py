@@ -68,10 +68,10 @@ def test_workers_are_counted_with_their_mean_speed() -> None:
 
 def test_a_trial_shows_its_pace_and_stalls_of_late() -> None:
     """In the last 5 s it waited 2 s: 1 s for bytes, 0.25 s for others and 0.75 s for prep. Before, it never waited."""
-    before = at(100, members=(consumer("ann", report=report(10_000, 0.0, 100.0)),))
+    before = at(100, consumers=(consumer("ann", report=report(10_000, 0.0, 100.0)),))
     after = report(10_600, 2.0, 103.0, fetch_s=1.0, peer_s=0.25)
     ann = consumer("ann", epoch=3, block=6, held_blocks=2, report=after)
-    text = shown(("train", at(105, members=(ann,)), before))
+    text = shown(("train", at(105, consumers=(ann,)), before))
     assert row_of(text, "ann") == [
         "ann",
         "busy",
@@ -95,7 +95,7 @@ def test_a_trial_shows_its_pace_and_stalls_of_late() -> None:
 def test_a_long_reason_leaves_room_for_the_names(width: int) -> None:
     why = "the slowest consumer, trial-b, is at block 133, this one at 135; it is waited for until it comes back"
     waiting = consumer("a1b2c_00001", state="waiting", waits_for=why, report=report(9, 1.0, 1.0))
-    status = at(9, members=(waiting,))
+    status = at(9, consumers=(waiting,))
     text = shown(("train", status, status), width=width)
     assert row_of(text, "a1b2c_00001")[1] == "waiting"
     assert max(map(len, text.splitlines())) <= width
@@ -110,14 +110,14 @@ def test_a_long_reason_leaves_room_for_the_names(width: int) -> None:
 def test_without_news_a_trial_shows_its_whole_time_at_first(over_s: float, known: bool, samples_per_s: str) -> None:
     same = consumer("ann", report=report(900, 0.0, 10.0))
     other = replace(same, report=replace(same.report, loader="0"))  # an earlier loader of the same name
-    text = shown(("train", at(100 + over_s, members=(same,)), at(100, members=(same if known else other,))))
+    text = shown(("train", at(100 + over_s, consumers=(same,)), at(100, consumers=(same if known else other,))))
     assert row_of(text, "ann")[5] == samples_per_s
 
 
 def test_where_not_all_fit_those_that_wait_most_are_shown_in_their_order() -> None:
     """20 lines have room for 12 of 14 trials; the trials that wait 0 % and 1 % are left out."""
     trials = [consumer(f"t{number}", report=report(1, number * 5 % 14, 100.0)) for number in range(14)]
-    status = at(9, members=tuple(trials))
+    status = at(9, consumers=tuple(trials))
     text = shown(("train", status, status), lines=20)
     names = [line.split()[0] for line in text.splitlines() if line[:1] == "t" and line[1:2].isdigit()]
     assert names == [each.name for each in trials if each.report.wait_s > 1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mbaas.client.part_fetch import FetchPlan, plan_fetch
-from mbaas.messages import BlockMeta, DeliveredBlock, DeliveredPart, FetchCounts
+from mbaas.messages import DeliveredBlock, DeliveredPart, PartMeta
 from mbaas.order import SampleOrder, Shuffle
 from mbaas.placement import WHOLE, BlockPart, NodeWeight, Placement
 
@@ -17,7 +17,7 @@ home_of = np.array(list("abc"))[PLACEMENT.of(IDS)]
 
 
 def part(number: int, node: str, samples: int, block_part: BlockPart) -> DeliveredPart:
-    meta = BlockMeta(1, 0, samples, (), 0.0, 0.0, FetchCounts(), 0)
+    meta = PartMeta(samples, (), 0.0, 0.0, 0)
     return DeliveredPart(meta, ["a reference"], number, 0, node, block_part)
 
 

@@ -66,7 +66,7 @@ def test_a_state_of_the_first_versions_has_no_share_and_loads():
         (state(version=3), "loader state must have a version from 1 to 2, got 3"),
         (state(version=True), "loader state must have a version from 1 to 2, got True"),
         (state(begin=1003), "state.begin must be at most 1002, the last sample's position, got 1003"),
-        (state(shuffle=[[7, [96]]]), "state.shuffle cannot be: a shuffle has cuts exactly if it has a base"),
+        (state(shuffle=[[7, [96]]]), "state.shuffle cannot be: a shuffle must have cuts exactly if it has a base"),
         (state(shuffle=[[6, []], [7, [2000]]]), "state.shuffle must be at most 1002, the last sample's position"),
         (state(shuffle=[[6, []], [7, [5, 5]]]), "state.shuffle cannot be: cuts must ascend"),
         (state(shuffle=[[8, []]]), "state.shuffle must be of epoch 7, the epoch of position 65, got one of epoch 8"),

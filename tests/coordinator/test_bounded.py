@@ -43,7 +43,7 @@ class Feed:
                 meta = BlockMeta(made.block, 0, 6, (), 0.1, 0.1, FetchCounts(), 100)
                 self.counters.finished(f"prep-{self.sessions % 5000}", meta, ORDER)
                 self._do(ev.TaskEnded(made.task, None))
-                self.counters.forget_below(min((c.keep_from for c in self.core.consumers.cohorts.values()), default=0))
+                self.counters.forget_below(self.core.lowest_block)
 
     def session(self) -> None:
         self.sessions += 1

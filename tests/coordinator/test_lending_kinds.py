@@ -41,7 +41,7 @@ def test_workers_stay_where_another_engine_or_environment_is(change: dict[str, A
     [
         {"pipeline": MAPPED},
         {"dataset": OWN},
-        {"dataset": OWN.take(10)},
+        {"dataset": OWN.limit(10)},
         {"dataset": concat([synthetic(20), bounded(OWN, 1)])},
     ],
     ids=["Map", "dataset", "part of it", "joined with another"],

@@ -12,7 +12,8 @@ class Feed:
 
     def __init__(
         self, *, budget_blocks=8, ahead=3, blocks_per_epoch=4, workers=1, credit=1, max_deaths=3,
-        block_bytes=lambda block: 10, cut=lambda block, shuffle: (WHOLE,), keeps_all=False, slack=0, **timeouts,
+        block_bytes=lambda block: 10, cut=lambda block, shuffle: (WHOLE,), keeps_all=False, slack=0,
+        **timeouts,
     ):  # fmt: skip
         limits = StagingLimits(
             budget_bytes=10 * budget_blocks,
@@ -34,6 +35,8 @@ class Feed:
         for instruction in done:
             if isinstance(instruction, ev.Prepare):
                 self.tasks[instruction.block] = instruction
+        for order in [each for each in done if isinstance(each, ev.ReplaceWorker)]:  # as the supervisor does
+            done = [*done, *self.send(ev.WorkerDown(order.worker, order.reason, blame=order.blame))]
         return done
 
     def join(self, name, start=None, flexible=False, *, asks=True):

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from mbaas.calls import wire
 from mbaas.core import calls
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
@@ -19,24 +20,27 @@ from mbaas.core.state import MOST_AHEAD_EPOCHS, StagingState
 from mbaas.errors import ConfigError
 from mbaas.messages import (
     MOST_NAME,
+    MOST_POLL_S,
+    MOST_RANKS,
+    MOST_WANTED,
     BlockCall,
     ConsumerName,
     ConsumerReport,
     EpochLedger,
     JoinRequest,
+    RankCall,
     RankReport,
     ReadBytes,
     Resumption,
     Start,
     UnreadablePart,
 )
-from mbaas.order import ASIDE, OwnEpoch, SampleOrder, Shuffle
+from mbaas.order import ASIDE, MOST_NUMBER, OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import BlockPart
 from mbaas.settings import Timeouts
 
 BLOCKS = 5
 LEASE_S = 20.0
-ORDER = SampleOrder(BLOCKS, 0, 1)
 
 ANYTHING = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3),
@@ -86,7 +90,7 @@ MOVES = st.one_of(
     st.tuples(st.just("heartbeat"), NAMES, VALUES, VALUES, VALUES),
     st.tuples(st.just("leave"), NAMES, VALUES | st.none(), VALUES),
     st.tuples(st.just("announce"), st.lists(NAMES, max_size=2) | ANYTHING, VALUES),
-    st.tuples(st.just("is_given_up"), VALUES, st.lists(st.tuples(VALUES, VALUES) | ANYTHING, max_size=2) | ANYTHING),
+    st.tuples(st.just("is_given_up"), PARTS),
     st.tuples(st.just("work")), st.tuples(st.just("work")), st.tuples(st.just("good")), st.tuples(st.just("tick")),
 )  # fmt: skip
 
@@ -98,11 +102,26 @@ def joining(block: Any, name: Any = "bad", resumed: Any = None) -> tuple[str, Jo
     return "join", JoinRequest(ConsumerName(name), Start(block, resumed=resumed))
 
 
-def plain(value: Any) -> Any:
-    """The value as `BlockCall.plain` sends it: lists, without types of this project."""
-    if isinstance(value, UnreadablePart):
-        return [value.block, value.part, value.task]
-    return [*map(plain, value)] if isinstance(value, (list, tuple)) else value
+def sent(value: Any, kind: Any) -> Any:
+    """Return a call as the coordinator decodes it.
+
+    Raises:
+        UnsendableError: msgpack has no such value.
+    """
+    try:
+        encoded = wire.encode(value)
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise UnsendableError from error
+    return wire.decoded(encoded, kind)
+
+
+class UnsendableError(Exception):
+    """A client with this value makes no call."""
+
+
+def fields(kind: Any, *values: Any) -> dict[str, Any]:
+    """Return a Struct's fields with any values, as a faulty client may send them."""
+    return dict(zip(kind.__struct_fields__, values, strict=False))
 
 
 class Service:
@@ -123,6 +142,7 @@ class Service:
         cut = lambda block, _: (BlockPart("n0", 1), BlockPart("n1", 1))[: 1 + block % 2]  # noqa: E731
         self.core = StagingState(limits, BLOCKS, lambda block: 10, cut)
         self.trial = trial
+        self.order = SampleOrder(BLOCKS, 0, 1)
         self.now, self.sessions = 0.0, 0
         self.refused: list[str] = []
         self.tasks: list[int] = []
@@ -136,7 +156,7 @@ class Service:
         self.sessions += 1
         self.session, self.waits = self.sessions, False
         name = ConsumerName(GOOD) if self.trial is None else ConsumerName(self.trial, 0, 2)
-        self.send(calls.join(JoinRequest(name, Start(start)), self.session, order=ORDER))
+        self.send(calls.join(JoinRequest(name, Start(start)), self.session, order=self.order))
 
     def send(self, event: ev.Event) -> None:
         for instruction in self.core.handle(event, self.now):
@@ -152,33 +172,36 @@ class Service:
 
     def call(self, move: tuple[Any, ...]) -> None:
         """Mirror `ConsumerApi`: check all arguments, then send."""
-        kind, *sent = move
+        kind, *values = move
         match kind:
             case "join":
                 self.sessions += 1
-                reach = self.core.out_of_reach
-                self.send(calls.join(*sent, self.sessions, order=ORDER, out_of_reach=reach))
+                reach, request = self.core.out_of_reach, sent(*values, JoinRequest)
+                self.send(calls.join(request, self.sessions, order=self.order, out_of_reach=reach))
             case "ask":
-                first, others = sent[:6], [*sent[6:-1], *(0, None, None)[len(sent) - 7 :]]
-                number, began, unheld = others
-                sent = [*first, 1.0, plain(sent[-1]), number, began, plain(unheld)]
-                event, unreadable, _ = calls.block_call(sent)
-                calls.within_reach("cursor", event.cursor, self.core.out_of_reach)
-                for part in unreadable:
+                *asked, parts = values
+                call = {"ask": fields(ev.Ask, *asked), "poll_s": 1.0, "unreadable": parts}
+                decoded = sent(call, BlockCall)
+                calls.within_reach("cursor", decoded.ask.cursor, self.core.out_of_reach)
+                for part in decoded.unreadable:
                     self.send(part)
-                self.send(event)
+                self.send(decoded.ask)
             case "hand_back":
-                event = calls.hand_back(*sent)
+                event = sent(fields(ev.HandBack, *values), ev.HandBack)
                 calls.within_reach("cursor", event.cursor, self.core.out_of_reach)
                 self.send(event)
             case "announce":
-                for event in calls.announce(*sent):
+                for event in calls.announce(*values):
                     self.send(event)
             case "is_given_up":
-                block, parts = calls.made_parts(*sent)
-                assert all(isinstance(self.core.window.has(block, part, task), bool) for part, task in parts)
+                for part in sent(*values, tuple[UnreadablePart, ...]):
+                    assert isinstance(self.core.window.has(part.block, part.part, part.task), bool)
+            case "heartbeat":
+                self.send(sent(fields(ev.Heartbeat, *values), ev.Heartbeat))
+            case "leave":
+                self.send(sent(fields(ev.Leave, *values), ev.Leave))
             case _:
-                self.send(getattr(calls, kind)(*sent))
+                raise AssertionError(kind)
 
     def play(self, move: tuple[Any, ...]) -> None:
         self.now += 0.5
@@ -195,6 +218,8 @@ class Service:
                     self.call(move)
                 except ConfigError as error:
                     self.refused.append(str(error))
+                except UnsendableError:
+                    pass
 
     def work(self) -> None:
         if self.tasks:
@@ -202,10 +227,10 @@ class Service:
 
     def ask_good(self) -> None:
         if self.waits:
-            self.send(calls.heartbeat(GOOD, self.session, self.cursor, self.cursor))
+            self.send(ev.Heartbeat(GOOD, self.session, self.cursor, self.cursor))
         else:
             self.waits = True  # set first: the answer may arrive immediately
-            self.send(calls.ask(GOOD, self.session, self.cursor, self.cursor, self.cursor))
+            self.send(ev.Ask(GOOD, self.session, self.cursor, self.cursor, self.cursor))
 
     def finish(self) -> None:
         """Silence all other consumers; the good one then receives two whole epochs, in order and once."""
@@ -258,7 +283,7 @@ def test_a_part_that_a_block_does_not_have_is_neither_lost_nor_there(part):
     service.work()
     assert service.got == [0], "block 0 has one part"
     service.play(("ask", "bad", 1, 0, 0, 0, 1, [UnreadablePart(0, part, 0)]))
-    service.play(("is_given_up", 0, [(part, 0)]))
+    service.play(("is_given_up", [UnreadablePart(0, part, 0)]))
     assert service.refused == []
     service.finish()
 
@@ -282,22 +307,29 @@ def test_nobody_takes_the_feed_to_numbers_that_others_cannot_use():
     assert len(service.refused) == 5, "the last that may be"
 
 
+ORDER = SampleOrder(5, 0, 1)
+
+
 def resume(**changed: Any) -> ev.Join:
     """Join with a valid resumption except for the changes."""
     resumed = structs.replace(Resumption(4, OwnEpoch(2, 7, 2), 0, Shuffle(0)), **changed)
-    return calls.join(JoinRequest(ConsumerName("a"), Start(4, resumed=resumed)), 1, order=ORDER)
+    request = sent(JoinRequest(ConsumerName("a"), Start(4, resumed=resumed)), JoinRequest)
+    return calls.join(request, 1, order=ORDER)
 
 
-def join(name: Any = "a", block: Any = 2, **start: Any) -> ev.Join:
+def join(name: Any = "a", block: Any = 2, born: int = 0, **start: Any) -> ev.Join:
     who = ConsumerName(name) if isinstance(name, str) else name
-    return calls.join(JoinRequest(who, Start(block, **start)), 1, order=ORDER)
+    request = sent(JoinRequest(who, Start(block, **start), born=born), JoinRequest)
+    return calls.join(request, 1, order=ORDER)
 
 
-def called(**changed: Any) -> object:
+CALL = BlockCall(ev.Ask("a", 1, 1, 1, 1, 1, 1, 1, (0, 1)), 0.5, (UnreadablePart(1, 2, 3),))
+
+
+def called(poll_s: Any = 0.5, unreadable: Any = (), **changed: Any) -> BlockCall:
     """A valid call for blocks, except for the changes."""
-    right = BlockCall("a", 1, 1, 1, 1, 1, 0.5, (), 1, 1, None).plain()
-    named = dict(zip(BlockCall.__struct_fields__, right, strict=True))
-    return calls.block_call([*(named | changed).values()])
+    ask = structs.asdict(CALL.ask) | changed
+    return sent({"ask": ask, "poll_s": poll_s, "unreadable": unreadable}, BlockCall)
 
 
 def nested(levels: int) -> Shuffle:
@@ -310,23 +342,21 @@ def nested(levels: int) -> Shuffle:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: join(block=-3), r"start must be in \[0, 4611686018427387904\], got -3"),
-        (lambda: join(block=2.5), "start must be a whole number, got 2.5"),
-        (lambda: join(block=True), "start must be a whole number, got True"),
-        (lambda: join(flexible="yes"), "flexible must be True or False, got 'yes'"),
-        (lambda: join(now="no"), "now must be True or False, got 'no'"),
-        (lambda: join(7), "a consumer must be named by a ConsumerName, got 7"),
-        (lambda: join(ConsumerName(7)), "a consumer's name must be text, got 7"),  # type: ignore[arg-type]
+        (lambda: join(block=-3), "start.block must be .* >= 0, got -3"),
+        (lambda: join(block=2.5), r"start.block must be `int \| null`, got 2.5"),
+        (lambda: join(block=True), r"start.block must be `int \| null`, got True"),
+        (lambda: join(flexible="yes"), "flexible must be `bool`, got 'yes'"),
+        (lambda: join(now="no"), "now must be `bool`, got 'no'"),
+        (lambda: join(7), "name must be `object`, got 7"),
+        (lambda: join(ConsumerName(7)), "name.trial must be `str`, got 7"),  # type: ignore[arg-type]
         (lambda: join("a\nb"), r"must be 1 to 500 printable characters, got 'a\\nb'"),
-        (lambda: join(""), "must be 1 to 500 printable characters, got ''"),
+        (lambda: join(""), "name.trial must be `str` of length >= 1, got ''"),
         (lambda: join(ConsumerName("a", 2, 2)), r"rank must be in \[0, 1\], got 2"),
         (lambda: join(ConsumerName("a" * 499, 1, 2)), "must be 1 to 500 printable characters, got 'a"),
-        (lambda: calls.join("a", 1, order=ORDER), "a consumer must join by a JoinRequest, got 'a'"),
-        (
-            lambda: calls.join(JoinRequest(ConsumerName("a"), Start(), born=-1), 1, order=ORDER),
-            r"born must be in \[0, 4611686018427387904\], got -1",
-        ),
-        (lambda: resume(own_epoch=(0, 5, 0)), "resumed must be a Resumption"),
+        (lambda: sent("a", JoinRequest), "JoinRequest must be `object`, got 'a'"),
+        (lambda: sent({"name": {"trial": "a"}}, JoinRequest), "JoinRequest must be complete, got {.*field `start`"),
+        (lambda: join(born=-1), "born must be `int` >= 0, got -1"),
+        (lambda: resume(own_epoch="far"), "start.resumed.own_epoch must be `array`, got 'far'"),
         (lambda: resume(own_epoch=OwnEpoch(2, 7, 9)), r"resumed.own_epoch.begin must be in \[0, 4\], got 9"),
         (lambda: resume(own_epoch=OwnEpoch(2, 7, 3)), "must begin in the block of position 3, got block 2"),
         (lambda: resume(own_epoch=OwnEpoch(2, 8, 2)), "resumed.own_epoch must have 5 blocks, got OwnEpoch"),
@@ -336,23 +366,29 @@ def nested(levels: int) -> Shuffle:
             "resumed.epoch must be that of block 4 or of the one before, got 3",
         ),
         (lambda: resume(shuffle=Shuffle(1)), "resumed.shuffle must be of epoch 0, got one of epoch 1"),
-        (lambda: resume(shuffle=None), "a shuffle must be a Shuffle, got None"),
+        (lambda: resume(shuffle=None), "start.resumed.shuffle must be `array`, got None"),
+        (lambda: resume(shuffle=[0, [3, 2], [1]]), r"cuts must ascend, and be above 0, got \(3, 2\)"),
         (lambda: resume(shuffle=Shuffle(0, (5,), Shuffle(3))), r"shuffle.cuts must be in \[1, 4\], got 5"),
         (lambda: resume(shuffle=nested(200)), "a shuffle must have at most 128 levels, got 129"),
-        (lambda: calls.ask("a", 1, 10**5000, 0, 0), "cursor must be in .*, got a value of type int"),
-        (lambda: calls.ask("a", 1, 0, 0, 0, 0), r"want must be in \[1, 10000\], got 0"),
-        (lambda: calls.block_call(("a", 1)), r"a call for blocks must be a list of 11 values, got \('a', 1\)"),
-        (lambda: calls.block_call([1] * 12), "a call for blocks must be a list of 11 values, got "),
+        (lambda: called(want=0), "ask.want must be `int` >= 1, got 0"),
+        (lambda: called(session=None), "ask.session must be `int`, got None"),
+        (lambda: called(cursor=2.5), "ask.cursor must be `int`, got 2.5"),
+        (lambda: called(consumer="a\nb"), r"a consumer's name must be 1 to 500 printable characters, got 'a\\nb'"),
+        (lambda: sent(["a", 1], BlockCall), r"BlockCall must be `object`, got \['a', 1\]"),
+        (lambda: called(unreadable=[[1, 2]]), r"unreadable\[0\] must be `object`, got \[1, 2\]"),
         (
-            lambda: called(unreadable=[[1, 2]]),
-            r"unreadable must hold lists of a block, a part and its task, got \[1, 2\]",
+            lambda: called(unreadable=[fields(UnreadablePart, 1, 2, "x")]),
+            r"unreadable\[0\].task must be `int`, got 'x'",
         ),
-        (lambda: called(unreadable=[[1, 2, "x"]]), "task must be a whole number, got 'x'"),
-        (lambda: called(unheld=[1]), r"unheld must be two block numbers, got \(1,\)"),
-        (lambda: called(cursor=2.5), "cursor must be a whole number, got 2.5"),
-        (lambda: calls.poll_s(float("nan")), r"poll_s must be in \[0, 60\], got nan"),
-        (lambda: calls.unreadable([(1, 2, 3)]), r"unreadable must hold UnreadablePart values, got \(1, 2, 3\)"),
-        (lambda: calls.made_parts(1, [(1, 2, 3)]), r"parts must hold pairs of a part's number and its task, got"),
+        (lambda: called(unheld=[1]), r"unheld must be `array` of length 2, got \[1\]"),
+        (lambda: called(poll_s=float("nan")), "poll_s must be `float` >= 0.0, got nan"),
+        (lambda: wire.decoded(b"\xc1", BlockCall), r"a call must be a BlockCall in msgpack, got b'\\xc1'"),
+        (lambda: wire.decoded(wire.encode(CALL)[:-1], BlockCall), "a call must be a BlockCall in msgpack, got b'"),
+        (
+            lambda: wire.decoded(wire.encode({"samples": "many", "x": "ab"})[:-2] + b"\xff\xff", ConsumerReport),
+            r"samples must be `int`, got b'.*\\xff'",
+        ),
+        (lambda: wire.decoded(["a"], BlockCall), r"a call must be a BlockCall in msgpack, got \['a'\]"),  # type: ignore[arg-type]
         (lambda: calls.announce("abc", 0), "consumers must be a list, got 'abc'"),
         (lambda: calls.announce(["a"], 10**6), r"others must be in \[0, 10000\], got 1000000"),
         (lambda: calls.announce([], 2), "others must be 0 where no consumer is named, got 2"),
@@ -366,11 +402,11 @@ def test_an_error_names_the_field_and_says_what_it_is_and_what_it_must_be(call: 
 
 
 LEDGER = EpochLedger(0, 0, 5, 2**64 - 1, 5, 1)
-REPORT = ConsumerReport("loader", 5, 4, 1.0, 0.5, 0.1, 2, ReadBytes(3, 4), (LEDGER,))
+REPORT = ConsumerReport("loader", 5, 4, 1.0, 0.5, 0.1, 2.0, ReadBytes(3, 4), (LEDGER,))
 
 
-def test_a_report_that_fits_comes_through_as_it_is():
-    assert calls.report(REPORT) is REPORT
+def reported(**changed: Any) -> ConsumerReport:
+    return sent(replace(REPORT, **changed), ConsumerReport)
 
 
 @pytest.mark.parametrize(
@@ -385,22 +421,28 @@ def test_a_report_that_fits_comes_through_as_it_is():
         {"loader": b""},
         {"ledgers": (LEDGER, None)},
         {"ledgers": (replace(LEDGER, epoch=0.5),)},
-        {"ledgers": (replace(LEDGER, id_hash=2**64),)},
         {"ledgers": None},
         {"first_ledger": -1},
     ],
     ids=str,
 )
 def test_a_report_whose_numbers_cannot_be_added_up_is_refused(wrong):
-    with pytest.raises(ConfigError, match=f"report.{next(iter(wrong))}"):
-        calls.report(replace(REPORT, **wrong))
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        reported(**wrong)
+
+
+def test_a_hash_of_more_than_64_bits_is_never_sent():
+    with pytest.raises(UnsendableError):
+        reported(ledgers=(replace(LEDGER, id_hash=2**64),))
 
 
 RANK_REPORT = RankReport(ConsumerName("trial", 1, 2), 64, 5, "n0", 0, True)
 
 
-def test_a_rank_report_that_fits_comes_through_as_it_is():
-    assert calls.rank_report(RANK_REPORT) is RANK_REPORT
+def ranked(**changed: Any) -> RankReport:
+    found: RankReport = sent(structs.replace(RANK_REPORT, **changed), RankReport)
+    calls.consumer_name(found.name)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -409,19 +451,21 @@ def test_a_rank_report_that_fits_comes_through_as_it_is():
         {"name": "trial"},
         {"name": ConsumerName("trial", 2, 2)},
         {"name": ConsumerName("trial", 0, 10**12)},
+        {"name": ConsumerName("a\nb", 1, 2)},
         {"batch_size": 0},
         {"session": None},
         {"cursor": -1},
         {"floats": 1},
         {"node": 3},
         {"aside": -1},
+        {"aside": "far"},
     ],
     ids=str,
 )
 def test_a_rank_report_that_cannot_be_is_refused(wrong):
     """A world size of 10**12 alone would occupy the coordinator for hours."""
     with pytest.raises(ConfigError):
-        calls.rank_report(structs.replace(RANK_REPORT, **wrong))
+        ranked(**wrong)
 
 
 def test_bounds_are_included():
@@ -431,10 +475,6 @@ def test_bounds_are_included():
         calls.number("epoch_s", -1e-9)
     with pytest.raises(ConfigError, match="epoch_s must be a number, got True"):
         calls.number("epoch_s", True)
-    assert calls.made_parts(3, [(0, 5), (2, -1)]) == (3, [(0, 5), (2, -1)])
-    assert len(calls.unreadable([UnreadablePart(0, 0, 0)] * calls.MOST_WANTED)) == calls.MOST_WANTED
-    with pytest.raises(ConfigError, match=f"unreadable must hold at most {calls.MOST_WANTED} values"):
-        calls.unreadable([UnreadablePart(0, 0, 0)] * (calls.MOST_WANTED + 1))
 
 
 def test_what_fits_is_an_event_with_just_these_values():
@@ -443,43 +483,47 @@ def test_what_fits_is_an_event_with_just_these_values():
     assert calls.join(rank, 3, order=ORDER) == joined
     alone = JoinRequest(ConsumerName("a"), Start(8))
     assert calls.join(alone, 3, order=ORDER) == ev.Join("a", 3, 8, trial="a")
-    assert calls.ask("a", 1, 5, 3, 4, 2, 9) == ev.Ask("a", 1, cursor=5, released=3, done=4, want=2, number=9)
-    parts = UnreadablePart(1, 2, 3), UnreadablePart(0, 0, -1)
-    sent = BlockCall("a", 1, 5, 3, 4, 2, 0.5, parts, 9, 7, (6, 8)).plain()
-    asked = ev.Ask("a", 1, cursor=5, released=3, done=4, want=2, number=9, began=7, unheld=(6, 8))
-    assert calls.block_call(sent) == (asked, [*parts], 0.5)
-    assert calls.block_call(BlockCall("a", 1, 5, 3, 4, 2, 0.5, (), 9, None, None).plain()) == (
-        calls.ask("a", 1, 5, 3, 4, 2, 9), [], 0.5
-    )  # fmt: skip
-    assert calls.hand_back("a", 1, 5, 3, 9) == ev.HandBack("a", 1, cursor=5, released=3, number=9)
-    assert calls.heartbeat("a", 1, 3, 4) == ev.Heartbeat("a", 1, released=3, done=4)
-    assert calls.leave("a", None, 3) == ev.Leave("a", None, 3)
-    assert calls.leave("a", 1, 0) == ev.Leave("a", 1, 0)
     assert calls.announce(["a", "b"], 3) == [ev.Announce("a"), ev.Announce("b", others=3)]
-    assert calls.unreadable((UnreadablePart(1, 2, 3), UnreadablePart(0, 0, -1))) == [
-        UnreadablePart(1, 2, 3),
-        UnreadablePart(0, 0, -1),
-    ]
-    assert calls.poll_s(0.5) == 0.5
 
 
-def renamed(trial="trial", rank=1, size=2, **changes):
-    return structs.replace(RANK_REPORT, name=ConsumerName(trial, rank, size), **changes)
+@pytest.mark.parametrize(
+    "call",
+    [
+        JoinRequest(ConsumerName("a", 1, 2), Start(4, resumed=Resumption(4, OwnEpoch(2, 7, 2), 0, nested(3))), "n0", 5),
+        CALL,
+        BlockCall(ev.Ask("a", 1, 5, 3, 4), 0.0),
+        ev.HandBack("a", 1, cursor=5, released=3, number=9),
+        ev.Heartbeat("a", 1, released=3, done=4),
+        ev.Leave("a", None, 3),
+        ev.Leave("a", 1),
+        REPORT,
+        RANK_REPORT,
+        RankCall(RANK_REPORT, 3, 0.5, nested(2)),
+    ],
+    ids=lambda call: type(call).__name__,
+)
+def test_what_fits_comes_through_as_it_is(call: Any):
+    found = sent(call, type(call))
+    assert found == call
+    assert repr(found) == repr(call), "also in fields that are not compared"
 
 
 @pytest.mark.parametrize(
     ("call", "most"),
     [
         (lambda value: calls.name("a" * value), MOST_NAME),
-        (lambda value: calls.whole("start", value), calls.MOST_NUMBER),
-        (lambda value: calls.ask("a", 1, 0, 0, 0, value), calls.MOST_WANTED),
-        (lambda value: calls.poll_s(value), int(calls.MOST_POLL_S)),
-        (lambda value: calls.report(replace(REPORT, loader="a" * value)), MOST_NAME),
-        (lambda value: calls.report(replace(REPORT, ledgers=(LEDGER,) * value)), calls.MOST_WANTED),
-        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, node="a" * value)), MOST_NAME),
-        (lambda value: calls.rank_report(renamed(size=value)), calls.MOST_RANKS),
-        (lambda value: calls.rank_report(renamed(rank=value)), 1),
-        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, aside=value)), calls.MOST_NUMBER),
+        (lambda value: called(consumer="a" * value), MOST_NAME),
+        (lambda value: join("a" * value), MOST_NAME),
+        (lambda value: join(block=value), MOST_NUMBER),
+        (lambda value: called(want=value), MOST_WANTED),
+        (lambda value: called(poll_s=value), MOST_POLL_S),
+        (lambda value: called(unreadable=[UnreadablePart(0, 0, 0)] * value), MOST_WANTED),
+        (lambda value: reported(loader="a" * value), MOST_NAME),
+        (lambda value: reported(ledgers=(LEDGER,) * value), MOST_WANTED),
+        (lambda value: ranked(node="a" * value), MOST_NAME),
+        (lambda value: ranked(name=ConsumerName("trial", 1, value)), MOST_RANKS),
+        (lambda value: ranked(name=ConsumerName("trial", value, 2)), 1),
+        (lambda value: ranked(aside=value), MOST_NUMBER),
     ],
 )
 def test_the_largest_that_fits_is_taken_and_one_more_is_not(call, most):
@@ -492,13 +536,13 @@ def test_the_largest_that_fits_is_taken_and_one_more_is_not(call, most):
     ("call", "least"),
     [
         (lambda value: calls.name("a" * value), 1),
-        (lambda value: calls.whole("start", value), 0),
-        (lambda value: calls.ask("a", 1, 0, 0, 0, value), 1),
-        (lambda value: calls.unreadable([UnreadablePart(0, 0, value)]), -1),
-        (lambda value: calls.made_parts(0, [(0, value)]), -1),
-        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, batch_size=value)), 1),
-        (lambda value: calls.rank_report(renamed(rank=0, size=value)), 1),
-        (lambda value: calls.rank_report(structs.replace(RANK_REPORT, aside=value)), 0),
+        (lambda value: called(consumer="a" * value), 1),
+        (lambda value: join(block=value), 0),
+        (lambda value: called(want=value), 1),
+        (lambda value: called(unreadable=[UnreadablePart(0, 0, value)]), -1),
+        (lambda value: ranked(batch_size=value), 1),
+        (lambda value: ranked(name=ConsumerName("trial", 0, value)), 1),
+        (lambda value: ranked(aside=value), 0),
     ],
 )
 def test_the_smallest_that_fits_is_taken_and_one_less_is_not(call, least):
@@ -509,37 +553,24 @@ def test_the_smallest_that_fits_is_taken_and_one_less_is_not(call, least):
 
 @pytest.mark.parametrize("field", ["samples", "prepared", "wait_s", "fetch_stall_s", "peer_stall_s", "step_s"])
 def test_every_figure_of_a_report_is_checked(field):
-    with pytest.raises(ConfigError, match=f"report.{field} must be in"):
-        calls.report(replace(REPORT, **{field: -1}))
+    with pytest.raises(ConfigError, match=f"{field} must be .* got -1"):
+        reported(**{field: -1})
 
 
 @pytest.mark.parametrize("field", ["local", "remote"])
 def test_every_figure_of_what_was_read_is_checked(field):
-    with pytest.raises(ConfigError, match=f"report.read_bytes.{field} must be in"):
-        calls.report(replace(REPORT, read_bytes=replace(REPORT.read_bytes, **{field: -1})))
+    with pytest.raises(ConfigError, match=f"read_bytes.{field} must be .* got -1"):
+        reported(read_bytes=replace(REPORT.read_bytes, **{field: -1}))
 
 
 @pytest.mark.parametrize(
-    "field", ["epoch", "feed_epoch", "samples", "expected_samples", "id_hash", "expected_id_hash", "seconds"]
+    "field", ["epoch", "feed_epoch", "samples", "expected_samples", "id_hash", "expected_id_hash", "seconds", "begin"]
 )
 def test_every_figure_of_a_ledger_is_checked(field):
-    with pytest.raises(ConfigError, match=f"report.ledgers.{field} must be in"):
-        calls.report(replace(REPORT, ledgers=(replace(LEDGER, **{field: -1}),)))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        None,
-        structs.replace(RANK_REPORT, name=ConsumerName("a\nb", 1, 2)),
-        structs.replace(RANK_REPORT, aside="far"),
-    ],
-)
-def test_what_is_inside_of_a_rank_report_is_checked(wrong):
-    with pytest.raises(ConfigError):
-        calls.rank_report(wrong)
+    with pytest.raises(ConfigError, match=rf"ledgers\[0\].{field} must be .* got -1"):
+        reported(ledgers=(replace(LEDGER, **{field: -1}),))
 
 
 def test_what_is_no_report_is_refused():
-    with pytest.raises(ConfigError, match="report must be a ConsumerReport, got 'fine'"):
-        calls.report("fine")
+    with pytest.raises(ConfigError, match="ConsumerReport must be `object`, got 'fine'"):
+        sent("fine", ConsumerReport)

@@ -10,6 +10,7 @@ from mbaas.core.epochs import EpochTable
 from mbaas.core.events import TrialPace
 from mbaas.core.story import Stories
 from mbaas.core.transitions import ConsumerState
+from mbaas.core.window import Window
 from mbaas.messages import ConsumerReport
 
 BOUNDS = {"workers": 2, "pending": 0, "reserved": 1, "most": 8}
@@ -21,9 +22,9 @@ def report(samples, *, wait_s, step_s, fetch_s=0.0, peers_s=0.0, loader="one"):
 
 def consumers(*cohorts):
     """Table with one cohort for each list of names."""
-    found = ConsumerTable(EpochTable(4), 3, Stories())
+    found = ConsumerTable(EpochTable(4), Window(10**6, Stories()), 3, Stories())
     for names in cohorts:
-        cohort = found.new_cohort(0)
+        cohort = found.new_cohort()
         for name in names:
             found.enter(name, 1, cohort, 0, 1e9, ConsumerState.BUSY)
     return found

@@ -165,7 +165,7 @@ def test_who_stays_is_neither_on_its_way_nor_on_a_machine_that_will_be_gone():
     assert feed.supervisor.staying == 0
 
 
-def test_the_staging_core_hears_also_of_a_dead_machine_where_nothing_but_trials_ran():
+def test_staging_hears_also_of_a_dead_machine_where_nothing_but_trials_ran():
     feed = Feed()
     feed.open("a")
     feed.send(ev.NodesDead(frozenset({"trials"})))

@@ -12,7 +12,6 @@ import pytest
 from mbaas.client.stalls import StreamStats
 from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.pace import SPLIT_AFTER_S
 from mbaas.core.state import StagingState
 from mbaas.settings import Timeouts
 
@@ -198,17 +197,12 @@ def test_a_trial_alone_whose_own_blocks_take_the_room_waits_for_nobody_else():
 
 
 def test_who_is_moved_to_another_cohort_is_not_charged_with_what_happened_before():
-    """Measured paces lag behind: the trial that waits was the slower one, so it is moved."""
     play = Play()
     fast, slow = play.join("fast", 0.010), play.join("slow", 0.100)
-    play.run(2.95 - SPLIT_AFTER_S)
-    paces = ev.TrialPace(("fast",), 10.0), ev.TrialPace(("slow",), 100.0)
-    play.send(ev.PacesMeasured(paces, prep_per_s=1 / PREP_S))
-    play.run(SPLIT_AFTER_S)
+    play.run(2.95)
     cursor, waits_s, peers_s = fast.cursor, play.now - fast.asked_at, fast.stats.peer_stall_s
     assert 0.02 < waits_s < 0.09, "it waits for the slow one"
-    play.send(ev.PacesMeasured(paces, prep_per_s=1 / PREP_S))
-    assert len(play.core.consumers.cohorts) == 2
+    play.core.consumers.detach([play.core.consumers.by_name["fast"]], "it is tested")
     play.send(ev.Leave("slow", slow.session))
     play.run(1.02 * PREP_S)
     assert fast.cursor == cursor + 1

@@ -243,7 +243,7 @@ def test_others_that_begin_at_once_are_waited_for_where_nobody_else_is():
 
 def test_others_that_begin_at_once_are_not_waited_for_where_somebody_is():
     """They begin where that consumer is."""
-    feed = make_feed()
+    feed = make_feed(blocks_per_epoch=8)
     feed.send(ev.Announce("a"))
     began_at_once(feed, "a")
     feed.send(ev.Announce("b", others=2))
@@ -406,7 +406,7 @@ def test_while_nobody_knows_how_long_an_epoch_takes_nobody_waits_longer_than_the
 
 
 def test_an_epoch_that_takes_long_is_worth_a_long_wait():
-    feed = make_feed()
+    feed = make_feed(blocks_per_epoch=8)
     feed.join("here")
     feed.send(ev.Announce("late"))
     feed.wait(25.0)

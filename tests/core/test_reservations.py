@@ -9,23 +9,26 @@ from mbaas.core.consumers import ConsumerTable
 from mbaas.core.epochs import EpochTable
 from mbaas.core.story import Stories
 from mbaas.core.transitions import ConsumerState
+from mbaas.core.window import Window
+from mbaas.placement import WHOLE
 
-NOTHING_READY = frozenset().__contains__
-"""False for every block: no block is ready."""
 
-
-def table(*cursors, ahead=3):
-    """Table with one cohort at each cursor; every cohort has one member."""
-    found = ConsumerTable(EpochTable(4), ahead, Stories())
+def table(*cursors, ahead=3, blocks_per_epoch=4):
+    """Table with one cohort at each cursor; every cohort has one member. Nothing is staged."""
+    window = Window(10**6, Stories())
+    found = ConsumerTable(EpochTable(blocks_per_epoch), window, ahead, Stories())
     for number, cursor in enumerate(cursors):
         join(found, f"c{number}", cursor)
     return found
 
 
 def join(found, name, cursor, cohort=None):
-    consumer = found.enter(name, 1, cohort or found.new_cohort(cursor), cursor, 30.0, ConsumerState.BUSY)
-    found.advance()
-    return consumer
+    return found.enter(name, 1, cohort or found.new_cohort(), cursor, 30.0, ConsumerState.BUSY)
+
+
+def stage(found, *blocks):
+    for block in blocks:
+        found._window.grant(block, 10, [WHOLE])
 
 
 def test_of_places_that_anybody_may_take_the_one_furthest_behind_is_taken_first():
@@ -51,8 +54,12 @@ def test_somebody_comes_to_the_cohort_whose_window_holds_its_block():
     cohort = found.cohorts[0]
     assert found.cohort_at(2) is cohort
     assert found.cohort_at(5) is cohort
-    assert found.cohort_at(6) is not cohort
-    assert found.cohort_at(1) is not cohort, "that was dropped"
+    for block, why in ((6, "too far ahead"), (1, "that was dropped")):
+        other = found.cohort_at(block)
+        assert other is not cohort, why
+        del found.cohorts[other.number]
+    stage(found, 1)
+    assert found.cohort_at(1) is cohort
 
 
 def test_of_cohorts_that_begin_an_epoch_together_the_larger_one_is_joined():
@@ -70,18 +77,6 @@ def test_a_newcomer_begins_where_it_waits_least():
     assert found.shared_start(12) == (found.cohorts[0], 12)
 
 
-def test_a_new_cohort_stands_in_the_epoch_of_its_first_block_and_can_be_joined_at_an_epochs_beginning():
-    found = table()
-    for start, boundary, join_start in ((6, 4, None), (8, 8, 8)):
-        cohort = found.new_cohort(start)
-        assert (cohort.boundary, cohort.join_start, cohort.keep_from, cohort.begun) == (
-            boundary,
-            join_start,
-            start,
-            start,
-        )
-
-
 @pytest.mark.parametrize(
     ("other", "begins"),
     [(5, 8), (6, 8), (3, 4), (8, 8), (10, 12)],
@@ -90,9 +85,8 @@ def test_one_that_begins_an_epoch_alone_begins_the_one_that_others_begin(other, 
     """It is at block 0. The others reach the next epoch within the three blocks that prep may be ahead."""
     found = table(0, other)
     alone = found.by_name["c0"]
-    assert found.merge(alone, NOTHING_READY) == "c0 joined the cohort of c1"
+    assert found.merge(alone) == "c0 joined the cohort of c1"
     assert (alone.cursor, [*found.cohorts]) == (begins, [1])
-    assert (found.cohorts[1].boundary, found.cohorts[1].keep_from) == (other - other % 4, 0)
     found.validate()
 
 
@@ -119,52 +113,44 @@ def test_one_stays_in_its_epoch(own, other, options):
     consumer.exact = options.get("exact")
     if options.get("company"):
         join(found, "company", own, found.cohorts[0])
-    assert found.merge(consumer, NOTHING_READY) is None
+    assert found.merge(consumer) is None
     assert (consumer.cursor, [*found.cohorts]) == (own, [0, 1])
 
 
 def test_where_two_cohorts_meet_newcomers_can_begin_the_epoch_of_the_one_behind():
-    """One consumer is at 3 and holds all blocks from 0 on. Another, at 5, keeps all from 3 on and delayed others."""
-    found = table(0, 5)
-    behind, (rear, front) = found.by_name["c0"], found.cohorts.values()
-    behind.cursor = 3
-    found.advance()
-    front.keep_from, front.held_up = 3, (5, 7.0)
-    assert found.merge(found.by_name["c1"], NOTHING_READY) is None, "those ahead wait until it comes"
-    assert found.merge(behind, NOTHING_READY) == "c0 joined the cohort of c1"
-    assert (front.boundary, front.join_start, front.keep_from, front.held_up) == (rear.boundary, 0, 0, None)
-    assert front.boundary == 0
+    """One consumer is at 3 and all blocks from 0 on are staged. Another, at 5, delayed others."""
+    found = table(3, 5)
+    behind, (_, front) = found.by_name["c0"], found.cohorts.values()
+    front.held_up = (5, 7.0)
+    stage(found, 0, 1, 2)
+    assert found.merge(behind) is None, "blocks 3 and 4 would be prepared again"
+    stage(found, 3, 4)
+    assert found.merge(found.by_name["c1"]) is None, "those ahead wait until it comes"
+    assert found.merge(behind) == "c0 joined the cohort of c1"
+    assert (found.join_start(front), front.held_up) == (0, None)
     assert {member.cohort for member in front.members} == {1}
 
 
-def test_two_cohorts_are_one_when_the_one_behind_reaches_the_window_of_the_other():
-    """The front cohort keeps blocks from 5 on; the other cohort's horizon is 3 blocks after its slowest member."""
+def test_two_cohorts_are_one_when_all_blocks_between_them_are_staged():
+    """The horizon of the cohort behind is 3 blocks after its slowest member."""
     found = table(2, 5)
     behind, front = found.cohorts.values()
-    assert not behind.can_merge(front)
-    front.keep_from = 2
-    assert behind.can_merge(front), "5 <= 2 + 3"
+    stage(found, 2, 3)
+    assert not found.can_merge(behind, front)
+    stage(found, 4, 5)
+    assert found.can_merge(behind, front), "5 <= 2 + 3"
+    assert found.can_merge(front, behind)
     front.members[0].cursor = 6
-    assert not behind.can_merge(front)
+    assert not found.can_merge(behind, front)
 
 
-def test_who_is_detached_keeps_what_its_old_cohort_keeps_and_stands_in_its_own_epoch():
+def test_who_is_detached_is_alone_at_its_block():
     found = table(6)
     slow = join(found, "slow", 5, found.cohorts[0])
-    found.cohorts[0].keep_from = 4
     found.detach([slow], "it lags")
-    own = found.cohorts[slow.cohort]
-    assert (own.boundary, own.keep_from, own.slowest) == (4, 4, 5)
+    assert (found.cohorts[slow.cohort].slowest, slow.apart) == (5, "it lags")
     assert [m.name for m in found.cohorts[0].members] == ["c0"]
     found.validate()
-
-
-def test_cohorts_that_unite_keep_what_either_kept():
-    found = table(4, 4)
-    keep, gone = found.cohorts.values()
-    keep.keep_from, gone.keep_from, keep.begun, gone.begun = 4, 3, 5, 7
-    found.merge(found.by_name["c1"], NOTHING_READY)
-    assert [(c.keep_from, c.begun) for c in found.cohorts.values()] == [(3, 7)]
 
 
 def test_what_was_skipped_is_forgotten_when_all_before_it_is_let_go():
@@ -218,7 +204,7 @@ def test_who_asks_twice_with_one_call_holds_what_it_may_have_got_for_the_first()
 
 
 def test_blocks_are_made_to_the_end_of_the_next_epoch_at_most():
-    found = ConsumerTable(EpochTable(4), 100, Stories())
+    found = table(ahead=100)
     consumer = join(found, "ann", 0)
     cohort, horizons = found.cohorts[0], []
     for consumer.cursor in (0, 3, 4, 5):
@@ -227,42 +213,31 @@ def test_blocks_are_made_to_the_end_of_the_next_epoch_at_most():
 
 
 def test_two_blocks_are_made_ahead_where_epochs_have_one():
-    found = ConsumerTable(EpochTable(1), 100, Stories())
+    found = table(ahead=100, blocks_per_epoch=1)
     join(found, "ann", 5)
     assert found.cohorts[0].horizon == 7
 
 
 def test_newcomers_can_begin_the_epoch_that_the_slowest_is_in_while_nothing_of_it_was_dropped():
-    found = table(0)
+    found = table(6)
     cohort, consumer = found.cohorts[0], found.by_name["c0"]
-    assert not cohort.give_up_places(), "it would free nothing: the member holds all of it"
-    assert (cohort.join_start, found.entrance(cohort)) == (0, 0)
-    consumer.cursor, consumer.released = 6, 5
-    found.advance()
-    assert (cohort.boundary, cohort.join_start, cohort.keep_from) == (4, 4, 4)
-    assert cohort.give_up_places()
-    assert (cohort.join_start, cohort.keep_from, found.entrance(cohort)) == (None, 5, 8)
-    found.advance()
-    assert cohort.join_start is None, "block 4 was dropped"
-    consumer.cursor, consumer.released = 8, 8
-    found.advance()
-    assert (cohort.boundary, cohort.join_start, cohort.keep_from) == (8, 8, 8)
+    stage(found, 4, 5)
+    assert (found.join_start(cohort), found.entrance(cohort)) == (4, 4)
+    found._window.drop(4, "its bytes are needed")
+    assert (found.join_start(cohort), found.entrance(cohort)) == (None, 8)
+    consumer.cursor = 8
+    assert (found.join_start(cohort), found.entrance(cohort)) == (8, 8)
 
 
-def test_newcomers_can_begin_an_epoch_to_which_the_slowest_goes_back_if_all_of_it_is_held():
-    found = table(0)
-    cohort, consumer = found.cohorts[0], found.by_name["c0"]
-    consumer.cursor = 6
-    found.advance()
-    assert cohort.join_start == 4
-    consumer.go_to(2)
-    found.advance()
-    assert (cohort.boundary, cohort.join_start, cohort.keep_from) == (0, 0, 0)
+def test_a_newcomer_that_had_the_epoch_begins_the_next_one():
+    found = table(6)
+    stage(found, 4, 5)
+    assert [found.entrance(found.cohorts[0], least) for least in (4, 5)] == [4, 8]
 
 
 def test_no_call_may_come_for_a_reservation():
     found = table(2)
-    found.enter("ann", 0, found.cohort_at(4), 4, 20.0, ConsumerState.RESERVED)
+    found.reserve("ann", found.cohorts[0], 4, 0.0, 20.0, at_once=False)
     for _ in range(2):
         found.reserve_for_successor(found.by_name["c0"], 0.0, 20.0, at_once=False)
     assert [*found.by_name] == ["c0", "ann", "reservation 0", "reservation 1"]

@@ -75,7 +75,6 @@ def test_blocks_are_made_ahead_of_the_slowest_by_a_bounded_number():
     feed.join("fast")
     feed.join("slow", asks=False)
     assert sorted(feed.tasks) == [0, 1, 2]
-    assert feed.core.consumers.cohorts[0].begun == 3
     feed.make(0, 1, 2)
     feed.ask("fast", 0, want=3)
     assert prepared(feed.ask("fast", 3)) == []
@@ -431,8 +430,12 @@ def test_a_laggard_goes_on_alone_after_the_others_patience_and_nobody_loses_a_bl
     assert delivered(feed.ask("slow", 1)) == {"slow": (1,)}
 
 
+def detached(feed):
+    return [member.name for member in feed.core.consumers.by_name.values() if member.apart]
+
+
 def test_a_loader_that_nobody_reads_is_waited_for_no_longer_than_a_reservation():
-    """It named its block, so it cannot begin elsewhere later."""
+    """It joined at its own block, so it cannot rest."""
     feed = Feed(budget_blocks=4, ahead=2, credit=8, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
     feed.wait(100)
     feed.join("unread", start=0, asks=False)
@@ -441,9 +444,11 @@ def test_a_loader_that_nobody_reads_is_waited_for_no_longer_than_a_reservation()
     feed.make(0, 1)
     feed.ask("a", 0, want=2)
     feed.ask("a", 2)
-    assert not kinds(feed.wait(4), ev.Note)
+    feed.wait(4)
+    assert detached(feed) == []
     assert 2 not in feed.tasks
     done = feed.wait(1)
+    assert detached(feed) == ["unread"]
     assert "unread kept a waiting at block 0 for 1 s, and has asked for nothing since it joined" in (
         kinds(done, ev.Note)[0].text
     )
@@ -758,7 +763,7 @@ def test_storage_that_is_away_is_the_fault_of_no_worker_and_no_consumer():
             put_off(feed, block) if block == 2 else feed.finish(block)
         done = feed.wait(0.7)
         assert not kinds(done, ev.ReplaceWorker)
-        assert len(feed.core.consumers.cohorts) == 1
+        assert not any(member.apart for member in feed.core.consumers.by_name.values())
     assert feed.core.window.blocks[2].error is None
     assert feed.core.consumers.by_name["fast"].waiting
 
@@ -1067,29 +1072,30 @@ def test_patience_begins_anew_when_nobody_waited_between():
     feed.wait(0.5)
     feed.ask("fast", 3)
     feed.wait(0.5)
-    assert not kinds(feed.wait(4.5), ev.Note)
-    (note,) = kinds(feed.wait(0.5), ev.Note)
-    assert note.text.startswith("slow kept fast waiting at block 0 for 5 s")
+    feed.wait(4.5)
+    assert detached(feed) == []
+    feed.wait(0.5)
+    assert detached(feed) == ["slow"]
 
 
 def test_of_two_that_others_wait_for_the_one_goes_first_that_never_began_and_the_other_has_its_time():
-    """A third consumer waits from 0 s: until 20 s for the one that never asked, until 30 s for the one that works."""
+    """A third consumer waits: 20 s for the one at block 0 that never asked, then 30 s for the one at block 1."""
     feed = Feed(ahead=2, credit=8, reservation_s=20.0, patience_s=30.0, lease_s=1000.0)
-    feed.join("works", start=1)
-    feed.make(1)
-    feed.join("never began", start=2, asks=False)
-    feed.join("waits", start=2)
-    feed.make(2, 3)
-    feed.ask("waits", 3)
-    feed.ask("waits", 4)
-    assert {consumer.cohort for consumer in feed.core.consumers.by_name.values()} == {0}
+    feed.join("works")
+    feed.join("never began", start=0, asks=False)
+    feed.join("waits")
+    feed.make(0, 1)
+    feed.ask("waits", 2)
     feed.wait(0.0)
-    assert not kinds(feed.wait(19.0), ev.Note)
-    (note,) = kinds(feed.wait(1.0), ev.Note)
-    assert note.text.startswith("never began kept ")
-    assert not kinds(feed.wait(9.0), ev.Note)
-    (note,) = kinds(feed.wait(1.0), ev.Note)
-    assert note.text.startswith("works kept ")
+    for seconds, gone in ((19.0, []), (1.0, ["never began"])):
+        feed.wait(seconds)
+        assert detached(feed) == gone
+    feed.make(2)
+    feed.ask("waits", 3)
+    feed.wait(0.0)
+    for seconds, gone in ((29.0, ["never began"]), (1.0, ["works", "never began"])):
+        feed.wait(seconds)
+        assert detached(feed) == gone
 
 
 def test_what_was_made_ahead_stays_when_a_slower_one_joins():

@@ -63,7 +63,7 @@ def test_workers_whose_machine_dies_are_lost_and_not_blamed():
     assert [down.blame for down in feed.told(staging.WorkerDown)] == [False, False]
 
 
-def test_a_block_is_blamed_for_the_end_of_a_worker_unless_whoever_gave_the_worker_up_says_otherwise():
+def test_staging_blames_a_block_for_the_end_of_a_worker_unless_whoever_gave_the_worker_up_says_otherwise():
     feed = Feed(own=2)
     feed.open("a", "a")
     for name, blame in zip(list(feed.supervisor.workers), (True, False), strict=True):
@@ -137,14 +137,14 @@ def test_a_move_that_was_given_up_is_not_used_when_it_is_done_after_all():
     assert feed.only(ev.UsePlacement).version == second.version
 
 
-def test_a_worker_goes_when_it_is_done():
+def test_a_worker_goes_when_its_tasks_are_done():
     feed = Feed(own=2)
     feed.open("a", "a")
     feed.send(ev.Scale(1))
     name = feed.told(staging.WorkerLeaves)[0].worker
     feed.send(ev.WorkerDone(name))
     assert feed.only(ev.EndWorker).worker == name
-    assert not feed.send(ev.WorkerDone(name)), "a report may be repeated"
+    assert not feed.send(ev.WorkerDone(name)), "a late report"
 
 
 def test_a_worker_that_was_lent_is_replaced_when_it_dies_and_counted_once_when_it_comes_back():
@@ -413,6 +413,12 @@ def test_briefings_that_fail_are_counted_anew_after_one_that_did_not():
             feed.send(ev.BriefingFailed(name, "it does not answer"))
         feed.send(ev.WorkerBriefed(name, feed.supervisor.homes.current.version))
     assert feed.supervisor.workers[name].phase is WorkerPhase.WORKING
+    feed.send(ev.WorkerBehind(name))
+    for _ in range(BRIEFINGS - 1):
+        feed.send(ev.BriefingFailed(name, "it does not answer"))
+    assert name in feed.supervisor.workers
+    feed.send(ev.BriefingFailed(name, "it does not answer"))
+    assert name not in feed.supervisor.workers
 
 
 # ---- start ----

@@ -16,7 +16,8 @@ from webdataset import TarWriter
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.dataset import Dataset, columns, read_manifest, read_webdataset
+from mbaas.dataset import Dataset, read_manifest, read_webdataset
+from mbaas.dataset.readers import columns
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import Field
 
@@ -56,7 +57,7 @@ def test_parts_pickles_and_draws_keep_what_numbers_stand_for(data: Dataset) -> N
     assert coats(data.filter(pc.field("coat").isin(["black", "grey"]))) == ["black", "black", "grey"]
     assert coats(data.filter(pc.field("coat") == "white")) == ["white"]
     assert coats(mbaas.concat([data, data])) == 2 * COATS
-    assert sorted(coats(data.balanced("coat", samples=4))) == sorted(NAMES)
+    assert sorted(coats(data.balance("coat", samples=4))) == sorted(NAMES)
 
 
 def test_numbers_that_stand_for_other_texts_are_another_dataset(data: Dataset, tmp_path: Path) -> None:

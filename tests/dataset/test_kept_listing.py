@@ -15,7 +15,7 @@ from generated_tree import GeneratedTree
 from pyarrow import parquet
 
 from mbaas.dataset import Dataset, read_images
-from mbaas.dataset.kept_listing import KEY
+from mbaas.dataset.readers.listing import KEY
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 
 Change = Callable[[pa.Table, dict[str, Any]], pa.Table]

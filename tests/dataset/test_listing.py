@@ -25,7 +25,7 @@ from pyarrow.fs import (
 )
 
 from mbaas.dataset import read_images
-from mbaas.dataset.listing import IMAGE_EXTENSIONS
+from mbaas.dataset.readers.folders import IMAGE_EXTENSIONS
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import ConfigError, DatasetError
 
@@ -395,7 +395,7 @@ def test_a_uri_that_cannot_be_opened_is_named_without_its_secrets(uri: str) -> N
 
 
 def test_the_root_of_a_uri_has_no_secrets_and_no_options(tmp_path: Path) -> None:
-    from mbaas.dataset.location import locate
+    from mbaas.dataset.storage.location import locate
 
     where = locate("s3://KEY:SECRET@bucket/train/?region=eu-west-1", None)
     assert where.root == "s3://bucket/train"

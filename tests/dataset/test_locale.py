@@ -40,8 +40,8 @@ given = {
     "as bytes of UTF-8": lambda: read_images(os.fsencode(root).decode(), listing=os.path.join(root, "kept.parquet")),
     "again": lambda: read_images(root, listing=os.path.join(root, "kept.parquet")),
     "manifest": lambda: read_manifest(os.path.join(root, "table.csv")),
-    "shard": lambda: read_webdataset(os.path.join(root, shard), label=None),
-    "shards": lambda: read_webdataset([os.path.join(root, shard), "b.tar"], label=None),
+    "shard": lambda: read_webdataset(os.path.join(root, shard), label_column=None),
+    "shards": lambda: read_webdataset([os.path.join(root, shard), "b.tar"], label_column=None),
 }
 print(json.dumps({name: content(read()) for name, read in given.items()}))
 """
@@ -94,5 +94,5 @@ def test_names_with_accents_are_read_in_a_locale_that_is_not_utf_8(tmp_path: Pat
         "shard": in_shard,
         "shards": {**in_shard, beside: "tar!"},
     }
-    (same,) = (uri.rpartition("/")[2] for uri in [read_webdataset(root / "forêt.tar", label=None).uri(0)])
+    (same,) = (uri.rpartition("/")[2] for uri in [read_webdataset(root / "forêt.tar", label_column=None).uri(0)])
     assert same in in_shard

@@ -51,7 +51,7 @@ def written(folder: Path, ending: str, rows: list[dict[str, Any]] = ROWS) -> Pat
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".ndjson", ".json", ".parquet"])
 def test_columns_of_numbers_are_fields_and_a_label_of_text_has_classes(folder: Path, ending: str) -> None:
     """A file named in two rows is two samples. Lists become arrays, except in CSV, which has no lists."""
-    data = read_manifest(written(folder, ending), label="kind")
+    data = read_manifest(written(folder, ending), label_column="kind")
     assert (len(data), data.class_names) == (3, ("ant", "cat", "dog"))
     numbers = [Field("label", (), "int64"), Field("age", (), "int64"), Field("weight", (), "float64")]
     lists = [] if ending == ".csv" else [Field("tags", (3,), "int64")]
@@ -72,8 +72,8 @@ def test_what_is_delivered_can_be_chosen_and_a_label_may_be_missing_a_number_or_
     assert [field.name for field in none.fields] == ["age"]
     with pytest.raises(DatasetError, match=r"have no field 'label', but age$"):
         none.labels(IDS)
-    assert read_manifest(path, label="weight", fields=()).values(IDS)["label"].tolist() == [7.5, 4.25, 0.5]
-    several = read_manifest(path, label="tags", fields=())
+    assert read_manifest(path, label_column="weight", fields=()).values(IDS)["label"].tolist() == [7.5, 4.25, 0.5]
+    several = read_manifest(path, label_column="tags", fields=())
     assert (several.class_names, several.values(IDS)["label"].shape) == ((), (3, 3))
 
 
@@ -89,7 +89,7 @@ def test_numbers_stay_as_wide_as_they_are_and_booleans_are_zero_and_one(folder: 
         }
     )
     pq.write_table(table, folder / "t.parquet")
-    data = read_manifest(folder / "t.parquet", label="kind")
+    data = read_manifest(folder / "t.parquet", label_column="kind")
     assert {field.name: (field.shape, field.dtype) for field in data.fields} == {
         "label": ((), "int64"), "half": ((), "float32"), "small": ((), "int8"), "known": ((), "uint8"),
         "box": ((2,), "float32"),
@@ -98,17 +98,17 @@ def test_numbers_stay_as_wide_as_they_are_and_booleans_are_zero_and_one(folder: 
 
 
 def test_a_pickle_has_the_same_values_and_a_copy_elsewhere_the_same_fingerprint(folder: Path, tmp_path: Path) -> None:
-    data = read_manifest(written(folder, ".parquet"), label="kind")
+    data = read_manifest(written(folder, ".parquet"), label_column="kind")
     again = pickle.loads(pickle.dumps(data, protocol=5))
     assert (again.fields, again.class_names, again.fingerprint) == (data.fields, data.class_names, data.fingerprint)
     for name, array in data.values(IDS).items():
         np.testing.assert_array_equal(again.values(IDS)[name], array)
-    same = read_manifest(written(folder, ".jsonl"), label="kind")
+    same = read_manifest(written(folder, ".jsonl"), label_column="kind")
     assert same.fingerprint == data.fingerprint, "however it was written"
     others = [
-        read_manifest(written(folder, ".parquet"), label="kind", fields=["age"]),
+        read_manifest(written(folder, ".parquet"), label_column="kind", fields=["age"]),
         read_manifest(written(folder, ".parquet")),
-        read_manifest(written(folder, ".parquet", [{**row, "age": 9} for row in ROWS]), label="kind"),
+        read_manifest(written(folder, ".parquet", [{**row, "age": 9} for row in ROWS]), label_column="kind"),
     ]
     assert len({data.fingerprint, *(other.fingerprint for other in others)}) == 4
 
@@ -150,7 +150,7 @@ def test_parts_and_joined_datasets_have_lists_that_are_not_equally_long(folder: 
 def test_images_that_are_listed_or_named_are_the_same_dataset(folder: Path) -> None:
     listed = read_images(folder)
     rows = [{"path": "a/1.png", "label": "a"}, {"path": "b/2.png", "label": "b"}]
-    assert read_manifest(written(folder, ".csv", rows), uri="path").fingerprint == listed.fingerprint
+    assert read_manifest(written(folder, ".csv", rows), uri_column="path").fingerprint == listed.fingerprint
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -160,7 +160,7 @@ def test_files_may_lie_elsewhere_and_lengths_be_known(folder: Path, tmp_path: Pa
     top = f"{folder}/" if absolute else ""
     rows = [{"uri": f"{top}a/1.png", "bytes": 14}, {"uri": f"{top}gone.png", "bytes": 5}]
     path = written(tmp_path / "elsewhere", ".csv", rows)
-    data = read_manifest(path, length="bytes", root=None if absolute else folder)
+    data = read_manifest(path, length_column="bytes", root=None if absolute else folder)
     assert data.lengths(np.arange(2)).tolist() == [14, 5]
     assert data.fields == ()
     assert data.uri(1) == f"{folder}/gone.png"
@@ -169,13 +169,13 @@ def test_files_may_lie_elsewhere_and_lengths_be_known(folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "options", "told"),
     [
-        ({}, {"uri": "file"}, r"has no column 'file'; it has uri, kind, age, weight, tags, note"),
-        ({}, {"label": "Kind"}, r"has no column 'Kind'; it has uri,"),
-        ({}, {"uri": "age"}, r"column 'age' of .* must be text, got int64"),
+        ({}, {"uri_column": "file"}, r"has no column 'file'; it has uri, kind, age, weight, tags, note"),
+        ({}, {"label_column": "Kind"}, r"has no column 'Kind'; it has uri,"),
+        ({}, {"uri_column": "age"}, r"column 'age' of .* must be text, got int64"),
         ({}, {"fields": "age"}, r"fields must be a list of columns, such as \['age'\], got 'age'$"),
         ({"tags": ["a"]}, {"fields": ["tags"]}, r"column 'tags' of .* must have numbers, .*, or texts, got list"),
-        ({}, {"length": "weight"}, r"column 'weight' .* whole numbers of bytes, at least 0: they are double"),
-        ({"age": -3}, {"length": "age"}, r"column 'age' .* whole numbers of bytes, at least 0: the least is -3"),
+        ({}, {"length_column": "weight"}, r"column 'weight' .* whole numbers of bytes, at least 0: they are double"),
+        ({"age": -3}, {"length_column": "age"}, r"column 'age' .* whole numbers of bytes, at least 0: the least is -3"),
         ({"image": 1}, {"fields": ["image"]}, r"a field must not be called 'image', which minibatches have already"),
         ({"tags": [[1], [1, 2]]}, {"fields": ["tags"]}, r"column 'tags' .* or of equally long lists .*, got list"),
     ],
@@ -261,9 +261,9 @@ def test_a_large_file_is_read_as_a_small_one(folder: Path) -> None:
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_json_may_be_one_array(folder: Path, indent: int | None) -> None:
-    wanted = read_manifest(written(folder, ".json"), label="kind")
+    wanted = read_manifest(written(folder, ".json"), label_column="kind")
     (folder / "table.json").write_text(json.dumps(ROWS, indent=indent))
-    assert read_manifest(folder / "table.json", label="kind").fingerprint == wanted.fingerprint
+    assert read_manifest(folder / "table.json", label_column="kind").fingerprint == wanted.fingerprint
 
 
 def test_a_list_of_an_array_may_have_nulls_where_nobody_asks_for_it(folder: Path) -> None:
@@ -375,7 +375,7 @@ def test_text_that_is_not_utf_8_is_named(folder: Path, column: str) -> None:
     table = pa.table({"uri": ["a/1.png"], "kind": ["cat"]}).drop_columns([column]).append_column(column, odd)
     pq.write_table(table, folder / "odd.parquet")
     with pytest.raises(DatasetError, match=rf"column '{column}' of .*odd\.parquet is damaged: .*UTF"):
-        read_manifest(folder / "odd.parquet", label="kind")
+        read_manifest(folder / "odd.parquet", label_column="kind")
 
 
 @pytest.mark.parametrize(

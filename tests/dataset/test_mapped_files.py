@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbaas.dataset.mapped_files import MappedFiles
+from mbaas.dataset.readers.huggingface import mapped_files
 
 PAGE = mmap.PAGESIZE
 
@@ -24,16 +24,16 @@ def test_memory_is_found_in_its_file_until_that_is_replaced(tmp_path: Path, offs
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 2 * PAGE, access=mmap.ACCESS_READ, offset=offset)
     start = address_of(memory)
-    found = MappedFiles()
-    assert found.place(start, 0) == (str(path), offset)
-    assert found.place(start + 10, 2 * PAGE - 10) == (str(path), offset + 10)
-    assert found.place(start + 10, 2 * PAGE) is None, "it ends before"
-    assert found.place(0, 1) is None
+    found = mapped_files()
+    assert found(start, 0) == (str(path), offset)
+    assert found(start + 10, 2 * PAGE - 10) == (str(path), offset + 10)
+    assert found(start + 10, 2 * PAGE) is None, "it ends before"
+    assert found(0, 1) is None
     (tmp_path / "other").write_bytes(bytes(3 * PAGE))
     (tmp_path / "other").rename(path)
-    assert MappedFiles().place(start, 1) is None
+    assert mapped_files()(start, 1) is None
 
 
 def test_memory_that_is_in_no_file_is_not_found() -> None:
     memory = mmap.mmap(-1, PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    assert MappedFiles().place(address_of(memory), 1) is None
+    assert mapped_files()(address_of(memory), 1) is None

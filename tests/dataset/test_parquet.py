@@ -58,7 +58,7 @@ def test_several_files_are_one_dataset_and_labels_may_be_text(tmp_path: Path) ->
     written(tmp_path / "in/0.parquet", slice(150))
     written(tmp_path / "in/1.parquet", slice(150, 150))
     written(tmp_path / "in/2.parquet", slice(150, None))
-    data = read_parquet(tmp_path / "in/{0..2}.parquet", unpacked=tmp_path / "out", label="kind", fields=["age"])
+    data = read_parquet(tmp_path / "in/{0..2}.parquet", unpacked=tmp_path / "out", label_column="kind", fields=["age"])
     assert (content(data), data.class_names) == (IMAGES, ("cat", "dog"))
     assert values(data) == {"label": [row % 2 for row in range(ROWS)], "age": KNOWN["age"]}
     again = pickle.loads(pickle.dumps(data, protocol=5))
@@ -78,12 +78,12 @@ def test_what_hugging_faces_datasets_write_has_its_classes(tmp_path: Path) -> No
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
     read = datasets.Dataset.from_parquet(str(tmp_path / "a.parquet"), cache_dir=str(tmp_path / "cache"))
     plain = read.cast_column("image", datasets.Image(decode=False))
-    data = read_parquet(tmp_path / "a.parquet", unpacked=tmp_path / "out", label="fine")
+    data = read_parquet(tmp_path / "a.parquet", unpacked=tmp_path / "out", label_column="fine")
     assert content(data) == [row["image"]["bytes"] for row in plain]
     assert values(data) == {"label": list(plain["fine"]), "age": list(plain["age"])}
     assert data.class_names == tuple(read.features["fine"].names)
     assert data.labels(np.arange(ROWS)).dtype == np.int64
-    again = read_parquet(tmp_path / "a.parquet", unpacked=tmp_path / "out", label="fine")
+    again = read_parquet(tmp_path / "a.parquet", unpacked=tmp_path / "out", label_column="fine")
     assert (again.class_names, again.fingerprint) == (data.class_names, data.fingerprint)
 
 
@@ -120,8 +120,10 @@ def test_it_is_unpacked_once_and_again_when_something_changed(tmp_path: Path) ->
 def test_what_was_unpacked_with_other_options_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet")
     read_parquet(path, unpacked=tmp_path / "out")
-    with pytest.raises(DatasetError, match=r"out/listing\.parquet is of label None, asked for is 'kind'; remove it"):
-        read_parquet(path, unpacked=tmp_path / "out", label="kind")
+    with pytest.raises(
+        DatasetError, match=r"out/listing\.parquet is of label_column None, asked for is 'kind'; remove it"
+    ):
+        read_parquet(path, unpacked=tmp_path / "out", label_column="kind")
     (tmp_path / "in").mkdir()
     other = written(tmp_path / "in/a.parquet")
     with pytest.raises(DatasetError, match=r"is of root '.*', asked for is '.*/in'; remove it"):
@@ -131,12 +133,18 @@ def test_what_was_unpacked_with_other_options_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"image": "picture"}, r"a\.parquet has no column 'picture'; it has image, label, kind, age, box$"),
-        ({"label": "Kind"}, r"has no column 'Kind'; it has image,"),
-        ({"fields": ["size"]}, r"has no column 'size'; it has image,"),
-        ({"image": "kind"}, r"column 'kind' of .* must have bytes, or a struct with bytes .* 'bytes', got string"),
+        ({"image_column": "picture"}, r"a\.parquet has no column 'picture'; it has image, label, kind, age, box$"),
+        ({"label_column": "Kind"}, r"has no column 'Kind'; it has label,"),
+        ({"fields": ["size"]}, r"has no column 'size'; it has label,"),
+        (
+            {"image_column": "kind"},
+            r"column 'kind' of .* must have encoded images: .*, got string",
+        ),
         ({"fields": "age"}, r"fields must be a list of columns, such as \['age'\], got 'age'"),
-        ({"label": "kind", "fields": ["label"]}, r"a field must not be called 'label', which minibatches have already"),
+        (
+            {"label_column": "kind", "fields": ["label"]},
+            r"a field must not be called 'label', which minibatches have already",
+        ),
     ],
 )
 def test_a_column_that_cannot_be_is_named(tmp_path: Path, options: dict[str, Any], told: str) -> None:
@@ -148,14 +156,14 @@ def test_a_file_that_cannot_be_unpacked_is_named_and_nothing_half_is_left(tmp_pa
     lacking = pa.array([*IMAGES[:-1], None])
     path, out = written(tmp_path / "a.parquet", image=lacking), tmp_path / "out"
     with pytest.raises(
-        DatasetError, match=rf"column 'image' of .*a\.parquet has no bytes in row {ROWS - 1} \(counted fr"
+        DatasetError, match=rf"row {ROWS - 1} \(counted from 0\) of .*a\.parquet has no image in column 'image'"
     ):
         read_parquet(path, unpacked=out)
     named = pa.array(
         [{"bytes": None, "path": f"{row}.jpg"} for row in range(ROWS)],
         pa.struct({"bytes": pa.binary(), "path": pa.string()}),
     )
-    with pytest.raises(DatasetError, match=r"no bytes in row 0 .*; tables that name files are read by read_manifest"):
+    with pytest.raises(DatasetError, match=r"row 0 .* has no image .*: tables that name files are"):
         read_parquet(written(path, image=named), unpacked=out)
     whole = written(path).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])

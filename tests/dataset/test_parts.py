@@ -21,7 +21,7 @@ from mbaas.analysis.measuring.portion import SlowedDataset, local_spans
 from mbaas.dataset import Dataset, concat, read_images, read_manifest, synthetic
 from mbaas.dataset.base import Subset
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.parts import drawn
+from mbaas.dataset.subsets import random_share
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.order import SampleOrder, Shuffle, split_order
 
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def manifest(folder: Path) -> Dataset:
-    return read_manifest(folder / "all.parquet", label="kind")
+    return read_manifest(folder / "all.parquet", label_column="kind")
 
 
 def tree(folder: Path) -> Dataset:
@@ -57,7 +57,7 @@ def joined(folder: Path) -> Dataset:
     """A concatenation of datasets on two file systems with different roots."""
     here = manifest(folder)
     elsewhere = SubTreeFileSystem(str(folder), LocalFileSystem())
-    return concat([here, read_manifest("all.parquet", label="kind", filesystem=elsewhere), here.take(7)])
+    return concat([here, read_manifest("all.parquet", label_column="kind", filesystem=elsewhere), here.limit(7)])
 
 
 def slowed(data: Dataset) -> Dataset:
@@ -72,7 +72,7 @@ KINDS: dict[str, Callable[[Path], Dataset]] = {
     "wrapped": lambda folder: slowed(manifest(folder).split(0.9, seed=2)[0]),
     "joined": joined,
     "part": lambda folder: manifest(folder).split(0.9, seed=5)[0],
-    "part of computed": lambda folder: synthetic(200).take(SAMPLES),
+    "part of computed": lambda folder: synthetic(200).limit(SAMPLES),
 }
 
 
@@ -137,41 +137,41 @@ def test_a_split_divides_all_samples_and_is_the_same_everywhere(data: Dataset, s
 )
 def test_each_stratum_has_its_fraction_to_within_one_sample(values: list[int], fraction: float, seed: int) -> None:
     strata = np.array(values)
-    first = drawn(len(strata), fraction, seed, strata)
+    first = random_share(len(strata), fraction, seed, strata)
     assert first.sum() == int(np.floor(len(strata) * fraction + 0.5))
     for value in np.unique(strata):
         share = fraction * (strata == value).sum()
         assert abs(first[strata == value].sum() - share) <= 1 + 1e-9
-    assert np.array_equal(first, drawn(len(strata), fraction, seed, strata))
+    assert np.array_equal(first, random_share(len(strata), fraction, seed, strata))
 
 
 @given(count=st.integers(1, 700), seed=st.integers(0, 2**63 - 1), fractions=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_a_smaller_fraction_is_a_part_of_a_larger_one(count: int, seed: int, fractions: tuple[float, float]) -> None:
-    few, many = (drawn(count, fraction, seed) for fraction in sorted(fractions))
+    few, many = (random_share(count, fraction, seed) for fraction in sorted(fractions))
     assert not (few & ~many).any()
     assert few.sum() == int(np.floor(count * min(fractions) + 0.5))
 
 
 def test_which_samples_are_drawn_never_changes() -> None:
     """Otherwise a run resumed with a new release would train on samples that were held out for validation."""
-    assert np.flatnonzero(drawn(20, 0.25, 7)).tolist() == [1, 2, 9, 13, 16]
-    assert np.flatnonzero(drawn(20, 0.25, 7, np.arange(20) % 2)).tolist() == [2, 8, 9, 13, 16]
-    assert np.flatnonzero(drawn(1000, 0.005, 7)).tolist() == [123, 196, 525, 902, 971]
+    assert np.flatnonzero(random_share(20, 0.25, 7)).tolist() == [1, 2, 9, 13, 16]
+    assert np.flatnonzero(random_share(20, 0.25, 7, np.arange(20) % 2)).tolist() == [2, 8, 9, 13, 16]
+    assert np.flatnonzero(random_share(1000, 0.005, 7)).tolist() == [123, 196, 525, 902, 971]
 
 
 def test_a_split_is_random_and_has_nothing_to_do_with_an_epochs_order() -> None:
     """Half of 10,000: 2,500 of the first 5,000 are drawn, to within six standard deviations (6 x 25 = 150)."""
-    assert abs(int(drawn(10_000, 0.5, 0)[:5_000].sum()) - 2_500) < 150
+    assert abs(int(random_share(10_000, 0.5, 0)[:5_000].sum()) - 2_500) < 150
     epoch = SampleOrder(10_000, 0, 64).samples_at(Shuffle(0), 0, 5_000)
-    assert abs(int(drawn(10_000, 0.5, 0)[epoch].sum()) - 2_500) < 150
-    seeds = np.array([drawn(1_000, 0.5, seed) for seed in range(400)])
+    assert abs(int(random_share(10_000, 0.5, 0)[epoch].sum()) - 2_500) < 150
+    seeds = np.array([random_share(1_000, 0.5, seed) for seed in range(400)])
     assert np.abs(seeds.mean(axis=0) - 0.5).max() < 0.15, "no sample is always in the same part"
 
 
 def test_the_first_samples_are_taken(data: Dataset) -> None:
-    check_part(data.take(5), data, np.arange(5))
-    assert data.take(len(data)) is data
-    assert data.take(6).take(5).source_ids(np.arange(5)).tolist() == data.source_ids(np.arange(5)).tolist()
+    check_part(data.limit(5), data, np.arange(5))
+    assert data.limit(len(data)) is data
+    assert data.limit(6).limit(5).source_ids(np.arange(5)).tolist() == data.source_ids(np.arange(5)).tolist()
 
 
 def test_those_are_kept_of_which_an_expression_is_true(data: Dataset) -> None:
@@ -187,12 +187,12 @@ def test_those_are_kept_of_which_an_expression_is_true(data: Dataset) -> None:
 def test_an_expression_sees_all_fields_of_many_samples(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers, lists, and class names (unless a field is called ``class``), in steps that fit in memory."""
     whole = [part.fingerprint for part in manifest(folder).split(0.5, stratify="label")]
-    monkeypatch.setattr("mbaas.dataset.parts._LOOKED_AT", 10)
+    monkeypatch.setattr("mbaas.dataset.subsets._BATCH_SAMPLES", 10)
     data = manifest(folder)
     found = data.filter((pc.field("age") >= 40) & (pc.list_element(pc.field("box"), 0) < 52))
     assert found.values(np.arange(len(found)))["age"].tolist() == [*range(40, 52)]
     assert [part.fingerprint for part in data.split(0.5, stratify="label")] == whole
-    bare = read_manifest(folder / "all.parquet", label="age", fields=())
+    bare = read_manifest(folder / "all.parquet", label_column="age", fields=())
     with pytest.raises(
         ConfigError, match=r"cannot filter .* by \(class == \"cat\"\): there is no field class; its fields are label$"
     ):
@@ -205,10 +205,10 @@ def test_an_expression_sees_all_fields_of_many_samples(folder: Path, monkeypatch
 def test_a_part_of_a_large_table_travels_alone(folder: Path) -> None:
     """The pickle of a part contains its own rows only, not the names of the other files."""
     data = concat([manifest(folder)] * 2)
-    few, all_of_it = (len(pickle.dumps(each, protocol=5)) for each in (data.take(10), data))
+    few, all_of_it = (len(pickle.dumps(each, protocol=5)) for each in (data.limit(10), data))
     assert few < all_of_it / 3
     buffers: list[pickle.PickleBuffer] = []
-    part = manifest(folder).take(60)
+    part = manifest(folder).limit(60)
     stream = pickle.dumps(part, protocol=5, buffer_callback=buffers.append)
     assert len(stream) < sum(len(buffer.raw()) for buffer in buffers), "columns are out of band"
     shared = [memoryview(bytes(buffer.raw())) for buffer in buffers]
@@ -228,14 +228,14 @@ def test_a_part_of_a_dataset_that_has_no_table_shares_it() -> None:
 
 def test_the_places_of_files_are_known_of_parts_too(folder: Path) -> None:
     """Measurements use them to drop the files from the page cache."""
-    data = concat([slowed(manifest(folder)).take(5), manifest(folder).split(0.5)[0]])
+    data = concat([slowed(manifest(folder)).limit(5), manifest(folder).split(0.5)[0]])
     ids = [*range(0, len(data), 3)]
     assert [span.path for span in local_spans(data, ids)] == [data.uri(sample) for sample in ids]
-    assert local_spans(synthetic(9).take(3), [0, 2]) == []
+    assert local_spans(synthetic(9).limit(3), [0, 2]) == []
 
 
 def test_samples_of_joined_datasets_follow_one_another(folder: Path) -> None:
-    a, b, c = manifest(folder), manifest(folder).take(7), manifest(folder).split(0.5)[1]
+    a, b, c = manifest(folder), manifest(folder).limit(7), manifest(folder).split(0.5)[1]
     data = concat([a, b, c])
     ids = np.array([SAMPLES + 6, 0, SAMPLES + 7, SAMPLES - 1, len(data) - 1])
     ages = [
@@ -247,7 +247,7 @@ def test_samples_of_joined_datasets_follow_one_another(folder: Path) -> None:
     assert concat([a]) is a
     prints = [concat(parts).fingerprint for parts in ([a, b], [b, a], [a, b, c], [a, a])]
     assert len({*prints, a.fingerprint}) == 5
-    assert concat([manifest(folder), manifest(folder).take(7)]).fingerprint == prints[0]
+    assert concat([manifest(folder), manifest(folder).limit(7)]).fingerprint == prints[0]
 
 
 def test_a_sample_that_is_too_large_stays_so_in_a_part(folder: Path) -> None:
@@ -270,10 +270,10 @@ def test_a_sample_that_is_too_large_stays_so_in_a_part(folder: Path) -> None:
             lambda data: data.split(0.5, stratify="box"),
             r"^stratify must name a field of whole numbers, of which .* has label, age, got 'box'$",
         ),
-        (lambda data: data.take(0), r"^count must be a whole number in \[1, 101\], the number of .*, got 0$"),
-        (lambda data: data.take(102), r"^count must be .*, got 102$"),
-        (lambda data: data.take(True), r"^count must be .*, got True$"),
-        (lambda data: data.take(2.0), r"^count must be .*, got 2\.0$"),
+        (lambda data: data.limit(0), r"^count must be a whole number in \[1, 101\], the number of .*, got 0$"),
+        (lambda data: data.limit(102), r"^count must be .*, got 102$"),
+        (lambda data: data.limit(True), r"^count must be .*, got True$"),
+        (lambda data: data.limit(2.0), r"^count must be .*, got 2\.0$"),
         (lambda data: data.filter("label < 5"), r"^a filter must be an expression over fields, .* 'label < 5'$"),
         (lambda data: data.filter(pc.field("no") == 1), r"by \(no == 1\): there is no field no; its fields are "),
         (lambda data: data.filter(pc.field("age") + 1), r"must evaluate to bool, but .*; its fields are label, age"),

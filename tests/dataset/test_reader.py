@@ -15,8 +15,8 @@ from fsspec.implementations.local import LocalFileSystem as FsspecLocal  # type:
 from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
 from tenacity import Retrying
 
-from mbaas.dataset.reader import ByteRange, FileReader
-from mbaas.dataset.retry import PatientReader, RetryPolicy, retrying
+from mbaas.dataset.storage.reader import ByteRange, FileReader
+from mbaas.dataset.storage.retry import PatientReader, RetryPolicy, retrying
 from mbaas.errors import BadSampleError, ConfigError, StorageError
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import mbaas
 from mbaas.dataset import Dataset, read_manifest, synthetic
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.resampling import drawn_by_weight
+from mbaas.dataset.subsets import drawn_by_weight
 from mbaas.errors import ConfigError
 
 ROWS = 97
@@ -92,16 +92,16 @@ def test_draws_are_the_same_on_every_machine_and_in_every_version() -> None:
 
 
 def test_equal_weights_and_as_many_draws_as_samples_change_nothing(data: Dataset) -> None:
-    assert data.resampled(np.ones(ROWS), each_epoch=False) is data
-    assert data.resampled(np.full(ROWS, 1.7e308), seed=5, each_epoch=False) is data
-    anew = data.resampled(np.ones(ROWS))
+    assert data.resample(np.ones(ROWS), each_epoch=False) is data
+    assert data.resample(np.full(ROWS, 1.7e308), seed=5, each_epoch=False) is data
+    anew = data.resample(np.ones(ROWS))
     for epoch in (0, 9):
         assert anew.stored_ids(np.arange(ROWS), epoch).tolist() == list(range(ROWS))
     assert anew.fields[-1].name == "source_id", "which trials may read, whatever the weights are"
 
 
 def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
-    part = data.resampled("weight", samples=300, seed=1, each_epoch=False)
+    part = data.resample("weight", samples=300, seed=1, each_epoch=False)
     ids = drawn(part)
     assert len(part) == len(ids) == 300
     times = np.bincount(ids, minlength=ROWS)
@@ -111,42 +111,42 @@ def test_a_dataset_has_what_was_drawn(data: Dataset) -> None:
     assert values(part) == {name: [column[row] for row in ids] for name, column in values(data).items()}
     assert part.total_bytes == sum(row + 1 for row in ids)
     assert (part.uri(0), part.class_names) == (data.uri(ids[0]), data.class_names)
-    again = data.resampled(2.5 * np.arange(ROWS), samples=300, seed=1, each_epoch=False)
+    again = data.resample(2.5 * np.arange(ROWS), samples=300, seed=1, each_epoch=False)
     assert (again.fingerprint, drawn(again)) == (part.fingerprint, ids), "weights have no unit"
-    other = data.resampled("weight", samples=300, seed=2, each_epoch=False)
+    other = data.resample("weight", samples=300, seed=2, each_epoch=False)
     assert (other.fingerprint != part.fingerprint) & (drawn(other) != ids)
     assert part.fingerprint != data.fingerprint
-    as_many = data.resampled("weight", each_epoch=False)
+    as_many = data.resample("weight", each_epoch=False)
     assert (len(as_many), len({*drawn(as_many)}) < 90, 0 in drawn(as_many)) == (ROWS, True, False)
 
 
 def test_classes_come_equally_often(data: Dataset) -> None:
     """100 draws are 33 or 34 per class: each of 80 owls at most once, each of 16 ants two or three times."""
     for seed in range(20):
-        part = data.balanced(samples=100, seed=seed, each_epoch=False)
+        part = data.balance(samples=100, seed=seed, each_epoch=False)
         assert sorted(np.bincount(part.labels(np.arange(100))).tolist()) == [33, 33, 34]
         times = np.bincount(drawn(part), minlength=ROWS)
         assert times[:80].max() == 1
         assert {*times[80:96].tolist()} == {2, 3}
-    assert len(data.balanced()) == ROWS
-    assert data.balanced("weight", each_epoch=False) is data, "each has a weight of its own"
+    assert len(data.balance()) == ROWS
+    assert data.balance("weight", each_epoch=False) is data, "each has a weight of its own"
 
 
 def test_what_was_drawn_can_be_divided_and_joined(data: Dataset) -> None:
-    part = mbaas.concat([data, data]).balanced(samples=300, each_epoch=False)
+    part = mbaas.concat([data, data]).balance(samples=300, each_epoch=False)
     assert np.bincount(part.labels(np.arange(300))).tolist() == [100, 100, 100]
     bees = drawn(part.select(np.flatnonzero(part.labels(np.arange(300)) == 1)))
     assert bees == [96] * 50 + [96 + ROWS] * 50
     assert content(part) == [content(data)[row % ROWS] for row in drawn(part)]
-    few = part.take(150)
+    few = part.limit(150)
     assert drawn(few) == drawn(part)[:150]
-    computed = synthetic(5).resampled(np.array([0, 0, 0, 1, 1]), samples=7, each_epoch=False)
+    computed = synthetic(5).resample(np.array([0, 0, 0, 1, 1]), samples=7, each_epoch=False)
     assert drawn(computed)[:3] == [3, 3, 3]
     assert content(computed) == [content(synthetic(5))[row] for row in drawn(computed)]
 
 
 def test_each_epoch_draws_anew_and_all_of_a_large_class_come_in_the_end(data: Dataset) -> None:
-    part = data.balanced(samples=60, seed=4)
+    part = data.balance(samples=60, seed=4)
     assert len(part) == 60
     everything, drawn_in = np.arange(60), []
     for epoch in range(40):
@@ -160,15 +160,15 @@ def test_each_epoch_draws_anew_and_all_of_a_large_class_come_in_the_end(data: Da
     assert len({frozenset(ids) for ids in drawn_in}) == 40
     assert {*range(80)} < set().union(*drawn_in), "of 80 owls 20 come in each epoch"
     assert part.stored is data
-    again = data.balanced(samples=60, seed=4)
+    again = data.balance(samples=60, seed=4)
     assert again.fingerprint == part.fingerprint
     np.testing.assert_array_equal(again.stored_ids(everything, 5), part.stored_ids(everything, 5))
-    others = [data.balanced(samples=60, seed=5), data.balanced("weight", samples=60, seed=4), data]
+    others = [data.balance(samples=60, seed=5), data.balance("weight", samples=60, seed=4), data]
     assert part.fingerprint not in [other.fingerprint for other in others]
 
 
 def test_as_a_list_it_has_what_the_first_epoch_draws(data: Dataset) -> None:
-    part = data.resampled("weight", samples=300, seed=1)
+    part = data.resample("weight", samples=300, seed=1)
     ids = part.source_ids(np.arange(300))
     assert part.stored_ids(np.arange(300), 0).tolist() == (ids - 1).tolist(), "the first has no weight"
     assert content(part) == [content(data)[row] for row in ids]
@@ -187,59 +187,59 @@ def test_the_draws_of_an_epoch_are_the_same_on_every_machine_and_in_every_versio
 
 
 def test_a_sample_that_is_too_large_is_bad_however_often_it_is_drawn(data: Dataset) -> None:
-    part = bounded(data.resampled("weight", samples=300), most_bytes=90)
+    part = bounded(data.resample("weight", samples=300), most_bytes=90)
     lengths = part.lengths(np.arange(300))
     assert lengths.tolist() == [row + 1 if row < 90 else 0 for row in part.source_ids(np.arange(300))]
     assert (
         part.stored_ids(np.arange(300), 8).tolist()
-        == data.resampled("weight", samples=300).stored_ids(np.arange(300), 8).tolist()
+        == data.resample("weight", samples=300).stored_ids(np.arange(300), 8).tolist()
     )
 
 
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda part: part.take(3), "drawn anew in each epoch: split, filter and take before you draw"),
-        (lambda part: part.split(0.5), "drawn anew in each epoch: split, filter and take before you draw"),
-        (lambda part: part.balanced(samples=4), "drawn anew in each epoch already"),
-        (lambda part: mbaas.concat([part, part]), "drawn anew in each epoch: join datasets before you draw"),
+        (lambda part: part.limit(3), "drawn again in each epoch: split, filter and limit before you draw"),
+        (lambda part: part.split(0.5), "drawn again in each epoch: split, filter and limit before you draw"),
+        (lambda part: part.balance(samples=4), "drawn again in each epoch already"),
+        (lambda part: mbaas.concat([part, part]), "drawn again in each epoch: concatenate datasets before you draw"),
     ],
 )
 def test_draws_that_are_made_anew_are_the_last_thing(data: Dataset, make: Callable[[Any], Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        make(data.balanced(samples=30))
+        make(data.balance(samples=30))
 
 
 def test_a_field_that_has_the_name_of_what_was_drawn_is_refused(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(b"0")
     (tmp_path / "all.csv").write_text("uri,source_id\n0.png,1\n")
     with pytest.raises(ConfigError, match="have a field 'source_id'"):
-        read_manifest(tmp_path / "all.csv").resampled(np.ones(1), samples=5)
+        read_manifest(tmp_path / "all.csv").resample(np.ones(1), samples=5)
 
 
 @pytest.mark.parametrize(
     ("draw", "told"),
     [
         (
-            lambda data: data.resampled("size"),
+            lambda data: data.resample("size"),
             r"weights must name a field of numbers, .* has label, weight, half, got 's",
         ),
         (
-            lambda data: data.resampled([1, 2]),
+            lambda data: data.resample([1, 2]),
             r"weights must have a number for each of 97 samples, got an array of shap",
         ),
-        (lambda data: data.resampled(np.arange(ROWS) - 3.0), r"finite numbers of at least 0, got -3.0 for sample 0"),
-        (lambda data: data.resampled(np.full(ROWS, np.nan)), r"finite numbers of at least 0, got nan for sample 0"),
-        (lambda data: data.resampled(np.zeros(ROWS)), r"weights must have at least one number above 0, got none"),
-        (lambda data: data.resampled(["a"] * ROWS), r"weights must be numbers, or a field of them, got \['a', "),
-        (lambda data: data.resampled("weight", samples=0), r"samples must be a whole number of at least 1, got 0"),
-        (lambda data: data.resampled("weight", samples=2.5), r"samples must be a whole number of at least 1, got 2\.5"),
-        (lambda data: data.resampled("weight", seed=-1), r"seed must be an integer in \[0, 2\*\*63\), got -1"),
+        (lambda data: data.resample(np.arange(ROWS) - 3.0), r"finite numbers of at least 0, got -3.0 for sample 0"),
+        (lambda data: data.resample(np.full(ROWS, np.nan)), r"finite numbers of at least 0, got nan for sample 0"),
+        (lambda data: data.resample(np.zeros(ROWS)), r"weights must have at least one number above 0, got none"),
+        (lambda data: data.resample(["a"] * ROWS), r"weights must be numbers, or a field of them, got \['a', "),
+        (lambda data: data.resample("weight", samples=0), r"samples must be a whole number of at least 1, got 0"),
+        (lambda data: data.resample("weight", samples=2.5), r"samples must be a whole number of at least 1, got 2\.5"),
+        (lambda data: data.resample("weight", seed=-1), r"seed must be an integer in \[0, 2\*\*63\), got -1"),
         (
-            lambda data: data.balanced("half"),
+            lambda data: data.balance("half"),
             r"field must name a field of whole numbers, .* has label, weight, got 'half",
         ),
-        (lambda data: data.balanced(samples=True), r"samples must be a whole number of at least 1, got True"),
+        (lambda data: data.balance(samples=True), r"samples must be a whole number of at least 1, got True"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(data: Dataset, draw: Callable[[Any], Any], told: str) -> None:
@@ -253,4 +253,4 @@ def test_weights_of_a_field_that_cannot_be_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"the field 'w' must have finite numbers of at least 0, got -1.0 for sample 0"
     ):
-        read_manifest(tmp_path / "all.csv").resampled("w")
+        read_manifest(tmp_path / "all.csv").resample("w")

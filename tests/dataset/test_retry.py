@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, S3FileSystem
 
-from mbaas.dataset.faults import may_pass, s3_attempts
-from mbaas.dataset.retry import GaveUpError, RetryPolicy, ask_for, retrying
+from mbaas.dataset.storage.faults import may_pass, s3_attempts
+from mbaas.dataset.storage.retry import GaveUpError, RetryPolicy, ask_for, retrying
 from mbaas.errors import BadSampleError, ConfigError, StorageError, WaitTimeoutError
 from mbaas.units import seconds
 

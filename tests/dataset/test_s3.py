@@ -17,8 +17,8 @@ from pyarrow.fs import S3FileSystem
 
 import mbaas
 from mbaas.dataset import Dataset, SampleReader
-from mbaas.dataset.reader import ByteRange, FileReader
-from mbaas.dataset.retry import PatientReader, RetryPolicy, retrying
+from mbaas.dataset.storage.reader import ByteRange, FileReader
+from mbaas.dataset.storage.retry import PatientReader, RetryPolicy, retrying
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import BadSampleError, DatasetError
 from support.s3 import Fault, Request, UnreliableProxy, unreliable

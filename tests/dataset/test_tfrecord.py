@@ -80,11 +80,11 @@ def test_each_feature_is_what_the_package_reads(tmp_path: Path) -> None:
 
 def test_labels_may_be_text_numbers_or_missing(tmp_path: Path) -> None:
     file = written(tmp_path / "a.tfrecord")
-    named = read_tfrecord(file, label="kind")
+    named = read_tfrecord(file, label_column="kind")
     assert (named.class_names, values(named)) == (("a", "b"), {"label": [number % 2 for number in range(11)]})
-    assert read_tfrecord(file, label=None).fields == ()
-    assert read_tfrecord(file, label="box").fields == (Field("label", (4,), "float32"),)
-    one = read_tfrecord(written(tmp_path / "one", SAMPLES[1:2]), label=None, fields=["k"])
+    assert read_tfrecord(file, label_column=None).fields == ()
+    assert read_tfrecord(file, label_column="box").fields == (Field("label", (4,), "float32"),)
+    one = read_tfrecord(written(tmp_path / "one", SAMPLES[1:2]), label_column=None, fields=["k"])
     assert one.fields == (Field("k", (2,), "int64"),), "two values in each sample"
 
 
@@ -129,7 +129,7 @@ def test_numbers_are_read_however_they_are_written(numbers: list[int], packed: b
     filesystem = pyarrow.fs._MockFileSystem()
     with filesystem.open_output_stream("a") as file:
         file.write(record(content) * 2)
-    data = read_tfrecord("a", image="x", label=None, fields=["n", "f"], filesystem=filesystem)
+    data = read_tfrecord("a", image_column="x", label_column=None, fields=["n", "f"], filesystem=filesystem)
     single = numbers[0] if len(numbers) == 1 else numbers
     assert values(data) == {"n": [single, single], "f": [[1.5, -2], [1.5, -2]]}
     assert data.lengths(np.arange(2)).tolist() == [nbytes, nbytes]
@@ -139,7 +139,7 @@ def test_volumes_are_trained_on_as_raw_arrays(tmp_path: Path) -> None:
     """The format of CosmoFlow: particle counts as raw bytes, and four parameters as the label."""
     volumes = np.random.default_rng(0).integers(0, 900, (3, 4, 4, 4, 2)).astype(np.int16)
     samples = [{"x": (each.tobytes(), "byte"), "y": ([*map(float, range(4))], "float")} for each in volumes]
-    data = read_tfrecord(written(tmp_path / "c.tfrecord", samples), image="x", label="y")
+    data = read_tfrecord(written(tmp_path / "c.tfrecord", samples), image_column="x", label_column="y")
     decode = T.DecodeArray("raw", shape=(4, 4, 4, 2), dtype="int16")
     shown = first_samples(data, T.Pipeline([decode]), count=3, shuffle=False)
     np.testing.assert_array_equal(shown.samples, volumes)
@@ -154,17 +154,20 @@ def test_what_was_kept_is_read_until_a_file_changes(tmp_path: Path) -> None:
     with pytest.raises(BadSampleError, match=r"a\.tfrecord#0.*bytes"):
         content(first)
     assert len(read_tfrecord(file, listing=kept)) == 3
-    with pytest.raises(DatasetError, match=r"is of image 'image/encoded', asked for is 'kind'"):
-        read_tfrecord(file, image="kind", listing=kept)
+    with pytest.raises(DatasetError, match=r"is of image_column 'image/encoded', asked for is 'kind'"):
+        read_tfrecord(file, image_column="kind", listing=kept)
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"image": "image"}, r"record 0 has no feature 'image'; it has 'age', 'box', 'image/class/label', "),
+        ({"image_column": "image"}, r"record 0 has no feature 'image'; it has 'age', 'box', 'image/class/label', "),
         ({"fields": ["size"]}, r"record 0 has no feature 'size'; it has 'age'"),
-        ({"image": "age"}, r"the feature 'age' of record 0 must have one value of bytes, but has none"),
-        ({"label": "image/encoded"}, r"the feature 'image/encoded' of record \d+ must have numbers or text, but has b"),
+        ({"image_column": "age"}, r"the feature 'age' of record 0 must have one value of bytes, but has none"),
+        (
+            {"label_column": "image/encoded"},
+            r"the feature 'image/encoded' of record \d+ must have numbers or text, but has b",
+        ),
     ],
 )
 def test_what_a_sample_lacks_is_named(tmp_path: Path, options: dict[str, Any], told: str) -> None:
@@ -195,7 +198,7 @@ def test_what_is_no_file_of_records_is_named(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(wrong)
         with pytest.raises(DatasetError, match=told):
-            read_tfrecord(tmp_path / name, label=None)
+            read_tfrecord(tmp_path / name, label_column=None)
 
 
 def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
@@ -204,4 +207,4 @@ def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
     for end in [*range(1, 40), *range(first - 6, first), *range(first + 1, first + 30), len(plain) - 1]:
         (tmp_path / "cut").write_bytes(plain[:end])
         with pytest.raises(DatasetError, match=r"cut off|is no file of TensorFlow's records"):
-            read_tfrecord(tmp_path / "cut", label=None)
+            read_tfrecord(tmp_path / "cut", label_column=None)

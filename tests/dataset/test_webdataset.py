@@ -89,12 +89,12 @@ def test_each_field_is_what_the_package_reads(tmp_path: Path) -> None:
 
 def test_labels_may_be_text_numbers_or_missing(tmp_path: Path) -> None:
     shard = written(tmp_path / "a.tar")
-    named = read_webdataset(shard, label="kind")
+    named = read_webdataset(shard, label_column="kind")
     assert (named.class_names, values(named)) == (("a", "b"), {"label": [number % 2 for number in range(11)]})
-    assert values(read_webdataset(shard, label="age", fields=["age"])) == {
+    assert values(read_webdataset(shard, label_column="age", fields=["age"])) == {
         name: [number / 2 for number in range(11)] for name in ("label", "age")
     }
-    bare = read_webdataset(shard, label=None)
+    bare = read_webdataset(shard, label_column=None)
     assert (bare.fields, len(bare)) == ((), 11)
 
 
@@ -118,7 +118,7 @@ def test_a_size_in_a_pax_header_and_a_name_that_is_no_text(tmp_path: Path) -> No
             tar.addfile(member, io.BytesIO(b"abcde"))
     with tarfile.open(tmp_path / "b.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
         tar.addfile(tarfile.TarInfo("é.jpg"))
-    data = read_webdataset(tmp_path / "{a,b}.tar", label=None)
+    data = read_webdataset(tmp_path / "{a,b}.tar", label_column=None)
     assert content(data) == [b"abcde", b"abcde", b""]
     assert [data.uri(i).rpartition("#")[2] for i in range(3)] == ["1.jpg", "é.jpg", "\N{REPLACEMENT CHARACTER}.jpg"]
 
@@ -134,9 +134,9 @@ def test_what_belongs_to_no_sample_is_left_out_as_by_the_package(tmp_path: Path)
             other.type, other.linkname = kind, "1.jpg"
             tar.addfile(other)
     with pytest.warns(UserWarning, match=r"left out: .*/a\.tar: the member '2\.jpg' is a link to '1\.jpg', .* not in"):
-        data = read_webdataset(tmp_path / "a.tar", label=None)
+        data = read_webdataset(tmp_path / "a.tar", label_column=None)
     assert content(data) == [b"./v1.0/1.JPG"]
-    (masks,) = content(read_webdataset(tmp_path / "a.tar", label=None, image="seg.PNG"))
+    (masks,) = content(read_webdataset(tmp_path / "a.tar", label_column=None, image_column="seg.PNG"))
     assert masks == b"./v1.0/1.seg.png"
     read = {key: value for sample in by_webdataset(tmp_path / "a.tar") for key, value in sample.items()}
     assert (read["jpg"], read["seg.png"]) == (b"./v1.0/1.JPG", masks)
@@ -175,9 +175,9 @@ def test_links_are_the_members_that_they_lead_to(tmp_path: Path) -> None:
         ("x/a.jpg", b"second"),  # the link before it still means the first one
         ("y/2.jpg", "hard x/a.jpg"), ("y/3.jpg", "soft ../x/a.jpg"), ("z.jpg", "hard y/1.jpg"),
     )  # fmt: skip
-    assert content(read_webdataset(shard, label=None)) == images_of(shard)
+    assert content(read_webdataset(shard, label_column=None)) == images_of(shard)
     assert images_of(shard) == [b"first", b"first", b"first", b"second", b"second", b"second", b"first"]
-    assert read_webdataset(shard, label=None).uri(0) == f"{shard}#./x/0.jpg"
+    assert read_webdataset(shard, label_column=None).uri(0) == f"{shard}#./x/0.jpg"
     labels = linked(tmp_path / "b.tar", ("1.jpg", b"1"), ("1.cls", b"7"), ("2.jpg", b"2"), ("2.cls", "hard 1.cls"))
     assert values(read_webdataset(labels)) == {"label": [7, 7]}
 
@@ -189,7 +189,7 @@ def test_hard_links_as_gnu_tar_writes_them(tmp_path: Path) -> None:
     (tmp_path / "in/c.jpg").write_bytes(b"three")
     (tmp_path / "in/v1.1").symlink_to("v1.0")  # neither the link nor the folder is a sample
     subprocess.run(["tar", "-cf", tmp_path / "a.tar", "-C", tmp_path / "in", "--sort=name", "."], check=True)
-    assert content(read_webdataset(tmp_path / "a.tar", label=None)) == [b"one", b"one", b"three"]
+    assert content(read_webdataset(tmp_path / "a.tar", label_column=None)) == [b"one", b"one", b"three"]
 
 
 def test_links_that_lead_out_of_the_shard_or_in_a_circle_are_named_and_counted(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_links_that_lead_out_of_the_shard_or_in_a_circle_are_named_and_counted(t
     )  # fmt: skip
     told = r"left out: .*a\.tar: the member '2\.jpg' is a link to '/data/2\.jpg', which is not .* \(and 3 more\)$"
     with pytest.warns(UserWarning, match=told) as caught:
-        assert content(read_webdataset(shard, label=None)) == [b"1", b"6"]
+        assert content(read_webdataset(shard, label_column=None)) == [b"1", b"6"]
     assert caught[0].filename == __file__, "the line that reads is told"
 
 
@@ -221,10 +221,10 @@ def test_what_is_behind_the_end_and_is_no_tar_file_is_named(tmp_path: Path) -> N
     for rest in (gzip.compress(whole), b"x", b"x" * 2000):
         (tmp_path / "a.tar").write_bytes(whole + rest)
         with pytest.warns(UserWarning, match=r"a\.tar: all after the end mark, from byte 10,240 on, which is neither"):
-            assert content(read_webdataset(tmp_path / "a.tar", label=None)) == [b"1"]
+            assert content(read_webdataset(tmp_path / "a.tar", label_column=None)) == [b"1"]
     (tmp_path / "a.tar").write_bytes(whole + whole[:700])
     with pytest.raises(DatasetError, match=r"a\.tar is cut off or damaged"):
-        read_webdataset(tmp_path / "a.tar", label=None)
+        read_webdataset(tmp_path / "a.tar", label_column=None)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_members_that_are_not_whole_are_refused(tmp_path: Path, kind: bytes, tol
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         tar.addfile(member)
     with pytest.raises(DatasetError, match=told):
-        read_webdataset(tmp_path / "a.tar", label=None)
+        read_webdataset(tmp_path / "a.tar", label_column=None)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_braces_stand_for_what_they_stand_for_elsewhere(tmp_path: Path, pattern:
     for number, name in enumerate(expected):
         Path(name).parent.mkdir(exist_ok=True)
         packed(Path(name), {f"{number}.jpg": b"x"})
-    data = read_webdataset(f"{tmp_path}/{pattern}", label=None)
+    data = read_webdataset(f"{tmp_path}/{pattern}", label_column=None)
     assert [data.uri(number) for number in range(len(data))] == [
         f"{name}#{number}.jpg" for number, name in enumerate(expected)
     ]
@@ -262,11 +262,11 @@ def test_shards_may_be_a_list_of_several_folders_and_of_the_current_one(
     monkeypatch.chdir(tmp_path / "in")
     packed(tmp_path / "in/a.tar", {"1.jpg": b"a"})
     packed(tmp_path / "b-1.tar", {"1.jpg": b"b"})
-    data = read_webdataset(["a.tar", tmp_path / "b-{1..1}.tar"], label=None)
+    data = read_webdataset(["a.tar", tmp_path / "b-{1..1}.tar"], label_column=None)
     assert (data.root, content(data)) == (str(tmp_path), [b"a", b"b"])
     inside = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    assert content(read_webdataset(["b-1.tar", "in/a.tar"], label=None, filesystem=inside)) == [b"b", b"a"]
-    assert content(read_webdataset((tmp_path / "in/a.tar").as_uri(), label=None)) == [b"a"]
+    assert content(read_webdataset(["b-1.tar", "in/a.tar"], label_column=None, filesystem=inside)) == [b"b", b"a"]
+    assert content(read_webdataset((tmp_path / "in/a.tar").as_uri(), label_column=None)) == [b"a"]
 
 
 def test_a_pickle_reads_and_a_copy_elsewhere_has_the_same_fingerprint(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_a_shard_that_changed_is_noticed_when_it_is_read(tmp_path: Path) -> None
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the shards that have been indexed."""
-    from mbaas.dataset import webdataset as module
+    from mbaas.dataset.readers import webdataset as module
 
     found: list[str] = []
     index = module.tar_samples
@@ -313,7 +313,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_was_kept_is_read_until_a_shard_changes(tmp_path: Path, opened: list[str]) -> None:
     shards = [written(tmp_path / f"{name}.tar", SAMPLES[:4]) for name in "ab"]
-    options: dict[str, Any] = {"fields": ["box", "age"], "label": "kind", "listing": tmp_path / "kept.parquet"}
+    options: dict[str, Any] = {"fields": ["box", "age"], "label_column": "kind", "listing": tmp_path / "kept.parquet"}
     first = read_webdataset(shards, **options)
     assert sorted(opened) == ["a.tar", "b.tar"]
     again = read_webdataset(shards, **options)
@@ -337,8 +337,11 @@ def test_what_is_kept_of_something_else_is_refused_with_both(tmp_path: Path) -> 
     read_webdataset(shard, fields=["age"], listing=kept)
     for options, told in (
         ({"fields": ["box"]}, r"is of fields \('age',\), asked for is \('box',\)"),
-        ({"fields": ["age"], "label": "kind"}, r"is of label 'cls', asked for is 'kind'"),
-        ({"fields": ["age"], "image": "png"}, r"is of image \('jpg', 'jpeg', 'png', 'webp'\), asked for is \('png',\)"),
+        ({"fields": ["age"], "label_column": "kind"}, r"is of label_column 'cls', asked for is 'kind'"),
+        (
+            {"fields": ["age"], "image_column": "png"},
+            r"is of image_column \('jpg', 'jpeg', 'png', 'webp'\), asked for is \('png',\)",
+        ),
     ):
         with pytest.raises(DatasetError, match=rf"the listing .*kept\.parquet {told}; remove it"):
             read_webdataset(shard, listing=kept, **options)
@@ -356,17 +359,17 @@ def test_what_is_kept_of_something_else_is_refused_with_both(tmp_path: Path) -> 
     [
         ({"1.cls": b"1"}, {}, r"the sample '1' has no images instead of one: its members end in \.cls, and images in"),
         ({"1.jpg": b"", "1.png": b"", "1.cls": b"1"}, {}, r"the sample '1' has 2 images instead of one: .*\.jpg, "),
-        ({"1.jpg": b""}, {}, r"the sample '1' has no member that ends in \.cls; label=None leaves labels out"),
+        ({"1.jpg": b""}, {}, r"the sample '1' has no member that ends in \.cls; label_column=None leaves labels out"),
         ({"1.jpg": b"", "1.cls": b"cat"}, {}, r"the label in '1\.cls' must be the text of an integer, got b'cat'$"),
         ({"1.jpg": b"", "1.cls": b"9" * 20}, {}, r"the values of '\.cls' cannot be one column: "),
-        ({"1.jpg": b""}, {"label": "kind"}, r"the sample '1' has no member that ends in \.json$"),
-        ({"1.jpg": b"", "1.json": b"[1]"}, {"label": "kind"}, r"'1\.json' must be a JSON object, got \[1\]$"),
-        ({"1.jpg": b"", "1.json": b"{"}, {"label": "kind"}, r"'1\.json' must be a JSON object: Expecting property"),
-        ({"1.jpg": b"", "1.json": b'{"a": 1}'}, {"label": "kind"}, r"must have a value for 'kind'; it has 'a'$"),
-        ({"1.jpg": b"", "1.json": b'{"a": null}'}, {"label": "a"}, r"must have a value for 'a'; it has 'a'$"),
+        ({"1.jpg": b""}, {"label_column": "kind"}, r"the sample '1' has no member that ends in \.json$"),
+        ({"1.jpg": b"", "1.json": b"[1]"}, {"label_column": "kind"}, r"'1\.json' must be a JSON object, got \[1\]$"),
+        ({"1.jpg": b"", "1.json": b"{"}, {"label_column": "kind"}, r"'1\.json' must be a JSON object: Expecting"),
+        ({"1.jpg": b"", "1.json": b'{"a": 1}'}, {"label_column": "kind"}, r"must have a value for 'kind'; it has 'a'$"),
+        ({"1.jpg": b"", "1.json": b'{"a": null}'}, {"label_column": "a"}, r"must have a value for 'a'; it has 'a'$"),
         (
             {"1.jpg": b"", "1.json": b'{"a": 1}', "2.jpg": b"", "2.json": b'{"a": "x"}'},
-            {"label": "a"},
+            {"label_column": "a"},
             r"the values of 'a' cannot be one column: ",
         ),
         ({"1.txt": b"", "1.TXT": b""}, {}, r"the sample '1' has two members that end in \.txt$"),
@@ -385,10 +388,10 @@ def test_a_sample_that_cannot_be_is_named(
 def test_kinds_of_values_that_differ_between_shards_are_refused(tmp_path: Path) -> None:
     for name, value in (("a", b"1"), ("b", b"2.5"), ("c", b'"x"')):
         packed(tmp_path / f"{name}.tar", {"1.jpg": b"", "1.json": b'{"a": %s}' % value})
-    assert values(read_webdataset(tmp_path / "{a,b}.tar", label="a")) == {"label": [1.0, 2.5]}
+    assert values(read_webdataset(tmp_path / "{a,b}.tar", label_column="a")) == {"label": [1.0, 2.5]}
     with pytest.raises(DatasetError, match=r"a column has values of another kind in another shard: "):
-        read_webdataset(tmp_path / "{a,b,c}.tar", label="a")
-    (named,) = read_webdataset(tmp_path / "c.tar", label=None, fields=["a"]).fields
+        read_webdataset(tmp_path / "{a,b,c}.tar", label_column="a")
+    (named,) = read_webdataset(tmp_path / "c.tar", label_column=None, fields=["a"]).fields
     assert named.categories == ("x",)
 
 
@@ -415,7 +418,7 @@ def test_a_header_that_makes_no_sense_is_not_the_end(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(whole)
     assert len(by_webdataset(tmp_path / "a.tar")) == 1
     with pytest.raises(DatasetError, match=r"at byte 512, where a member or the mark .* must be, is no header"):
-        read_webdataset(tmp_path / "a.tar", label=None)
+        read_webdataset(tmp_path / "a.tar", label_column=None)
 
 
 def test_a_size_below_nothing_is_refused(tmp_path: Path) -> None:
@@ -425,7 +428,7 @@ def test_a_size_below_nothing_is_refused(tmp_path: Path) -> None:
     header = member.tobuf(tarfile.GNU_FORMAT)
     (tmp_path / "a.tar").write_bytes(packed(tmp_path / "b.tar", {"0.jpg": b""}).read_bytes()[:512] + header * 2)
     with pytest.raises(DatasetError, match=r"a\.tar is (cut off or damaged|no tar file)"):
-        read_webdataset(tmp_path / "a.tar", label=None)
+        read_webdataset(tmp_path / "a.tar", label_column=None)
 
 
 def test_what_is_no_plain_tar_is_named(tmp_path: Path) -> None:
@@ -445,12 +448,12 @@ def test_what_is_no_plain_tar_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shards", "options", "told"),
     [
-        ([], {}, "shards must name at least one shard, got none"),
+        ([], {}, "path must name at least one shard, got none"),
         ("a-{0-9}.tar", {}, r"braces must hold a range such as {000\.\.127} or .* got {0-9} in 'a-{0-9}\.tar'"),
         ("{0..9999999999}.tar", {}, r"must name at most 1,000,000 shards, got '{0\.\.9999999999}\.tar'"),
         ("{0..9999}{0..9999}.tar", {}, r"must name at most 1,000,000 shards"),
-        ("a.tar", {"image": ()}, "image must name at least one ending, such as 'jpg', got none"),
-        ("a.tar", {"image": ".jpg"}, r"endings without their first dot, such as 'jpg', got '\.jpg'"),
+        ("a.tar", {"image_column": ()}, "image_column must name at least one ending, such as 'jpg', got none"),
+        ("a.tar", {"image_column": ".jpg"}, r"endings without their first dot, such as 'jpg', got '\.jpg'"),
         ("a.tar", {"fields": "age"}, r"fields must be a list of keys, such as \['age'\], got 'age'"),
         ("a.tar", {"fields": ["image"]}, r"a field must not be called 'image', which minibatches have already"),
         ("a.tar", {"fields": ["label"]}, r"a field must not be called 'label', which minibatches have already"),

@@ -203,7 +203,7 @@ SHOWN = {
             "read_huggingface(": hugging_face,
             "read_zip(": a_reader,
             "adults": parts,
-            "balanced(": draws,
+            "balance(": draws,
             "mask_tokens": a_map,
             'consumer="me"': three_epochs,
         },

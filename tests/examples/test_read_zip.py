@@ -46,7 +46,7 @@ def test_it_has_the_images_of_the_archive(archive: Path) -> None:
             reader.read_into(sample, buffer)
             assert bytes(buffer) == IMAGES[data.uri(sample).removeprefix(f"{archive}/")]
     assert data.total_bytes == sum(map(len, [*IMAGES.values()][:3]))
-    assert data.balanced(samples=4).labels(np.arange(4)).tolist() == [0, 0, 1, 1]
+    assert data.balance(samples=4).labels(np.arange(4)).tolist() == [0, 0, 1, 1]
 
 
 def test_the_fingerprint_is_that_of_what_is_in_it(archive: Path, tmp_path: Path) -> None:

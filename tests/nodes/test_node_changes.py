@@ -88,7 +88,7 @@ def waits_for_a_cpu(status):
 
 def waits_for_anybody(status):
     """Status of a feed without workers whose trial lists the workers that it waits for; otherwise None."""
-    (member,) = status.members
+    (member,) = status.consumers
     says_it = member.waits_for.startswith("no prep worker is up; ") and "each needs 1 CPU" in member.waits_for
     return status if status.state == "waiting" and says_it else None
 

@@ -35,7 +35,7 @@ def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage
 
 
 def test_draws_have_the_same_bytes_on_every_cluster_and_caches_keep_each_sample_once(three_nodes, data, feed_name):
-    draws = data.resampled(np.arange(SAMPLES) ** 3, samples=SAMPLES, seed=2)
+    draws = data.resample(np.arange(SAMPLES) ** 3, samples=SAMPLES, seed=2)
     with mbaas.serve("one", draws, augmented(), prep_workers=1, **OPTIONS) as one:
         alone = digests(one, 3)
     with mbaas.serve(feed_name, draws, augmented(), prep_workers=3, **OPTIONS) as feed:

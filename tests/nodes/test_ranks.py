@@ -33,7 +33,7 @@ class Ranks:
             TrialProcess.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)).remote()
             for node in nodes
         ]
-        feed.announce(["trial"])
+        mbaas.announce(feed.name, ["trial"])
         options = {"world_size": self._size, **options}
         result(self.each(lambda rank, actor: actor.join.remote(feed.name, "trial", {"rank": rank, **options})))
 
@@ -45,7 +45,7 @@ class Ranks:
 
     def reports(self) -> list[ConsumerReport]:
         result(self.each(lambda _, actor: actor.flush.remote()))
-        members = {member.name: member.report for member in self._feed.status().members}
+        members = {member.name: member.report for member in self._feed.status().consumers}
         return [members[f"trial[{rank}]"] for rank in range(self._size)]
 
     def close(self) -> None:

@@ -14,9 +14,10 @@ from node_feeds import OPTIONS, SAMPLES, augmented, digests
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
-from mbaas import local_socket, runtime
+from mbaas import runtime
+from mbaas.calls import client
+from mbaas.calls import socket as local_socket
 from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, participants, relay_pids
-from mbaas.client import block_calls
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until
@@ -31,13 +32,13 @@ class CountingTrial:
     """A trial that counts its calls for blocks through Ray."""
 
     def join(self, feed: str, consumer: str) -> None:
-        self._made, answer = 0, block_calls.answer
+        self._made, answer = 0, client.answer
 
-        def count(*arguments: Any) -> Any:
-            self._made += 1
-            return answer(*arguments)
+        def count(ref: Any, timeout_s: float, what: str) -> Any:
+            self._made += "asks for blocks" in what
+            return answer(ref, timeout_s, what)
 
-        block_calls.answer = count
+        client.answer = count
         self._loader = mbaas.join(feed, consumer, format="numpy")
 
     def epoch(self) -> tuple[EpochRecord, int]:
@@ -72,7 +73,7 @@ def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_
         alone = digests(one, 2)
     with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **options) as feed:
         first, second, _ = (node.node for node in feed.status().nodes)
-        feed.announce(list("abc"))
+        mbaas.announce(feed.name, list("abc"))
         trials = [*trials_on(first, feed.name, "ab"), *trials_on(second, feed.name, "c")]
         assert [an_epoch(trials)[0] for _ in range(2)] == [{digest} for digest in alone]
 
@@ -109,7 +110,7 @@ def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_w
     with mbaas.serve(feed_name, data, augmented(), prep_workers=1, **options) as feed:
         (preparing,) = (node.node for node in feed.status().nodes)
         apart = next(node for node in runtime.store_bytes(with_cpus=True) if node != preparing)
-        feed.announce(list("abcd"))
+        mbaas.announce(feed.name, list("abcd"))
         trials = trials_on(apart, feed.name, "abcd")
         assert [an_epoch(trials)[0] for _ in range(2)] == [{digest} for digest in alone]
         wait_until(lambda: not any(an_epoch(trials)[1]), "all calls are relayed", deadline_s=60.0)

@@ -118,7 +118,7 @@ def test_skipped_samples_are_the_same_for_all_consumers_and_listed_with_their_re
     feed = skipping
     with Trials(feed.name) as trials:
         names = ["other size", "other process", "here"]
-        feed.announce(names)
+        mbaas.announce(feed.name, names)
         running = [trials.join(names[0], batch_size=7).epochs(2), trials.join(names[1]).epochs(2)]
         with mbaas.join(feed.name, consumer=names[2], format="numpy") as loader:
             here = [record_epoch(loader), record_epoch(loader)]
@@ -171,7 +171,7 @@ def test_a_bad_sample_that_is_not_skipped_is_raised_in_every_consumer_with_file_
     ids = ids_by_name(tree)
     reasons = {tree.uri(ids[name]): reason for name, (_, reason) in bad_files().items()}
     with serve(feed_name, tree, "raise") as feed:
-        feed.announce(["one", "two"])
+        mbaas.announce(feed.name, ["one", "two"])
         errors = []
         for loader in [mbaas.join(feed.name, consumer=name, format="numpy") for name in ("one", "two")]:
             with pytest.raises(mbaas.BadSampleError) as caught:

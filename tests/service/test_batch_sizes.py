@@ -21,7 +21,7 @@ def sizes_of(samples, batch_size):
 
 
 def test_consumers_with_batch_sizes_of_their_own_get_the_same_samples_in_the_same_order(plain):
-    plain.announce([f"size {size}" for size in SIZES])
+    mbaas.announce(plain.name, [f"size {size}" for size in SIZES])
     before = plain.status().remade_blocks
     loaders = {size: mbaas.join(plain.name, consumer=f"size {size}", batch_size=size, format="numpy") for size in SIZES}
     records = {}
@@ -68,9 +68,9 @@ def test_the_last_minibatch_of_an_epoch_holds_no_block(plain, batch_size):
 def test_the_ranks_of_a_trial_together_get_the_global_minibatch(plain, world_size):
     """100 samples for 3 ranks are 34, 33 and 33. The last minibatch holds 3. On one node each rank gets one run."""
     ranks = range(world_size)
-    plain.announce(["whole"])
-    plain.announce(["parallel"])
-    assert sorted(member.name for member in plain.status().members) == ["parallel", "whole"], "a place for all ranks"
+    mbaas.announce(plain.name, ["whole"])
+    mbaas.announce(plain.name, ["parallel"])
+    assert sorted(member.name for member in plain.status().consumers) == ["parallel", "whole"], "a place for all ranks"
     whole = mbaas.join(plain.name, consumer="whole", batch_size=100, format="numpy")
     parts = [
         mbaas.join(plain.name, consumer="parallel", batch_size=100, format="numpy", rank=rank, world_size=world_size)

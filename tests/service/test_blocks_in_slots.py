@@ -102,7 +102,7 @@ def test_what_a_dead_worker_made_is_made_again(known: list[str], feed_name: str)
         recorder.add(next(loop))
         held = next(loop)
         before = held["image"].copy()
-        feed.announce(["second"])
+        mbaas.announce(feed.name, ["second"])
         for pid in prep_worker_pids(feed.name):
             kill(pid)
         with mbaas.join(feed.name, "second", format="numpy") as second:

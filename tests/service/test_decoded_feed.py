@@ -35,7 +35,7 @@ def epochs(feed: mbaas.Feed, count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def plain(ray_session: None) -> list[str]:
-    with mbaas.serve("plain", DATA, augmented(), batch_size=32, prep_workers=1, decoded=False) as feed:
+    with mbaas.serve("plain", DATA, augmented(), batch_size=32, prep_workers=1, cache_decoded=False) as feed:
         digests = epochs(feed, 4)
         assert feed.status().decoded.samples == feed.status().fetched.decoded.samples == 0
     return digests

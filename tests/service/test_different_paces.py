@@ -33,7 +33,7 @@ def test_a_fast_trial_does_not_wait_for_a_slow_one_and_both_get_exact_epochs(fee
     with Trials(feed.name) as trials:
         fast, slow = trials.join("fast"), trials.join("slow")
         slow_epochs, fast_epochs = slow.epochs(2, SLOW_S), fast.epochs(5, FAST_S)
-        told = wait_until(lambda: [m.apart for m in feed.status().members if m.apart], "the slow one goes apart")
+        told = wait_until(lambda: [m.apart for m in feed.status().consumers if m.apart], "the slow one goes apart")
         assert "blocks/s instead of" in told[0]
         ready, _ = ray.wait([fast_epochs, slow_epochs], timeout=90)
         assert ready == [fast_epochs], "five epochs are over before two of the slow one are"

@@ -55,7 +55,7 @@ def test_a_disk_that_is_no_faster_than_storage_is_not_used(feed_name, tmp_path):
     total = data.total_bytes
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 4}
     disk = {"disk": mbaas.Disk(path=tmp_path, max_bytes=2 * total)}
-    with mbaas.serve(feed_name, data, augmented(), decoded=False, **options, **disk) as feed:
+    with mbaas.serve(feed_name, data, augmented(), cache_decoded=False, **options, **disk) as feed:
         end = time.monotonic() + 30
         while not any("the disk tier is not used: a thread gets" in note for note in feed.status().notes):
             assert time.monotonic() < end, feed.status().notes

@@ -23,7 +23,7 @@ DRAWS = np.arange(135)
 @pytest.mark.parametrize("each_epoch", [True, False])
 def test_each_draw_comes_once_and_has_colours_of_its_own(each_epoch: bool, ray_clean: None, feed_name: str) -> None:
     """The first of eleven samples is never drawn, and the others 13.5 times each on average."""
-    data = synthetic(11).resampled(np.arange(11) > 0, samples=135, each_epoch=each_epoch)
+    data = synthetic(11).resample(np.arange(11) > 0, samples=135, each_epoch=each_epoch)
     pipeline = T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4)])
     epochs: list[dict[int, NDArray[Any]]] = []
     with mbaas.serve(feed_name, data, pipeline, batch_size=16, prep_workers=1, engine="cpu") as feed:
@@ -64,7 +64,7 @@ def test_a_bad_sample_is_bad_as_often_as_it_is_drawn(ray_clean: None, feed_name:
         cv2.imwrite(str(image), np.full((8, 8, 3), number, np.uint8))
     bad = tmp_path / "class" / "4.png"
     bad.write_text("no image")
-    data = mbaas.read_images(tmp_path).resampled(np.ones(6), samples=5)
+    data = mbaas.read_images(tmp_path).resample(np.ones(6), samples=5)
     pipeline, options = T.Pipeline([T.DecodeImage()]), {"prep_workers": 1, "engine": "cpu", "on_bad_sample": "skip"}
     named = set()
     with mbaas.serve(feed_name, data, pipeline, batch_size=1, **options) as feed:

@@ -67,7 +67,7 @@ def test_a_sample_is_made_by_its_engine_in_every_epoch_also_once_it_is_kept_deco
     """If each epoch draws its samples, all draws of one sample are prepared by the same engine."""
     data: Dataset = mbaas.read_images(photos)
     if is_drawn:
-        data = data.resampled(np.arange(SAMPLES) % 3 + 1.0, samples=SAMPLES, each_epoch=True)
+        data = data.resample(np.arange(SAMPLES) % 3 + 1.0, samples=SAMPLES, each_epoch=True)
     ids, differing = np.arange(SAMPLES), 0
     with mbaas.serve(feed_name, data, PIPELINE, cache_bytes="200 MiB", **OPTIONS) as feed:
         with mbaas.join(feed_name, format="numpy") as loader:
@@ -134,7 +134,7 @@ def test_bytes_are_the_same_whatever_dies_and_with_nothing_kept_decoded(
     """With the decoded tier, a worker and the cache die before each epoch."""
     data, digests = mbaas.read_images(photos), {}
     for decoded in (False, True):
-        with mbaas.serve(f"{feed_name} {decoded}", data, PIPELINE, decoded=decoded, **OPTIONS) as feed:
+        with mbaas.serve(f"{feed_name} {decoded}", data, PIPELINE, cache_decoded=decoded, **OPTIONS) as feed:
             with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
                 digests[decoded] = []
                 for _ in range(3):

@@ -22,7 +22,7 @@ WAYS = pytest.mark.parametrize(
 
 def first_batches(feed, format, consumers=("one", "two")):
     """Join as each consumer. Return the loaders, their first minibatches of the same epoch, and the loops."""
-    feed.announce(consumers)
+    mbaas.announce(feed.name, consumers)
     loaders = [mbaas.join(feed.name, consumer=name, format=format) for name in consumers]
     loops = [iter(loader) for loader in loaders]
     return loaders, [next(loop) for loop in loops], loops
@@ -55,7 +55,7 @@ def test_torch_minibatches_are_nchw_in_channels_last_memory(plain):
 
 
 def test_both_formats_hold_the_same_bytes(plain):
-    plain.announce(["as numpy", "as torch"])
+    mbaas.announce(plain.name, ["as numpy", "as torch"])
     with (
         mbaas.join(plain.name, consumer="as numpy", format="numpy") as one,
         mbaas.join(plain.name, consumer="as torch", format="torch") as two,
@@ -113,7 +113,7 @@ def test_a_trial_that_overwrites_its_tensors_changes_nothing_for_another(feed_fi
 def test_what_one_trial_overwrites_is_not_what_a_later_reader_of_the_block_gets(feed_fixture, request):
     """The vandal finishes its epoch before the victim reads, so all memory within its reach is overwritten."""
     feed = request.getfixturevalue(feed_fixture)
-    feed.announce(["vandal", "victim"])
+    mbaas.announce(feed.name, ["vandal", "victim"])
     with (
         mbaas.join(feed.name, consumer="vandal") as vandal,
         mbaas.join(feed.name, consumer="victim", format="numpy") as victim,

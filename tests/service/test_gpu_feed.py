@@ -78,7 +78,7 @@ def test_trials_on_the_device_and_on_the_host_get_the_same_bytes(photos: Path, f
     """By default DALI prepares on the GPU. Each trial receives every sample once per epoch."""
     with serve(feed_name, photos) as feed:
         assert feed.status().engine == "dali"
-        feed.announce(["host", "device"])
+        mbaas.announce(feed.name, ["host", "device"])
         with mbaas.join(feed.name, "host", format="numpy") as host:
             with mbaas.join(feed.name, "device", device="cuda") as device:
                 for _ in range(3):
@@ -109,7 +109,7 @@ def test_images_are_normalized_on_the_device(engine: str, photos: Path, feed_nam
     normalize = T.Normalize(mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
     pipeline = T.Pipeline([*PREP, normalize])
     with serve(feed_name, photos, engine=engine, pipeline=pipeline) as feed:
-        feed.announce(["host", "device"])
+        mbaas.announce(feed.name, ["host", "device"])
         with mbaas.join(feed.name, "host", format="numpy") as host:
             with mbaas.join(feed.name, "device", device="cuda") as device:
                 for on_host, on_gpu in zip(host, device, strict=True):
@@ -122,7 +122,7 @@ def test_images_are_normalized_on_the_device(engine: str, photos: Path, feed_nam
 def test_images_of_any_size_reach_the_device(photos: Path, feed_name: str) -> None:
     pipeline = T.Pipeline([T.DecodeImage(max_pixels=100_000), T.RandomHorizontalFlip()])
     with serve(feed_name, photos, pipeline=pipeline) as feed:
-        feed.announce(["host", "device"])
+        mbaas.announce(feed.name, ["host", "device"])
         with mbaas.join(feed.name, "host", format="numpy", collate="list") as host:
             with mbaas.join(feed.name, "device", device="cuda", collate="list") as device:
                 seen = 0

@@ -14,6 +14,7 @@ from service_feeds import augmented
 import mbaas
 from mbaas.chaos.participants import coordinator_pid, kill
 from mbaas.client.convert import Minibatch
+from mbaas.control import FeedControl
 from mbaas.dataset import synthetic
 from mbaas.errors import ConfigError, StateError
 from mbaas.order import Shuffle
@@ -74,7 +75,7 @@ def check_is_an_epoch_of(feed: mbaas.Feed, record: EpochRecord) -> None:
     assert record.flaws(range(SAMPLES)) == []
     assert record.ledger is not None
     epoch = Shuffle(record.ledger.feed_epoch)
-    assert record.sample_ids.tolist() == feed.info().order.samples_at(epoch, 0, SAMPLES).tolist()
+    assert record.sample_ids.tolist() == FeedControl.of(feed.name).info().order.samples_at(epoch, 0, SAMPLES).tolist()
 
 
 def test_a_late_trial_begins_at_once_and_nothing_is_made_twice(feed: mbaas.Feed, trials: Trials) -> None:
@@ -197,7 +198,7 @@ def test_a_state_goes_on_in_another_feed_with_other_blocks_whose_epochs_are_shuf
                 loader.load_state_dict(state)
                 reader = Reader(loader)
                 reader.take(1)
-                (member,) = [each for each in other.status().members if each.name == "restored"]
+                (member,) = [each for each in other.status().consumers if each.name == "restored"]
                 assert member.epoch == state["shuffle"][-1][0], "its block has a number far above, but is of that epoch"
                 assert reader.rest().sample_ids.tolist() == whole.sample_ids[25 * BATCH :].tolist()
                 assert loader.ledger is not None

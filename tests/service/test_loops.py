@@ -16,15 +16,15 @@ from support.waiting import wait_until
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
 
-def members(feed):
-    return {member.name for member in feed.status().members}
+def consumers(feed):
+    return {member.name for member in feed.status().consumers}
 
 
 def test_a_context_manager_leaves_the_feed_at_its_end(plain):
     with mbaas.join(plain.name, consumer="guest", format="numpy") as loader:
         next(iter(loader))
-        assert "guest" in members(plain)
-    wait_until(lambda: "guest" not in members(plain), "the guest has left")
+        assert "guest" in consumers(plain)
+    wait_until(lambda: "guest" not in consumers(plain), "the guest has left")
 
 
 def test_close_may_be_called_twice_and_ends_iteration(plain):
@@ -43,9 +43,9 @@ def test_close_may_be_called_twice_and_ends_iteration(plain):
 
 def test_a_loader_that_is_forgotten_leaves_the_feed(plain):
     loader = mbaas.join(plain.name, consumer="forgotten", format="numpy")
-    assert "forgotten" in members(plain)
+    assert "forgotten" in consumers(plain)
     del loader
-    wait_until(lambda: "forgotten" not in members(plain), "the forgotten loader has left")
+    wait_until(lambda: "forgotten" not in consumers(plain), "the forgotten loader has left")
 
 
 @pytest.mark.parametrize("minibatches", [2, 5, 16], ids=["first block", "second block", "last minibatch"])
@@ -80,6 +80,33 @@ def test_one_minibatch_costs_no_epoch(plain, batch_size):
             assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
             del batch
         assert loader.ledger.epoch == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 64, 500, SAMPLES], ids=["1", "the feed's", "more than a block", "an epoch"])
+@pytest.mark.parametrize("format", ["numpy", "torch"])
+def test_peek_keeps_its_minibatch_for_the_loop_while_another_trial_goes_on(plain, batch_size, format):
+    """The other trial finishes two epochs in between. Writing into the peeked minibatch changes nothing."""
+    mbaas.announce(plain.name, ["peeks", "goes on"])
+    with (
+        mbaas.join(plain.name, consumer="peeks", format=format, batch_size=batch_size) as loader,
+        mbaas.join(plain.name, consumer="goes on", format="numpy") as other,
+    ):
+        stream, state = loader._stream, loader.state_dict()
+        peeked = loader.peek()
+        images, ids = peeked["image"].tolist(), peeked["sample_id"].tolist()
+        if format == "torch":  # NumPy arrays are read-only
+            peeked["image"][...] = 0
+        assert loader.peek()["sample_id"].tolist() == ids
+        assert loader.state_dict() == state
+        assert [record_epoch(other).flaws(range(SAMPLES)) for _ in range(2)] == [[], []]
+        batches = iter(loader)
+        first = next(batches)
+        assert first["image"].tolist() == images
+        seen = [*first["sample_id"].tolist(), *(i for batch in batches for i in batch["sample_id"].tolist())]
+        assert (seen[: len(ids)], sorted(seen)) == (ids, list(range(SAMPLES)))
+        assert (loader.ledger.exact, loader.ledger.epoch, loader._stream is stream) == (True, 0, True)
+        assert loader.report().samples == SAMPLES, "the peeked minibatch counts once"
+        del first
 
 
 def test_after_a_loaded_state_peek_returns_what_the_next_loop_begins_with(plain):
@@ -226,7 +253,7 @@ def test_delivered_samples_are_counted_once_even_if_a_state_is_loaded(plain):
         record_epoch(loader)
         loader.load_state_dict(loader.state_dict())
         record_epoch(loader)
-    wait_until(lambda: "twice" not in members(plain), "the consumer has left")
+    wait_until(lambda: "twice" not in consumers(plain), "the consumer has left")
     assert plain.status().delivered_samples - before == 2 * SAMPLES
 
 

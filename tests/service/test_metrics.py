@@ -10,6 +10,7 @@ from service_feeds import STAGING_BYTES
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.control import FeedControl
 from mbaas.dataset import synthetic
 from mbaas.metrics import METRICS
 from support.trials import record_epoch
@@ -71,7 +72,7 @@ def test_every_metric_is_exported_and_agrees_with_the_status(feed_name):
     with mbaas.serve(feed_name, data, pipeline, **options) as feed:
         with mbaas.join(feed_name, consumer="me", format="numpy") as loader:
             record_epoch(loader)
-            feed.expect(1.0)
+            FeedControl.of(feed.name).expect(1.0)
             # A counter of 0 is not exported. Samples come from the cache in the second epoch, and from the decoded tier
             # in the first epoch prepared after they were decoded. Two or three blocks are prepared ahead.
             epochs = 1

@@ -17,6 +17,7 @@ from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.budgets import MemoryClaim
 from mbaas.chaos.participants import coordinator_pid, kill, pause, resume
+from mbaas.control import FeedControl
 from mbaas.coordinator import kept_claims, recovery
 from mbaas.dataset import synthetic
 from support.trials import record_epoch
@@ -77,8 +78,8 @@ def test_joining_an_unknown_feed_names_those_that_run(plain):
         ({"on_bad_sample": "ignore"}, r"on_bad_sample must be one of 'raise', 'skip', got 'ignore'"),
         ({"seed": -1}, r"seed must be .* got -1"),
         ({"timeouts": 30.0}, r"timeouts must be Timeouts\(...\), got 30.0"),
-        ({"lease_s": 30.0}, r"no option 'lease_s'; it is 'timeouts=mbaas.Timeouts\(lease_s=...\)'"),
-        ({"batchsize": 1}, r"mbaas.serve has no option 'batchsize'; did you mean 'batch_size'\?"),
+        ({"lease_s": 30.0}, r"unknown option 'lease_s' of serve; it is 'timeouts=mbaas.Timeouts\(lease_s=...\)'"),
+        ({"batchsize": 1}, r"unknown option 'batchsize' of serve; did you mean 'batch_size'\?"),
         ({"name": "a/b"}, r"a feed's name must be .* got 'a/b'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
@@ -122,20 +123,20 @@ def test_a_default_cache_has_the_measured_size_of_decoded_samples(plain, feed_na
     decoded_bytes = plain.status().decoded.nbytes
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
     with mbaas.serve(feed_name, photos_data, pipeline, batch_size=64, staging_bytes=STAGING_BYTES) as feed:
-        claimed = feed.claims().memory.cache_bytes
+        claimed = kept_claims.claims_of(feed.name).memory.cache_bytes
         assert decoded_bytes < claimed < 5 * decoded_bytes
         kill(coordinator_pid(feed_name))
         status = feed.status()
         assert (status.cache_bytes, status.claims.memory.cache_bytes) == (claimed, claimed)
-        assert feed.claims().memory.cache_bytes == claimed
+        assert kept_claims.claims_of(feed.name).memory.cache_bytes == claimed
 
 
 def cpus_served(feed_name, **options):
     """Serve and stop a feed. Return the CPUs that its workers reserved."""
     options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES, **options}
     with mbaas.serve(feed_name, DATA, augmented(), **options) as feed:
-        assert feed.claims() == feed.status().claims
-        return feed.claims().cpus
+        assert kept_claims.claims_of(feed.name) == feed.status().claims
+        return kept_claims.claims_of(feed.name).cpus
 
 
 @pytest.mark.chaos
@@ -176,7 +177,9 @@ def test_feeds_that_are_served_at_the_same_moment_share_the_cluster(plain, feed_
     for thread in threads:
         thread.join(90)
     try:
-        assert sorted(feed.claims().cpus for feed in mbaas.feeds() if feed.name.startswith(feed_name)) == [1.0, 3.0]
+        assert sorted(
+            kept_claims.claims_of(feed.name).cpus for feed in mbaas.feeds() if feed.name.startswith(feed_name)
+        ) == [1.0, 3.0]
     finally:
         for feed in served:
             feed.stop()
@@ -215,23 +218,24 @@ def test_feeds_that_are_served_at_the_same_moment_share_the_cluster(plain, feed_
 def test_a_join_that_cannot_work_is_refused_with_both_values_and_leaves_no_member(plain, options, message):
     with pytest.raises(mbaas.ConfigError, match=message):
         mbaas.join(plain.name, **{"consumer": "me", **options})
-    assert plain.status().members == ()
+    assert plain.status().consumers == ()
 
 
 def test_places_are_held_for_successors_and_released(plain):
     """Three announced consumers do not come. Their reservations are open to any consumer until they are released."""
     names = ["a", "b", "c"]
-    plain.announce(names)
-    assert {(m.name, m.state, m.for_anyone) for m in plain.status().members} == {
+    mbaas.announce(plain.name, names)
+    assert {(m.name, m.state, m.for_anyone) for m in plain.status().consumers} == {
         (name, "reserved", False) for name in names
     }
+    control = FeedControl.of(plain.name)
     for name in names:
-        plain.remove(name, successors=5)
-    assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)] * 3
-    plain.release_reservations(2)
-    assert [(m.state, m.for_anyone) for m in plain.status().members] == [("reserved", True)]
-    plain.release_reservations(2)
-    assert plain.status().members == ()
+        control.remove(name, successors=5)
+    assert [(m.state, m.for_anyone) for m in plain.status().consumers] == [("reserved", True)] * 3
+    control.release_reservations(2)
+    assert [(m.state, m.for_anyone) for m in plain.status().consumers] == [("reserved", True)]
+    control.release_reservations(2)
+    assert plain.status().consumers == ()
 
 
 def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
@@ -243,7 +247,7 @@ def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
         "staging": mbaas.Staging(ahead_blocks=2),
     }
     feed = mbaas.serve(feed_name, DATA, augmented(), **options)
-    feed.announce(["late"])
+    mbaas.announce(feed.name, ["late"])
     loader = mbaas.join(feed_name, consumer="me", format="numpy")
     told = []
 
@@ -256,7 +260,7 @@ def test_a_trial_that_waits_hears_promptly_that_its_feed_was_stopped(feed_name):
 
     thread = threading.Thread(target=train)
     thread.start()
-    wait_until(lambda: any(m.waits_for for m in feed.status().members), "the trial waits")
+    wait_until(lambda: any(m.waits_for for m in feed.status().consumers), "the trial waits")
     feed.stop()
     thread.join(5.0)
     assert not thread.is_alive()
@@ -292,7 +296,7 @@ def test_the_time_to_the_first_minibatch_is_told(plain):
                 assert 0 < first_s < 30
         loader.flush()
         assert loader.report().time_to_first_batch_s == first_s, "later ones do not count"
-        (told,) = [member.report for member in plain.status().members if member.name == "new"]
+        (told,) = [member.report for member in plain.status().consumers if member.name == "new"]
         assert told.time_to_first_batch_s == first_s
 
 

@@ -113,6 +113,6 @@ def test_a_bad_image_is_named_by_its_shard_and_member(ray_clean: None, tmp_path:
     (tmp_path / "1.jpg").write_bytes(b"GIF89a" + bytes(50))
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "1.jpg", "cat/1.jpg")
-    data = mbaas.read_webdataset(tmp_path / "a.tar", label=None)
+    data = mbaas.read_webdataset(tmp_path / "a.tar", label_column=None)
     with pytest.raises(mbaas.BadSampleError, match=r"a\.tar#cat/1\.jpg: it is a GIF image, not JPEG, PNG, WebP or BMP"):
         mbaas.serve("bad", data, augmented(), batch_size=1, prep_workers=1)

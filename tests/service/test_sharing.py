@@ -38,7 +38,7 @@ def test_trials_share_exact_epochs_of_minibatches_that_were_prepared_once(feed_n
         mbaas.serve(feed_name, data, pipeline, batch_size=64, prep_workers=2, staging_bytes=budget) as feed,
         Trials(feed_name) as trials,
     ):
-        feed.announce(names)
+        mbaas.announce(feed.name, names)
         joined = [trials.join(name) for name in names]
         assert all(trial.pid for trial in joined), "on a busy machine processes come later than reservations last"
         waiting = [trial.epochs(count) for trial in joined]

@@ -47,7 +47,7 @@ def trials(feed: mbaas.Feed) -> Iterator[Trials]:
 
 
 def states(feed: mbaas.Feed) -> dict[str, str]:
-    return {member.name: member.state for member in feed.status().members}
+    return {member.name: member.state for member in feed.status().consumers}
 
 
 def test_whoever_tests_between_its_epochs_holds_up_nobody_and_shares_again(feed: mbaas.Feed, trials: Trials) -> None:

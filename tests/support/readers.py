@@ -93,7 +93,7 @@ def tar_shards(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Datas
                     info = tarfile.TarInfo(f"{number:03}.{ending}")
                     info.size = len(member)
                     tar.addfile(info, io.BytesIO(member))
-    return mbaas.read_webdataset(f"{top}/{{0..1}}.tar", label="kind", filesystem=filesystem)
+    return mbaas.read_webdataset(f"{top}/{{0..1}}.tar", label_column="kind", filesystem=filesystem)
 
 
 def parquet_files(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
@@ -112,7 +112,9 @@ def records(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
         for content, kind in some:
             writer.write({"image": (content, "byte"), "kind": (kind.encode(), "byte")})
         writer.close()
-    return mbaas.read_tfrecord(f"{top}/{{0..1}}.tfrecord", image="image", label="kind", filesystem=filesystem)
+    return mbaas.read_tfrecord(
+        f"{top}/{{0..1}}.tfrecord", image_column="image", label_column="kind", filesystem=filesystem
+    )
 
 
 def _huggingface(images: Sequence[bytes | str], labels: list[int]) -> datasets.Dataset:

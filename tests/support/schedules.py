@@ -155,9 +155,12 @@ class Simulation:
 
     def send(self, event: ev.Event) -> None:
         self.history.append((self.now, event))
-        for instruction in self.core.handle(event, self.now):
+        done = self.core.handle(event, self.now)
+        for instruction in done:
             self.history.append(instruction)
             self._carry_out(instruction)
+        for order in [each for each in done if isinstance(each, ev.ReplaceWorker)]:  # as the supervisor does
+            self.send(ev.WorkerDown(order.worker, order.reason, blame=order.blame))
         if len(self.history) % self._validate_every == 0:
             self.core.validate()
 

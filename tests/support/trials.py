@@ -20,8 +20,9 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.client.convert import Minibatch
+from mbaas.control import FeedControl
 from mbaas.errors import MbaasError
-from mbaas.feed import connect, join
+from mbaas.feed import join
 from mbaas.loader import Loader
 from mbaas.messages import EpochLedger
 
@@ -277,7 +278,7 @@ class Trials:
         for trial in self._trials:
             POOL.give_back(trial.actor)
             with contextlib.suppress(MbaasError):
-                connect(self._feed).remove(trial.consumer)
+                FeedControl.of(self._feed).remove(trial.consumer)
 
 
 def result(ref: Any, deadline_s: float = RESULT_S) -> Any:

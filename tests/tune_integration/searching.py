@@ -155,9 +155,9 @@ class OneOfMany:
 def final_status(feed: mbaas.Feed | OneOfMany) -> FeedStatus:
     """The feed's status after all consumers have left; fails if a consumer or a reservation remains."""
     deadline = time.monotonic() + 5.0
-    while (status := feed.status()).members and time.monotonic() < deadline:
+    while (status := feed.status()).consumers and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert status.members == ()
+    assert status.consumers == ()
     return status
 
 

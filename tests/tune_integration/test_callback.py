@@ -13,6 +13,7 @@ import ray
 
 import mbaas
 from mbaas.budgets import MemoryClaim
+from mbaas.control import FeedControl
 from mbaas.errors import FeedRestartingError
 from mbaas.messages import Claims
 from tune_integration import FeedCallback, callback
@@ -34,7 +35,7 @@ class FakeFeed:
 
     def status(self, *, timeout_s: float) -> Any:
         self._tell("status", timeout_s)
-        return SimpleNamespace(members=[SimpleNamespace(trial=trial) for trial in self.there])
+        return SimpleNamespace(consumers=[SimpleNamespace(trial=trial) for trial in self.there])
 
     def announce(self, consumers: list[str], *, others: int) -> None:
         self._tell("announce", *consumers, others)
@@ -51,7 +52,7 @@ class Search:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, statuses: str, total: int | None = None) -> None:
         self.feeds = {"train": FakeFeed(), "validation": FakeFeed()}
-        monkeypatch.setattr(mbaas, "connect", self.feeds.__getitem__)
+        monkeypatch.setattr(FeedControl, "of", self.feeds.__getitem__)
         monkeypatch.setattr(callback, "_groups", lambda state: {})
         names = {"P": "PENDING", "R": "RUNNING", "S": "PAUSED", "T": "TERMINATED"}
         self.trials = [
@@ -244,8 +245,8 @@ class Cluster:
         self.placed: dict[str, list[dict[str, float]]] = {}
         nodes = [Node({"CPU": 8.0}, {"CPU": free})]
         claims = {name: cpus and Claims(memory=MemoryClaim(0, 1), cpus=cpus, gpus=0.0) for name, cpus in held.items()}
-        feeds = [SimpleNamespace(name=name, claims=lambda name=name: claims[name]) for name in held]
-        monkeypatch.setattr(mbaas, "feeds", lambda: feeds)
+        there = {name: each for name, each in claims.items() if each is not None}
+        monkeypatch.setattr(callback, "claims", lambda: there)
         monkeypatch.setattr(callback, "_nodes", lambda: nodes)
         states = {callback.Group.PENDING: "waiting", callback.Group.CREATED: "placed"}
         monkeypatch.setattr(callback, "_groups", lambda state: getattr(self, states[state]))

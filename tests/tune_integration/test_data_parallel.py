@@ -167,12 +167,10 @@ def test_a_search_hears_that_feeds_hold_what_the_ranks_of_its_trial_need(
 @pytest.mark.parametrize("run", ["train-1f2e_00003", "train-trial_id=1f2e_00003", "1f2e_00003"])
 def test_a_worker_joins_as_its_trial_and_rank(monkeypatch: pytest.MonkeyPatch, run: str) -> None:
     joined: list[Any] = []
-    monkeypatch.setattr(mbaas, "join", lambda *args, **options: joined.append((args, options)))
+    names = ("name", "consumer", "rank", "world_size", "batch_size")
+    monkeypatch.setattr(mbaas, "join", lambda **options: joined.append([options[name] for name in names]))
     context = SimpleNamespace(get_world_rank=lambda: 1, get_world_size=lambda: 4, get_experiment_name=lambda: run)
     monkeypatch.setattr(train, "get_context", lambda: context)
     get_loader("feed", batch_size=8)
     get_loader("feed", consumer="me", rank=0, world_size=2)
-    assert joined == [
-        (("feed", "1f2e_00003"), {"rank": 1, "world_size": 4, "batch_size": 8}),
-        (("feed", "me"), {"rank": 0, "world_size": 2}),
-    ]
+    assert joined == [["feed", "1f2e_00003", 1, 4, 8], ["feed", "me", 0, 2, None]]

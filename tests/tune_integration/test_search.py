@@ -314,7 +314,7 @@ def test_a_feed_that_does_not_run(feed: OneOfMany) -> None:
 def test_outside_of_tune(feed: OneOfMany) -> None:
     with get_loader(feed.name, consumer="me", format="numpy", batch_size=50) as loader:
         assert [len(batch["label"]) for batch in loader] == [50, 50, 50, 50, 3]
-        assert [member.name for member in feed.status().members] == ["me"]
+        assert [member.name for member in feed.status().consumers] == ["me"]
 
 
 @pytest.mark.long

@@ -21,9 +21,8 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset
-from mbaas.dataset.base import SampleReader, Subset, WrappedDataset
-from mbaas.dataset.concatenated import ConcatDataset
-from mbaas.dataset.redrawn import Redrawn
+from mbaas.dataset.base import RedrawnDataset, SampleReader, Subset, WrappedDataset
+from mbaas.dataset.concatenation import ConcatDataset
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import ConfigError
 
@@ -166,7 +165,7 @@ def portion(
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
     # Random, because neighbors in a listing often share a class, a camera or a size.
-    dataset = dataset.in_epoch_0() if isinstance(dataset, Redrawn) else dataset
+    dataset = dataset.in_epoch_0() if isinstance(dataset, RedrawnDataset) else dataset
     ids = np.sort(np.random.default_rng(seed).permutation(len(dataset))[:samples])
     part = dataset.select(ids)
     return part if bytes_per_s is None else SlowedDataset.around(part, bytes_per_s=bytes_per_s)

@@ -18,7 +18,7 @@ from mbaas.analysis.quantity import Quantity, measured
 from mbaas.analysis.rates import MeasuredCurve
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.retry import PatientReader
+from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName

@@ -200,7 +200,7 @@ def run_service(
                 **workload.options.given(),
                 "prep_workers": prep_workers,
                 "cache_bytes": cache_bytes,
-                "decoded": decoded,
+                "cache_decoded": decoded,
                 "staging_bytes": staged_bytes(workload, sample_bytes, prep_workers, store_bytes),
                 "disk": disk,
                 # Predictions are for a fixed number of workers, so the feed must not scale.
@@ -211,7 +211,7 @@ def run_service(
         TreeWatch() as watch,
     ):
         consumers = [f"trial-{number}" for number in range(trials)]
-        feed.announce(consumers)  # so that no epoch starts before all of them have joined
+        mbaas.announce(feed.name, consumers)  # so that no epoch starts before all of them have joined
         ray.get([trial.join.remote(name, c) for trial, c in zip(actors, consumers, strict=True)], timeout=EPOCH_S)
         kept: list[int] = []
         while len(kept) < warm_up - 1 or (decoded and not is_settled_after(kept)):

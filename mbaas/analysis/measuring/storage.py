@@ -27,7 +27,7 @@ from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.slab import pack
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.retry import PatientReader
+from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import ConfigError
 
 Part = TypeVar("Part")

@@ -41,9 +41,9 @@ class Service:
             seed=self._spec.seed,
             prep_workers=None if self._spec.gpu else self._spec.cores,
             engine="dali" if self._spec.gpu else "cpu",
-            decoded=self._spec.row == "mbaas-decoded",
+            cache_decoded=self._spec.row == "mbaas-decoded",
         )
-        self._feed.announce(self._consumers)  # so that all trials begin the same epoch, as in a search
+        mbaas.announce(self._feed.name, self._consumers)  # so that all trials begin the same epoch, as in a search
         return self
 
     def __exit__(self, *exc_info: object) -> None:

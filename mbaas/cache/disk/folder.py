@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from mbaas.errors import ConfigError, ResourceError
 
-VERSION = 1
+VERSION = 2
 """Version of the file layout; a folder with another version is emptied."""
 
 MARKER = "mbaas-disk-tier.json"
@@ -57,14 +57,6 @@ class Folder(Struct, frozen=True):
         entries = ((_SEGMENT.fullmatch(entry.name), entry) for entry in os.scandir(self.path))
         return {int(match[1]): entry.stat().st_size for match, entry in entries if match}
 
-    def clear_strangers(self) -> None:
-        """Remove links, pipes and the like that have the name of a segment or index."""
-        # A write through a link would change another file, and opening a pipe would block for ever.
-        for entry in list(os.scandir(self.path)):
-            named_as_ours = _SEGMENT.fullmatch(entry.name) or entry.name == INDEX
-            if named_as_ours and not entry.is_file(follow_symlinks=False):
-                Path(entry.path).unlink()
-
     def replace(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
         """Write a file atomically: after a crash it has either its old or its new content."""
         unfinished = path.with_name(path.name + _UNFINISHED)
@@ -75,11 +67,13 @@ class Folder(Struct, frozen=True):
             os.fsync(file.fileno())  # before the rename, which could otherwise reach the disk before the bytes
         unfinished.rename(path)
 
-    def wipe(self) -> None:
-        """Remove all segments and the index; the marker stays."""
-        for entry in list(self.path.iterdir()):
-            if _SEGMENT.fullmatch(entry.name) or entry.name == INDEX or entry.name.endswith(_UNFINISHED):
-                entry.unlink()
+    def wipe(self, *, keep_files: bool = False) -> None:
+        """Remove the index and all segments, or with ``keep_files`` only links, pipes and the like with their names."""
+        # A write through a link would change another file, and opening a pipe would block for ever.
+        for entry in list(os.scandir(self.path)):
+            is_ours = _SEGMENT.fullmatch(entry.name) or entry.name in (INDEX, INDEX + _UNFINISHED)
+            if is_ours and not (keep_files and entry.is_file(follow_symlinks=False)):
+                Path(entry.path).unlink()
 
     def remove(self) -> None:
         """Remove and unlock the folder; it stays if it contains other files.
@@ -110,39 +104,36 @@ def open_folder(root: Path, fingerprint: str, *, wait_s: float) -> Folder:
     if not _FINGERPRINT.fullmatch(fingerprint):
         raise ConfigError(f"a fingerprint must be up to 64 letters and digits, got {fingerprint!r}")
     path = root / fingerprint
+    folder = None
     try:
         path.mkdir(parents=True, exist_ok=True)
-        folder = _hold(path, wait_s)
-    except OSError as error:
-        raise _unusable(root, error) from error
-    if folder is None:
-        raise ResourceError(
-            f"{path} is in use by another process; a disk cache serves one service at a time: "
-            f"give each service of a machine a path of its own"
-        )
-    try:
-        _claim(folder, fingerprint)
+        folder = _lock(path, wait_s)
+        if folder is not None:
+            _claim(folder, fingerprint)
+            return folder
     except BaseException as error:  # including interrupts: the lock would otherwise last as long as this process
-        folder.release()
+        if folder is not None:
+            folder.release()
         if isinstance(error, OSError):
-            raise _unusable(root, error) from error
+            raise ConfigError(f"the disk cache needs a folder that it may write to, got {root}: {error}") from error
         raise
-    return folder
+    raise ResourceError(
+        f"{path} is in use by another process; a disk cache serves one service at a time: "
+        f"give each service of a machine a path of its own"
+    )
 
 
-def _unusable(root: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"the disk cache needs a folder that it may write to, got {root}: {error}")
-
-
-def stale_folders(root: Path, own: Folder) -> list[Path]:
-    """Return the unlocked folders of other datasets, least recently opened first."""
-    found: list[tuple[float, Path]] = []
-    for entry in os.scandir(root):
+def stale_folders(own: Folder) -> list[Path]:
+    """Return the unlocked folders of other datasets next to a folder, least recently opened first."""
+    opened: dict[Path, float] = {}
+    for entry in os.scandir(own.path.parent):
         path = Path(entry.path)
         # A link may lead to other users' caches.
-        if entry.is_dir(follow_symlinks=False) and path != own.path and (path / MARKER).is_file():
-            found.append(((path / MARKER).stat().st_mtime, path))
-    return [path for _, path in sorted(found) if _is_free(path)]
+        is_ours = entry.is_dir(follow_symlinks=False) and (path / MARKER).is_file()
+        if is_ours and path != own.path and (folder := _lock(path, 0.0)) is not None:
+            folder.release()
+            opened[path] = (path / MARKER).stat().st_mtime
+    return sorted(opened, key=lambda path: (opened[path], path))
 
 
 def folder_bytes(path: Path) -> int:
@@ -150,33 +141,30 @@ def folder_bytes(path: Path) -> int:
     return sum(e.stat().st_size for e in os.scandir(path) if _SEGMENT.fullmatch(e.name) or e.name == INDEX)
 
 
-def remove_stale(path: Path) -> bool:
-    """Remove a folder of another dataset unless it is locked by now. Return whether it was removed."""
-    folder = _hold(path, 0.0) if (path / MARKER).is_file() else None
-    if folder is None:
-        return False
-    folder.remove()
-    return True
+def remove_stale(path: Path) -> None:
+    """Remove a folder of another dataset unless it is locked by now."""
+    if (path / MARKER).is_file() and (folder := _lock(path, 0.0)) is not None:
+        folder.remove()
 
 
 def _claim(folder: Folder, fingerprint: str) -> None:
     """Check or write the marker, and set its time, which records when the folder was last opened."""
     marker = folder.path / MARKER
-    said = {"format": "mbaas disk tier", "version": VERSION, "fingerprint": fingerprint}
+    content = {"format": "mbaas disk tier", "version": VERSION, "fingerprint": fingerprint}
     if marker.is_symlink() or not marker.is_file():
         others = [entry.name for entry in folder.path.iterdir() if not entry.name.startswith((_LOCK, MARKER))]
         if others:
             raise ConfigError(f"{folder.path} holds files, for instance {others[0]}, but no {MARKER}: not ours to use")
     else:
-        folder.clear_strangers()
-        if _said(marker) == said:
+        folder.wipe(keep_files=True)
+        if _content_of(marker) == content:
             os.utime(marker)
             return
         folder.wipe()
-    folder.replace(marker, lambda file: file.write(json.dumps(said).encode()))
+    folder.replace(marker, lambda file: file.write(json.dumps(content).encode()))
 
 
-def _said(marker: Path) -> object:
+def _content_of(marker: Path) -> object:
     try:
         with marker.open("rb") as file:
             return json.loads(file.read(_MARKER_BYTES))
@@ -184,14 +172,7 @@ def _said(marker: Path) -> object:
         return None
 
 
-def _is_free(path: Path) -> bool:
-    folder = _hold(path, 0.0)
-    if folder:
-        folder.release()
-    return folder is not None
-
-
-def _hold(path: Path, wait_s: float) -> Folder | None:
+def _lock(path: Path, wait_s: float) -> Folder | None:
     deadline = time.monotonic() + wait_s
     while True:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)

@@ -1,7 +1,7 @@
 """Samples on a local disk, kept across restarts and checked on every read.
 
-Samples are stored end to end in large segment files that only grow, with an index file, in one folder per dataset. A
-sample counts once its index row exists, which is written after its bytes.
+Samples are stored end to end in large segment files, and the index file has one row per sample, with its location and
+checksum. Both only grow. A sample counts once its row exists, which is written after its bytes.
 
 Writes are never synced, because checksums detect torn, truncated or flipped data: of rows when the folder is opened, of
 samples when they are read. Damaged samples are dropped, counted and read from storage again.
@@ -13,47 +13,60 @@ import os
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas import units
 from mbaas.cache.directory import MinIO
-from mbaas.cache.disk.folder import folder_bytes, open_folder, remove_stale, stale_folders
-from mbaas.cache.disk.index import (
-    ABSENT,
-    COMING,
-    MAX_SEGMENT_BYTES,
-    ROW,
-    Recovered,
-    Rows,
-    recover,
-    salt_of,
-    sealed,
-    write_index,
-)
-from mbaas.cache.disk.segments import Run, Segments, write_all
-from mbaas.cache.slab import pack
-from mbaas.errors import ConfigError, StateError, WaitTimeoutError
+from mbaas.cache.disk.folder import VERSION, folder_bytes, open_folder, remove_stale, stale_folders
+from mbaas.cache.slab import Slab, extract, pack
+from mbaas.errors import ConfigError, StateError
 from mbaas.order import Ids
+
+ROW = np.dtype(
+    [
+        ("sample", "<i8"),
+        ("address", "<i8"),  # segment number * 2^32 + offset in the segment; segments are numbered from 1
+        ("length", "<u4"),  # bytes, at least 1
+        ("crc", "<u4"),  # of the sample's bytes, seeded with its id
+        ("check", "<u8"),  # of the other columns
+    ]
+)
+"""A row of the index file. No torn row, and no row of another dataset or version, matches its checksum."""
+
+SPOT = np.dtype([("address", "<i8"), ("length", "<u4"), ("crc", "<u4")])
+"""Location of a sample in memory: as in `ROW`, or address `ABSENT` or `COMING`."""
+
+Rows = NDArray[np.void]
+Addresses = NDArray[np.int64]
+
+ABSENT = 0
+COMING = 1  # being written; smaller than any address
+
+# Segments rather than one file: file systems limit the size of a file, and some block all reads of it during a write.
+SEGMENT_SHIFT = 32
+SEGMENT_BYTES = 1 << SEGMENT_SHIFT
+_OFFSET = SEGMENT_BYTES - 1
+_CHUNK_ROWS = 1 << 18  # 8 MiB: bounds the extra memory while the index is read or written
+_MAX_VIEWS = 1024  # the kernel's limit for one preadv (IOV_MAX)
 
 
 class DiskStats(Struct, frozen=True):
-    """Statistics of a disk tier.
+    """Statistics of a disk store.
 
     Attributes:
         budget_bytes: limit for this dataset's folder and stale folders together.
         used_bytes: bytes charged for this dataset's folder, including damaged samples.
         stale_bytes: bytes of unused folders of other datasets, which are removed, oldest first, when space is needed.
-        samples, segments: readable samples, and their files.
-        damaged_rows: invalid index rows found when the folder was opened.
-        damaged_samples: samples with wrong or unreadable bytes since then. Above 0 means a failing disk, or another
-            program writing to the folder.
-        removed_folders: stale folders removed since then.
+        samples: readable samples.
+        damaged_samples: samples with wrong or unreadable bytes since the folder was opened. Above 0 means a failing
+            disk, or another program writing to the folder.
         write_failure: error that stopped all writing, or "".
         removal_failure: error of a stale folder's removal; its bytes are permanently taken from the budget.
     """
@@ -62,18 +75,20 @@ class DiskStats(Struct, frozen=True):
     used_bytes: int
     stale_bytes: int
     samples: int
-    segments: int
-    damaged_rows: int
     damaged_samples: int
-    removed_folders: int
     write_failure: str
     removal_failure: str
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes left for further samples."""
+        return max(0, self.budget_bytes - self.used_bytes - self.stale_bytes)
 
 
 class DiskStore:
     """A cache of a dataset's samples in local files. Admits until full, never evicts (`MinIO`).
 
-    All methods are blocking and thread-safe. Takes 16 bytes of memory per sample of the dataset.
+    All methods except `close` are thread-safe. Takes 16 bytes of memory per sample of the dataset.
     """
 
     def __init__(
@@ -83,7 +98,7 @@ class DiskStore:
         fingerprint: str,
         *,
         num_samples: int,
-        segment_bytes: int = MAX_SEGMENT_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
         lock_wait_s: float = 2.0,
     ) -> None:
         """
@@ -93,33 +108,28 @@ class DiskStore:
                 budget loses whole segments, newest first.
             fingerprint: fingerprint of the dataset; samples stored under the same fingerprint are reused.
             num_samples: samples of the dataset; ids are in [0, num_samples).
-            segment_bytes: largest size of a segment file; larger samples are not cached.
+            segment_bytes: largest size of a segment file, at most `SEGMENT_BYTES`; larger samples are not cached.
             lock_wait_s: seconds to wait for another process to unlock the folder.
 
         Raises:
-            ConfigError: an unusable path, a negative budget, or a segment size out of range.
+            ConfigError: the path cannot be used.
             ResourceError: another process has locked the dataset's folder.
         """
-        if not 0 < segment_bytes <= MAX_SEGMENT_BYTES:
-            raise ConfigError(f"segment_bytes must be in [1, {MAX_SEGMENT_BYTES}], got {segment_bytes}")
-        if budget_bytes < 0:
-            raise ConfigError(f"the disk cache's budget_bytes must be at least 0, got {budget_bytes}")
-        self._budget_bytes = budget_bytes
-        self._segment_bytes = segment_bytes
-        self._salt = salt_of(fingerprint)
+        self._budget_bytes, self._segment_bytes = budget_bytes, segment_bytes
+        # Start value of the checksums of rows.
+        self._salt = int.from_bytes(blake2b(f"{VERSION} {fingerprint}".encode(), digest_size=8).digest(), "little")
+        self._table = np.zeros(num_samples, SPOT)  # by sample; its pages are allocated on first use
+        self._minio = MinIO(budget_bytes)
         self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._busy = 0  # calls in progress; files are closed at 0
-        self._closed = False
-        self._index_file = -1  # descriptor; -1 when closed
+        self._room_lock = threading.Lock()  # held while stale folders are removed; acquired before `_lock`
         self._damaged_samples = 0
-        self._removed_folders = 0
         self._write_failure = self._removal_failure = ""
         self._stuck_bytes = 0  # bytes of stale folders that cannot be removed
-        self._room_lock = threading.Lock()  # held while stale folders are removed; acquired before `_lock`
+        self._files: dict[int, int] = {}  # segment number -> descriptor
+        self._index_file = -1  # descriptor; -1 when closed
         self._folder = open_folder(Path(path), fingerprint, wait_s=lock_wait_s)
         try:
-            self._open(num_samples)
+            self._open()
         except BaseException as error:  # including interrupts: the lock would otherwise last as long as this process
             self._folder.release()
             if isinstance(error, OSError):
@@ -129,12 +139,12 @@ class DiskStore:
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples are stored: bool[n]. Their bytes are only checked by a read."""
         with self._lock:
-            return self._table.held(sample_ids)
+            return self._table["address"][sample_ids] > COMING
 
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
         """Return the bytes of stored samples, 0 for others: int64[n]."""
         with self._lock:
-            spots = self._table.lookup(sample_ids)
+            spots = self._table[sample_ids]
         return np.where(spots["address"] > COMING, spots["length"], 0).astype(np.int64)
 
     def set_budget(self, budget_bytes: int) -> None:
@@ -142,107 +152,75 @@ class DiskStore:
         self._budget_bytes = budget_bytes
         self._make_room(0)
 
-    def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Store samples that are not stored yet, up to the budget.
+    def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: Slab) -> NDArray[np.bool_]:
+        """Store samples that are not stored yet, up to the budget. ``data`` contains the samples end to end.
 
         If the disk rejects a write, nothing more is stored, and `stats` contains the reason.
 
-        Args:
-            sample_ids, lengths: int64[n], lengths in bytes.
-            data: uint8[lengths.sum()], the samples end to end.
-
         Returns:
             bool[n], true if this call stored the sample; false if it is already stored or does not fit.
-
-        Raises:
-            ConfigError: `data` has the wrong length.
-            StateError: the tier is closed.
         """
-        if len(data) != int(lengths.sum()):
-            raise ConfigError(f"the samples' data must have {int(lengths.sum())} bytes, got {len(data)}")
-        with self._using():
-            self._make_room_for(sample_ids, lengths)
-            kept, runs = self._reserve(sample_ids, lengths)
-            rows = _rows_of(sample_ids[kept], lengths[kept], runs)
+        self._check_open()
+        self._make_room(int(lengths.sum()) + ROW.itemsize * len(lengths))
+        chosen, addresses = self._reserve(sample_ids, lengths)
+        if not len(addresses):
+            return chosen
+        rows = np.zeros(len(addresses), ROW)
+        rows["sample"], rows["length"], rows["address"] = sample_ids[chosen], lengths[chosen], addresses
+        try:
             # Without the lock: each call writes only to the space it has reserved.
-            try:
-                self._write(rows, runs, data.data, starts=pack(lengths)[kept].tolist())
-                self._publish(rows)
-            except OSError as error:
-                self._give_up_writing(rows, error)
-                return np.zeros(len(kept), np.bool_)
-            return kept
+            self._write(rows, extract(data, lengths, chosen).data)
+            self._publish(rows)
+        except OSError as error:
+            self._give_up_writing(rows, error)
+            return np.zeros(len(chosen), np.bool_)
+        return chosen
 
     def get(
-        self,
-        sample_ids: Ids,
-        lengths: NDArray[np.int64],
-        *,
-        buffer: memoryview | NDArray[np.uint8],
-        offsets: NDArray[np.int64],
+        self, sample_ids: Ids, lengths: NDArray[np.int64], *, buffer: Slab, offsets: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Read samples into a buffer.
+        """Read samples into their ranges of a writable buffer.
 
-        Args:
-            sample_ids: int64[n].
-            lengths: int64[n], bytes; a sample stored with another length counts as damaged.
-            buffer: writable bytes; only the samples' ranges are modified.
-            offsets: int64[n], start of each sample's range.
+        A sample stored with another length than in ``lengths`` counts as damaged.
 
         Returns:
             bool[n], true if the sample was read and passed its check. The ranges of other samples are undefined.
-
-        Raises:
-            ConfigError: a sample's range is outside the buffer.
-            StateError: the tier is closed.
         """
-        targets = _targets(buffer, offsets, lengths)
-        with self._using():
-            with self._lock:
-                spots = self._table.lookup(sample_ids)
-            # Without the lock from here: files only grow, so spots stay valid.
-            here = spots["address"] > COMING
-            good = here & (spots["length"] == lengths)
-            rows = np.flatnonzero(good)
-            good[rows] = self._segments.read(spots[rows], [targets[i] for i in rows.tolist()])
-            for i in np.flatnonzero(good).tolist():
-                good[i] = _crc(int(sample_ids[i]), targets[i]) == int(spots["crc"][i])
-            self._drop(sample_ids[here & ~good], spots["address"][here & ~good])
-            return good
+        self._check_open()
+        with self._lock:
+            spots = self._table[sample_ids]
+        # Without the lock from here: files only grow, so spots stay valid.
+        stored = spots["address"] > COMING
+        good = stored & (spots["length"] == lengths)
+        rows = np.flatnonzero(good)
+        rows = rows[np.argsort(spots["address"][rows], kind="stable")]
+        spans = zip(offsets[rows].tolist(), lengths[rows].tolist(), strict=True)
+        targets = [buffer.data[start : start + length] for start, length in spans]
+        self._read(spots["address"][rows], targets)
+        crcs = zip(sample_ids[rows].tolist(), targets, spots["crc"][rows].tolist(), strict=True)
+        good[rows] = [_crc(sample_id, content) == crc for sample_id, content, crc in crcs]
+        if (bad := stored & ~good).any():
+            self._drop(sample_ids[bad], spots["address"][bad])
+        return good
 
     def stats(self) -> DiskStats:
-        """Return the tier's statistics."""
+        """Return the store's statistics."""
         with self._lock:
             return DiskStats(
                 budget_bytes=self._budget_bytes,
                 used_bytes=self._minio.used_bytes,
                 stale_bytes=sum(self._stale.values()),
                 samples=self._samples,
-                segments=len(self._segments),
-                damaged_rows=self._damaged_rows,
                 damaged_samples=self._damaged_samples,
-                removed_folders=self._removed_folders,
                 write_failure=self._write_failure,
                 removal_failure=self._removal_failure,
             )
 
-    def close(self, *, deadline_s: float = 30.0) -> None:
-        """Wait for calls in progress and unlock the folder; its content stays. May be repeated.
-
-        Raises:
-            WaitTimeoutError: a call is still running after `deadline_s`; the folder stays locked.
-        """
-        with self._idle:
-            if self._closed and self._index_file < 0:
-                return
-            self._closed = True  # before the wait, to reject further calls
-            if not self._idle.wait_for(lambda: not self._busy, deadline_s):
-                raise WaitTimeoutError(
-                    f"{self._busy} calls still use the disk cache {self._folder.path} after "
-                    f"{units.seconds(deadline_s)}: the disk does not answer"
-                )
-            self._segments.close()
-            os.close(self._index_file)
+    def close(self) -> None:
+        """Unlock the folder; its content stays. No other call may be in progress. May be repeated."""
+        if self._index_file >= 0:
+            for file in (*self._files.values(), self._index_file):
+                os.close(file)
             self._index_file = -1
             self._folder.release()
 
@@ -252,114 +230,159 @@ class DiskStore:
     def __exit__(self, *exc: Any) -> None:
         self.close()
 
-    def _open(self, num_samples: int) -> None:
+    def _open(self) -> None:
         """Load the folder's valid content, and trim its files to match."""
         folder = self._folder
-        found = recover(folder.index, self._salt, num_samples=num_samples, sizes=folder.segments())
-        self._table, self._damaged_rows = found.table, found.damaged_rows
-        ends = self._within_budget(found)
-        self._samples = sum(found.live[number].samples for number in ends)
-        # The index first: after a crash between the two steps, the files still contain everything in the index.
-        if found.file_rows != self._samples:
-            folder.replace(folder.index, lambda file: write_index(file, self._table, self._salt))
-        self._segments = Segments(folder, ends, segment_bytes=self._segment_bytes)
-        self._index_file = os.open(folder.index, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        ends, stored = self._load_index(), self._table["address"]
+        while (used := int(ends.sum()) + ROW.itemsize * int((stored > COMING).sum())) > self._budget_bytes:
+            newest = int(np.flatnonzero(ends)[-1])
+            ends[newest], stored[stored >> SEGMENT_SHIFT == newest] = 0, ABSENT  # its file is removed below
+        self._samples = int((stored > COMING).sum())
         self._index_bytes = self._samples * ROW.itemsize
-        root = folder.path.parent
-        self._stale = {path: folder_bytes(path) for path in stale_folders(root, folder)}  # oldest first
-        self._minio = MinIO(self._budget_bytes)
-        self._minio.used_bytes = sum(ends.values()) + self._index_bytes
+        # The index first: after a crash between the two steps, the files still contain everything in the index.
+        if folder.index.stat().st_size != self._index_bytes:  # it has damaged rows, or several of one sample
+            folder.replace(folder.index, self._write_index)
+        for number in folder.segments():
+            if ends[number]:
+                # Leftovers of a crash after the last sample take space that is not charged to the budget.
+                os.truncate(folder.segment(number), ends[number])
+                self._files[number] = os.open(folder.segment(number), os.O_RDWR | os.O_CLOEXEC)
+            else:
+                folder.segment(number).unlink()
+        newest = max(self._files, default=1)
+        self._end = (newest << SEGMENT_SHIFT) + (int(ends[newest]) if self._files else 0)  # address of the next sample
+        self._index_file = os.open(folder.index, os.O_RDWR | os.O_CLOEXEC)
+        self._minio.used_bytes = used
+        self._stale = {path: folder_bytes(path) for path in stale_folders(folder)}  # oldest first
         self._make_room(0)  # the budget may have shrunk: stale folders go first
 
-    def _within_budget(self, found: Recovered) -> dict[int, int]:
-        ends, used = {}, 0
-        for number, extent in sorted(found.live.items()):
-            used += extent.end + extent.samples * ROW.itemsize
-            if used <= self._budget_bytes:
-                ends[number] = extent.end
-            else:
-                self._table.mark(self._table.ids_in(number), ABSENT)  # `Segments` removes the file
+    def _load_index(self) -> NDArray[np.int64]:
+        """Enter the index file's valid rows into the table. Return the valid bytes of each segment, by number."""
+        sizes = self._folder.segments()
+        limits, ends = np.zeros((2, max(sizes, default=0) + 1), np.int64)  # a missing segment accepts no row
+        limits[[*sizes]] = [*sizes.values()]
+        self._folder.index.touch()
+        with self._folder.index.open("rb") as file:
+            while len(rows := np.fromfile(file, ROW, _CHUNK_ROWS)):
+                segments = rows["address"] >> SEGMENT_SHIFT
+                row_ends = (rows["address"] & _OFFSET) + rows["length"]
+                valid = (rows["check"] == _check_of(rows, self._salt)) & (rows["length"] > 0)
+                valid &= (rows["sample"] >= 0) & (rows["sample"] < len(self._table))
+                valid &= (segments > 0) & (segments < len(limits))
+                valid &= row_ends <= limits[np.where(valid, segments, 0)]
+                np.maximum.at(ends, segments[valid], row_ends[valid])
+                self._enter(rows[valid])
         return ends
 
-    def _make_room_for(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
-        if self._stale:  # usually empty, and then there is nothing to remove
-            with self._lock:
-                new = self._table.absent(sample_ids)
-            self._make_room(int((lengths[new] + ROW.itemsize).sum()))
+    def _write_index(self, file: BinaryIO) -> None:
+        ids = np.flatnonzero(self._table["address"] > COMING)
+        for start in range(0, len(ids), _CHUNK_ROWS):
+            part = ids[start : start + _CHUNK_ROWS]
+            rows, spots = np.zeros(len(part), ROW), self._table[part]
+            rows["sample"] = part
+            for column in SPOT.names or ():
+                rows[column] = spots[column]
+            rows["check"] = _check_of(rows, self._salt)
+            file.write(rows.tobytes())
+
+    def _enter(self, rows: Rows) -> None:
+        """Add rows to the table; if a sample has several, the last one counts."""
+        spots = np.zeros(len(rows), SPOT)
+        for column in SPOT.names or ():
+            spots[column] = rows[column]
+        self._table[rows["sample"]] = spots
 
     def _make_room(self, nbytes: int) -> None:
         """Remove stale folders, oldest first, until ``nbytes`` are free or none is left."""
         with self._room_lock:
             while self._stale and self._usable_bytes() - self._minio.used_bytes < nbytes:
-                oldest = next(iter(self._stale))
-                removed, failure = False, ""
+                oldest, failure = next(iter(self._stale)), ""
                 try:
-                    removed = remove_stale(oldest)
+                    remove_stale(oldest)
                 except OSError as error:  # for example another user's folder; it stays, and so do its bytes
                     failure = f"removing {oldest}, which nobody uses, failed: {error}"
                 with self._lock:
-                    held_bytes = self._stale.pop(oldest)
-                    self._stuck_bytes += held_bytes if failure else 0
+                    stale_bytes = self._stale.pop(oldest)
+                    self._stuck_bytes += stale_bytes if failure else 0
                     self._removal_failure = self._removal_failure or failure
-                    self._removed_folders += removed
             with self._lock:
                 self._minio.budget_bytes = max(self._usable_bytes(), self._minio.used_bytes)
 
     def _usable_bytes(self) -> int:
         return self._budget_bytes - sum(self._stale.values()) - self._stuck_bytes
 
-    def _reserve(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_], list[Run]]:
+    def _reserve(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> tuple[NDArray[np.bool_], Addresses]:
+        """Choose the samples to store, bool[n], and reserve their addresses: end to end, none across two segments."""
         with self._lock:
-            new = self._table.absent(sample_ids) & (lengths > 0) & (lengths <= self._segment_bytes)
+            new = (self._table["address"][sample_ids] == ABSENT) & (lengths > 0) & (lengths <= self._segment_bytes)
             # No writes after a failure: on a full disk, every later call would waste its writes.
             new &= _first_of_each(sample_ids) & (not self._write_failure)
-            kept = self._minio.admit(np.where(new, lengths + ROW.itemsize, 0))
-            self._table.mark(sample_ids[kept], COMING)  # so that no other call writes them
-            return kept, self._segments.reserve(lengths[kept])
+            chosen = self._minio.admit(np.where(new, lengths + ROW.itemsize, 0))
+            self._table["address"][sample_ids[chosen]] = COMING  # so that no other call writes them
+            addresses = []
+            for length in lengths[chosen].tolist():
+                if (self._end & _OFFSET) + length > self._segment_bytes:
+                    self._end = (self._end >> SEGMENT_SHIFT) + 1 << SEGMENT_SHIFT
+                addresses.append(self._end)
+                self._end += length
+            return chosen, np.array(addresses, np.int64)
 
-    def _write(self, rows: Rows, runs: list[Run], data: memoryview, *, starts: list[int]) -> None:
-        lengths = rows["length"].tolist()
-        spans = zip(rows["sample"].tolist(), starts, lengths, strict=True)
-        rows["crc"] = [_crc(sample_id, data[start : start + length]) for sample_id, start, length in spans]
-        for run in runs:
-            self._segments.write(run, data, starts=starts, lengths=lengths)
+    def _write(self, rows: Rows, content: memoryview) -> None:
+        lengths = rows["length"].astype(np.int64)
+        starts, ends = pack(lengths).tolist(), np.cumsum(lengths).tolist()
+        spans = zip(rows["sample"].tolist(), starts, ends, strict=True)
+        rows["crc"] = [_crc(sample_id, content[start:end]) for sample_id, start, end in spans]
+        for first, stop in _runs(rows["address"], lengths, most=len(rows)):
+            segment, offset = divmod(int(rows["address"][first]), SEGMENT_BYTES)
+            _write_all(self._file(segment), content[starts[first] : ends[stop - 1]], offset)
+
+    def _file(self, segment: int) -> int:
+        with self._lock:
+            if segment not in self._files:
+                flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                self._files[segment] = os.open(self._folder.segment(segment), flags, 0o644)
+            return self._files[segment]
 
     def _publish(self, rows: Rows) -> None:
-        content = memoryview(sealed(rows, self._salt).tobytes())
+        rows["check"] = _check_of(rows, self._salt)
+        content = memoryview(rows.tobytes())
         with self._lock:  # serialized, because each call appends after the last row
-            write_all(self._index_file, content, self._index_bytes)
+            _write_all(self._index_file, content, self._index_bytes)
             self._index_bytes += len(content)
-            self._table.enter(rows)
+            self._enter(rows)
             self._samples += len(rows)
 
     def _give_up_writing(self, rows: Rows, error: OSError) -> None:
         """Forget these samples and stop writing. Their bytes stay charged, because parts of them may be on disk."""
         with self._lock:
-            self._table.mark(rows["sample"], ABSENT)
+            self._table["address"][rows["sample"]] = ABSENT
             self._write_failure = self._write_failure or f"writing to {self._folder.path} failed: {error}"
 
-    def _drop(self, sample_ids: Ids, addresses: NDArray[np.uint64]) -> None:
-        """Forget samples that are damaged at these addresses, unless another thread already did."""
-        if len(sample_ids):
-            with self._lock:
-                still = self._table.lookup(sample_ids)["address"] == addresses
-                still &= _first_of_each(sample_ids)
-                self._table.mark(sample_ids[still], ABSENT)
-                self._damaged_samples += int(still.sum())
-                self._samples -= int(still.sum())
+    def _read(self, addresses: Addresses, targets: list[memoryview]) -> None:
+        """Read samples, sorted by address, as far as possible. A checksum detects what is missing."""
+        lengths = np.array([len(target) for target in targets], np.int64)
+        for first, stop in _runs(addresses, lengths, most=_MAX_VIEWS):
+            segment, offset = divmod(int(addresses[first]), SEGMENT_BYTES)
+            file = self._files[segment]
+            with suppress(OSError):
+                if os.preadv(file, targets[first:stop], offset) == int(lengths[first:stop].sum()):
+                    continue
+            # One by one, so that an unreadable place costs only the samples there.
+            for i in range(first, stop):
+                with suppress(OSError):
+                    _read_all(file, targets[i], int(addresses[i]) & _OFFSET)
 
-    @contextmanager
-    def _using(self) -> Iterator[None]:
+    def _drop(self, sample_ids: Ids, addresses: Addresses) -> None:
+        """Forget samples that are damaged at these addresses, unless another thread already did."""
         with self._lock:
-            if self._closed:
-                raise StateError(f"the disk cache {self._folder.path} is closed")
-            self._busy += 1
-        try:
-            yield
-        finally:
-            with self._idle:  # the same lock
-                self._busy -= 1
-                self._idle.notify_all()
+            still = (self._table["address"][sample_ids] == addresses) & _first_of_each(sample_ids)
+            self._table["address"][sample_ids[still]] = ABSENT
+            self._damaged_samples += int(still.sum())
+            self._samples -= int(still.sum())
+
+    def _check_open(self) -> None:
+        if self._index_file < 0:
+            raise StateError(f"the disk cache {self._folder.path} is closed")
 
 
 def _crc(sample_id: int, content: memoryview) -> int:
@@ -367,24 +390,38 @@ def _crc(sample_id: int, content: memoryview) -> int:
     return zlib.crc32(content, sample_id & 0xFFFFFFFF)
 
 
-def _targets(
-    buffer: memoryview | NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> list[memoryview]:
-    view, ends = buffer if isinstance(buffer, memoryview) else buffer.data, offsets + lengths
-    if len(offsets) and (int(offsets.min()) < 0 or int(ends.max()) > len(view)):
-        raise ConfigError(
-            f"the buffer must hold bytes [{offsets.min()}, {ends.max()}) of the samples, got {len(view)} bytes"
-        )
-    return [view[start:end] for start, end in zip(offsets.tolist(), ends.tolist(), strict=True)]
+def _check_of(rows: Rows, salt: int) -> NDArray[np.uint64]:
+    """Return the checksum of each row's other columns, as in splitmix64 (NumPy has no vectorized CRC): uint64[n]."""
+    words = np.ascontiguousarray(rows).view("<u8").reshape(len(rows), -1)
+    mixed = np.full(len(rows), salt, np.uint64)
+    for column in range(words.shape[1] - 1):  # the last word is the checksum
+        mixed ^= words[:, column]
+        mixed *= np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    return mixed
 
 
-def _rows_of(sample_ids: Ids, lengths: NDArray[np.int64], runs: list[Run]) -> Rows:
-    rows = np.zeros(len(sample_ids), ROW)
-    rows["sample"], rows["length"] = sample_ids, lengths
-    for run in runs:
-        part = rows[run.start : run.stop]
-        part["segment"], part["offset"] = run.segment, run.offset + pack(lengths[run.start : run.stop])
-    return rows
+def _runs(addresses: Addresses, lengths: NDArray[np.int64], *, most: int) -> Iterator[tuple[int, int]]:
+    """Split samples into ranges [start, stop) that lie end to end in one segment, each of at most ``most`` samples."""
+    follows = addresses[:-1] + lengths[:-1] == addresses[1:]
+    follows &= addresses[:-1] >> SEGMENT_SHIFT == addresses[1:] >> SEGMENT_SHIFT
+    cuts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(addresses)]
+    for begin, end in pairwise(cuts):
+        for start in range(begin, end, most):
+            yield start, min(start + most, end)
+
+
+def _write_all(file: int, content: memoryview, offset: int) -> None:
+    """Write all of the content, in as many calls as needed."""
+    while len(content):
+        count = os.pwrite(file, content, offset)
+        content, offset = content[count:], offset + count
+
+
+def _read_all(file: int, target: memoryview, offset: int) -> None:
+    """Read until the target is full or the file ends."""
+    while len(target) and (count := os.preadv(file, [target], offset)):
+        target, offset = target[count:], offset + count
 
 
 def _first_of_each(sample_ids: Ids) -> NDArray[np.bool_]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.cache.disk.store import DiskStats, DiskStore
-from mbaas.cache.slab import Failures, Load, Origin, Slab, squeeze
+from mbaas.cache.slab import Failures, Load, Origin, Slab, extract
 from mbaas.cache.stats import Meter
 from mbaas.messages import Amount
 from mbaas.order import Ids
@@ -61,7 +61,7 @@ class DiskTier:
         self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
         self._needed_bytes = float(dataset.total_bytes)  # for all samples with their home here
         self._placements, self._meter = placements, meter
-        self._told = [store.stats() for store in self._stores]  # statistics at the last `log` call
+        self._logged = [store.stats() for store in self._stores]  # at the last `log` call
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
 
     @property
@@ -76,21 +76,19 @@ class DiskTier:
     @property
     def for_decoded_bytes(self) -> int:
         """Bytes of the disk budget available to decoded samples: the part beyond all encoded samples if these fit."""
-        return (
-            max(0, self._disk_bytes - math.ceil(DISK_SLACK * self._needed_bytes))
-            if self.holds_all
-            else self._disk_bytes
-        )
+        if not self.holds_all:
+            return self._disk_bytes
+        return max(0, self._disk_bytes - math.ceil(DISK_SLACK * self._needed_bytes))
 
     @property
     def free_bytes(self) -> int:
         """Free bytes for encoded samples."""
-        return _free_bytes(self._store)
+        return self._store.stats().free_bytes
 
     @property
     def free_for_decoded_bytes(self) -> int:
         """Free bytes for decoded samples."""
-        return 0 if self._decoded is None else _free_bytes(self._decoded)
+        return 0 if self._decoded is None else self._decoded.stats().free_bytes
 
     @property
     def decoded(self) -> Amount:
@@ -109,21 +107,21 @@ class DiskTier:
 
     def log(self) -> list[str]:
         """Return log lines about new failures since the last call."""
-        before, self._told = self._told, [store.stats() for store in self._stores]
-        return [sentence for pair in zip(before, self._told, strict=True) for sentence in self._changes(*pair)]
+        before, self._logged = self._logged, [store.stats() for store in self._stores]
+        return [sentence for pair in zip(before, self._logged, strict=True) for sentence in self._changes(*pair)]
 
     def _changes(self, before: DiskStats, now: DiskStats) -> list[str]:
-        told = []
+        lines = []
         if now.write_failure and not before.write_failure:
-            told.append(f"the disk cache keeps nothing more: {now.write_failure}")
+            lines.append(f"the disk cache keeps nothing more: {now.write_failure}")
         if now.removal_failure and not before.removal_failure:
-            told.append(f"the disk cache has less room: {now.removal_failure}")
+            lines.append(f"the disk cache has less room: {now.removal_failure}")
         if damaged := now.damaged_samples - before.damaged_samples:
-            told.append(
+            lines.append(
                 f"{counted(damaged, 'sample')} in the disk cache {self.path} could not be read, or had other "
                 f"bytes than were written ({now.damaged_samples} since it was opened): read from storage"
             )
-        return told
+        return lines
 
     def update_nodes(self, nodes: int) -> None:
         """Set the number of nodes that share the dataset's samples."""
@@ -162,9 +160,7 @@ class DiskTier:
             return  # cached in memory; the space is for samples that do not fit there
         keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
         if keep.any():
-            # `squeeze` leaves out samples that are listed as failures.
-            left_out = dict.fromkeys(np.flatnonzero(~keep).tolist(), "")
-            packed = squeeze(slab, load, left_out)
+            packed = extract(slab, load.lengths, keep)
             await self._in_thread(self._store.put, load.sample_ids[keep], load.lengths[keep], packed)
 
     async def write_decoded(self, sample_ids: Ids, lengths: NDArray[np.int64], packed: Slab) -> None:
@@ -180,8 +176,3 @@ class DiskTier:
         self._threads.shutdown()
         for store in self._stores:
             store.close()
-
-
-def _free_bytes(store: DiskStore) -> int:
-    stats = store.stats()
-    return max(0, stats.budget_bytes - stats.used_bytes - stats.stale_bytes)

@@ -1,0 +1,1 @@
+"""Readers, a module for each format, and the parts that they share."""

@@ -1,0 +1,152 @@
+"""Indexes shards: each is scanned once, so that its samples can be read at random later."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.fs
+
+from mbaas.dataset.base import Dataset
+from mbaas.dataset.readers.columns import gathered
+from mbaas.dataset.readers.listing import Listing, listed_once
+from mbaas.dataset.storage.faults import message_of, s3_attempts
+from mbaas.dataset.storage.files import locate_shards, look_up
+from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join
+from mbaas.dataset.table import PLACE, fingerprint_of, table_of
+from mbaas.errors import DatasetError
+from mbaas.fields import LABEL
+from mbaas.progress import track
+
+_REMOTE_THREADS = 32  # each reads one header after another
+_LOCAL_THREADS = 4
+_CALLER = 6  # stack frames from a warning to the reader's caller, through `indexed_once`, `listed_once` and `make`
+_BUFFER_BYTES = 16 << 10
+"""Bytes read per header: small images are read with it and need no further request."""
+
+
+class FoundSample(NamedTuple):
+    """A sample of a shard: its name and bytes there, and the values of columns for labels and fields."""
+
+    name: str
+    offset: int
+    length: int
+    values: Mapping[str, Any]
+
+
+class LeftOut(NamedTuple):
+    """A part of a shard that cannot be read; the reason is shown in a warning."""
+
+    reason: str
+
+
+Find: TypeAlias = Callable[[BinaryIO, int, str], Iterator[FoundSample | LeftOut]]
+"""(file at its start, size in bytes, name for messages) -> samples of a shard, and parts that are left out."""
+
+
+def indexed_once(
+    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    filesystem: pyarrow.fs.FileSystem | None,
+    listing: str | os.PathLike[str] | None,
+    *,
+    writer: str,
+    asked: Mapping[str, Any],
+    label: str | None,
+    fields: Sequence[str],
+    columns: Sequence[str],
+    find: Find,
+    single_values: bool = False,
+) -> Dataset:
+    """Return the samples of shards, from a saved listing if it is still valid.
+
+    Args:
+        shards, filesystem, listing: see `mbaas.read_webdataset`, also for errors.
+        writer: name of the function that reads this kind of shards.
+        asked: options that a saved listing must match.
+        label: column that becomes the field ``label``, or None.
+        fields: columns that become further fields.
+        columns: columns with values from ``find``.
+        find: finds the samples of a shard.
+        single_values: whether ``find`` returns lists even for single values.
+    """
+    where, names = locate_shards(shards, filesystem)
+    files = look_up(where, names)
+
+    def make() -> Listing:
+        places, found = gathered(where.root, _look_through(where, files, columns, find))
+        found = found.with_single_values() if single_values else found
+        class_names, known = found.fields(label, fields)
+        table = table_of(places, known)
+        return Listing(writer, where.root, asked, class_names, fingerprint_of(table, class_names), table, files)
+
+    found = listed_once(
+        listing,
+        make,
+        writer=writer,
+        root=where.root,
+        options=asked,
+        fields=[*([LABEL.name] if label is not None else []), *fields],
+        is_current=lambda kept: bool(kept.files == files),
+    )
+    return found.dataset(where, {name: nbytes for name, nbytes, _ in files})
+
+
+def _look_through(
+    where: Location, files: list[list[Any]], columns: Sequence[str], find: Find
+) -> list[tuple[pa.Table, pa.Table]]:
+    filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
+    is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+
+    def index(file: list[Any]) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
+        name, nbytes, _ = file
+        return _look_through_one(where, filesystem, name, nbytes, columns, find)
+
+    threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(files))
+    with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
+        shards = [*track(pool.map(index, files), "shards", len(files))]
+    left_out = [each for *_, of_shard in shards for each in of_shard]
+    if left_out:
+        more = f" (and {len(left_out) - 1:,} more)" if len(left_out) > 1 else ""
+        warnings.warn(f"left out: {left_out[0].reason}{more}", stacklevel=_CALLER)
+    return [(places, found) for places, found, _ in shards]
+
+
+def _look_through_one(
+    where: Location, filesystem: pyarrow.fs.FileSystem, name: str, nbytes: int, columns: Sequence[str], find: Find
+) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
+    """Return locations as in `PLACE`, the values of labels and fields, and parts that are left out."""
+    shard = join(where.root, name)
+    uris: list[str] = []
+    spans: list[tuple[int, int]] = []
+    values: dict[str, list[Any]] = {column: [] for column in columns}
+    left_out: list[LeftOut] = []
+    try:
+        with filesystem.open_input_file(join(where.base, name)) as raw:
+            for sample in find(io.BufferedReader(raw, _BUFFER_BYTES), nbytes, shard):
+                if isinstance(sample, LeftOut):
+                    left_out.append(sample)
+                    continue
+                uris.append(f"{name}{IN_SHARD}{sample.name}")
+                spans.append((sample.offset, sample.length))
+                for column, value in sample.values.items():
+                    values[column].append(value)
+    except DatasetError:
+        raise
+    except Exception as error:  # third-party file systems raise any exception
+        raise DatasetError(f"cannot read {shard}: {message_of(error)}") from error
+    offsets, lengths = zip(*spans, strict=True) if spans else ((), ())
+    places = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), PLACE, strict=True)]
+    found = pa.table({column: _array_of(shard, column, each) for column, each in values.items()})
+    return pa.Table.from_arrays(places, schema=PLACE), found, left_out
+
+
+def _array_of(shard: str, column: str, values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise DatasetError(f"{shard}: the values of {column!r} cannot be one column: {message_of(error)}") from None

@@ -1,0 +1,1 @@
+"""Access to the files that contain samples: locations, reads, retries and errors."""
