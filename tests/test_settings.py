@@ -122,14 +122,14 @@ def test_every_option_has_a_meaning() -> None:
         (lambda: mbaas.Threads(hold_s=0), "threads.hold_s must be above 0 seconds, got 0"),
         (lambda: mbaas.Threads(prep=0), "threads.prep must be at least 1, got 0"),
         (lambda: mbaas.Threads(fetch=257), "threads.fetch must be at most 256, got 257"),
-        (lambda: mbaas.Staging(lanes=1.0), "staging.lanes must be a whole number, got 1.0"),
+        (lambda: mbaas.Staging(ahead_blocks=1.0), "staging.ahead_blocks must be a whole number, got 1.0"),
         (lambda: mbaas.Staging(readahead_bytes="x"), "staging.readahead_bytes must be a size such as '2 GiB'"),
         (lambda: FeedOptions(batch_size=True), "batch_size must be a whole number, got True"),
         (
             lambda: FeedOptions(batch_size=8, threads=4),
             "threads must be Threads(...), got 4",
         ),
-        (lambda: mbaas.Scaling(lanes=2), "unknown option 'scaling.lanes'; known are "),
+        (lambda: mbaas.Scaling(ahead_blocks=2), "unknown option 'scaling.ahead_blocks'; known are "),
         (lambda: FeedOptions(batch_size=8, timeouts=4), "timeouts must be Timeouts(...), got 4"),
         (lambda: FeedOptions(batch_size=8, gpus_per_worker=-1), "gpus_per_worker must be at least 0, got -1"),
         (
@@ -143,7 +143,7 @@ def test_what_cannot_be_is_refused_with_both_values(make: Callable[[], object], 
         make()
 
 
-@pytest.mark.parametrize("name", ["lease_s", "max_prep_workers", "lanes", "max_bytes", "fetch"])
+@pytest.mark.parametrize("name", ["lease_s", "max_prep_workers", "ahead_blocks", "max_bytes", "fetch"])
 def test_an_option_of_a_group_is_found_by_its_name(name: str) -> None:
     group, _, _ = GROUPED[name][0].partition(".")
     code = f"{group}=mbaas.{GROUPS[group].__name__}({name}=...)"
@@ -169,7 +169,7 @@ def test_sizes_and_times_are_read_as_people_write_them(tmp_path: Path) -> None:
 
 
 def test_settings_are_frozen_and_travel() -> None:
-    """A feed's coordinator, lanes and consumers receive them by pickle."""
+    """A feed's coordinator and consumers receive them by pickle."""
     made = FeedSettings(
         name="feed",
         batch_size=8,
@@ -290,7 +290,7 @@ def test_the_schema_refuses_what_the_command_refuses(group: str, option: str) ->
     assert refused
 
 
-@pytest.mark.parametrize("wrong", [{"timeouts": {"lease": 3}}, {"pipeline": ["Blur"]}, {"lanes": 2}])
+@pytest.mark.parametrize("wrong", [{"timeouts": {"lease": 3}}, {"pipeline": ["Blur"]}, {"ahead_blocks": 2}])
 def test_the_schema_refuses_names_that_there_are_not(wrong: dict[str, object]) -> None:
     assert not by_schema().is_valid({**yaml.safe_load(EXAMPLE.read_text()), **wrong})
 

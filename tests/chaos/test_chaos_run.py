@@ -9,7 +9,7 @@ from mbaas.chaos.runner import ChaosSettings, run
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SHORT = ("kill-worker", "kill-coordinator", "kill-raylet", "err-storage")
-OTHERS = ("kill-cache", "kill-lane", "kill-trial", "pause-worker")
+OTHERS = ("kill-cache", "pause-coordinator", "kill-trial", "pause-worker")
 
 
 @pytest.mark.parametrize("kinds", [SHORT, pytest.param(SHORT + OTHERS, marks=pytest.mark.long)], ids=["4", "8"])

@@ -64,11 +64,9 @@ def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_fi
         assert again.ledger.feed_epoch == record.ledger.feed_epoch + 1
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_a_consumer_that_leaves_while_the_coordinator_restarts_hands_in_its_last_ledger(serve_small, ray_clean, lanes):
+def test_a_consumer_that_leaves_while_the_coordinator_restarts_hands_in_its_last_ledger(serve_small, ray_clean):
     """Its heartbeat, which would have delivered the ledger at once, has already ended."""
-    options = {"prep_workers": 1, "staging": mbaas.Staging(lanes=lanes)}
-    with serve_small(203, T.RandomHorizontalFlip(), **options) as feed:
+    with serve_small(203, T.RandomHorizontalFlip(), prep_workers=1) as feed:
         loader = mbaas.join(feed.name, consumer="me", format="numpy")
         loader._heartbeat.end()
         assert record_epoch(loader).flaws(range(203)) == []

@@ -16,7 +16,7 @@ import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.calls import wire
-from mbaas.chaos.participants import alive, cache_node_pids, coordinator_pid, lane_pids, prep_worker_pids
+from mbaas.chaos.participants import alive, cache_node_pids, coordinator_pid, prep_worker_pids
 from mbaas.control import FeedControl
 from mbaas.coordinator.background import BROKEN
 from mbaas.dataset import synthetic
@@ -82,8 +82,8 @@ def test_a_coordinator_that_contradicts_itself_starts_anew_and_nothing_is_missed
 
 @pytest.fixture(scope="module")
 def feed(ray_session: None) -> Iterator[mbaas.Feed]:
-    """Two lanes, one worker, blocks of 20; each test repairs its damage."""
-    options = {"batch_size": 20, "staging_bytes": 12 * 20 * (8 * 8 * 3 + 16), "staging": mbaas.Staging(lanes=2)}
+    """One worker, blocks of 20; each test repairs its damage."""
+    options = {"batch_size": 20, "staging_bytes": 12 * 20 * (8 * 8 * 3 + 16)}
     options["timeouts"] = mbaas.Timeouts(patience_s=2.0)
     with mbaas.serve("bugs", synthetic(SAMPLES), T.Pipeline([T.DecodeImage()]), prep_workers=1, **options) as served:
         yield served
@@ -94,7 +94,7 @@ def broken(feed: mbaas.Feed, method: str, raises: Callable[[Any], Any], actor: s
     """Replace a method of an actor for a while, and check that its processes stay the same."""
 
     def pids() -> list[int]:
-        return [coordinator_pid(feed.name), *lane_pids(feed.name), *prep_worker_pids(feed.name)]
+        return [coordinator_pid(feed.name), *prep_worker_pids(feed.name)]
 
     before = pids()
     inside(feed, lambda self: setattr(self, method, raises(self)), actor)
@@ -192,44 +192,8 @@ def test_ledgers_that_met_an_internal_error_are_handed_in_with_the_next_sign_of_
         assert feed.ledger()["consumer"].to_pylist().count("patient") == 1
 
 
-def test_an_error_of_a_lane_that_is_told_something_is_in_the_log_of_who_tells_it(feed: mbaas.Feed) -> None:
-    def report(*_: Any) -> None:
-        raise RuntimeError("provoked in a lane")
-
-    before = feed.status().internal_errors
-    with broken(feed, "_lane_report", lambda _: report, f"lane:{feed.name}:1"):
-        wait_until(lambda: feed.status().internal_errors >= before + 2, "the lane was told again")
-        status, log = feed.status(), logged(coordinator_pid(feed.name))
-        (note,) = [note for note in status.notes if "provoked in a lane" in note]
-        assert "an internal error in lane 1, which will be updated again" in note
-        assert log.count(", in report\n") == 1
-
-
-def test_an_error_over_what_a_lane_reports_is_told_and_the_lane_is_heard_again(feed: mbaas.Feed) -> None:
-    """A lane without further messages would be killed for its silence, again and again."""
-
-    def break_once(coordinator: Any) -> None:
-        lanes = coordinator._running.lanes
-
-        def take_in(*_: Any) -> None:
-            del lanes._take_in
-            raise RuntimeError("provoked over an exchange")
-
-        lanes._take_in = take_in
-
-    before, pids = feed.status().internal_errors, [coordinator_pid(feed.name), *lane_pids(feed.name)]
-    inside(feed, break_once)
-    wait_until(lambda: feed.status().internal_errors == before + 1, "the error was met")
-    with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
-        assert record_epoch(loader).flaws(range(SAMPLES)) == []
-    wait_until(lambda: inside(feed, lambda me: me._running.lanes._leader.knows(1)), "the lane knows how things stand")
-    assert sum("provoked over an exchange" in note for note in feed.status().notes) == 1
-    assert [coordinator_pid(feed.name), *lane_pids(feed.name)] == pids
-
-
-@pytest.mark.parametrize("block", [6, 7], ids=["lane 0", "lane 1"])
-def test_a_block_over_which_a_worker_meets_a_bug_is_bad_after_three_tries_and_the_worker_stays(feed, block) -> None:
-    """Each lane has every other block; the first minibatch of an epoch belongs to block 0."""
+def test_a_block_over_which_a_worker_meets_a_bug_is_bad_after_three_tries_and_the_worker_stays(feed) -> None:
+    block = 6
 
     def breaking(worker: Any) -> Callable[..., Any]:
         whole = worker._prepare
@@ -246,10 +210,8 @@ def test_a_block_over_which_a_worker_meets_a_bug_is_bad_after_three_tries_and_th
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
             with pytest.raises(PrepFailedError, match=r"3 tries to prepare it ended in an error; .* provoked over"):
                 record_epoch(loader)
-        wait_until(lambda: feed.status().internal_errors == before + 3, "all lanes have told of their errors")
-        pids = [coordinator_pid(feed.name), *lane_pids(feed.name)]
-        assert logged(pids[block % 2]).count(f"LookupError: provoked over block {block}") == 1
-        assert logged(pids[1 - block % 2]).count(f"provoked over block {block}") == 0
+        wait_until(lambda: feed.status().internal_errors == before + 3, "the error was reported three times")
+        assert logged(coordinator_pid(feed.name)).count(f"LookupError: provoked over block {block}") == 1
         assert any(f"LookupError: provoked over block {block}" in note for note in feed.status().notes)
 
 

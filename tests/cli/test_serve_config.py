@@ -159,7 +159,7 @@ def test_the_pages_about_sound_and_arrays_show_files_that_are_valid(page: str, s
         ("{lease_s: 30}", "30", "13: timeouts must be 'key: value' lines, got 30 (a whole number)"),
         ("timeouts: {lease_s: 30}", "lease_s: 30", "13: unknown key 'lease_s'; it is 'timeouts.lease_s'"),
         ("timeouts: {lease_s: 30}", "threads: 4", "13: threads must be 'key: value' lines, got 4 (a whole number)"),
-        ("timeouts: {lease_s: 30}", "lanes: 2", "13: unknown key 'lanes'; it is 'staging.lanes'"),
+        ("timeouts: {lease_s: 30}", "ahead_blocks: 2", "13: unknown key 'ahead_blocks'; it is 'staging.ahead_blocks'"),
         ("timeouts: {lease_s: 30}", "disk: {path: /x}", "13: disk lacks 'max_bytes'"),
         ("timeouts: {lease_s: 30}", "scaling: {stall_low: 0.2}", "13: scaling.stall_low must be below"),
         ("engine:", "engine: gpu", "15: engine must be one of 'auto', 'cpu', 'dali', got 'gpu' (text)"),

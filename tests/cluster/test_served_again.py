@@ -25,7 +25,6 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 options = {"batch_size": 20, "prep_workers": 1, "cache_bytes": 100_000, "staging_bytes": 300_000}
-options["staging"] = mbaas.Staging(lanes=2)
 try:
     feed = mbaas.serve("again", synthetic(200), T.Pipeline([T.DecodeImage()]), **options)
 except mbaas.MbaasError as error:

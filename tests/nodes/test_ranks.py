@@ -95,17 +95,14 @@ def read_no_part_whole(_: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name, lanes):
+def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name):
     """Homes are even, so each node has about half of a minibatch.
 
     With 32 samples a rank, 0.4 / sqrt(32) = 7 % move, plus the samples that an idle worker took over. Ranks read no
     part whole here, so that every byte is accounted for. Ids, label and row take 24 bytes a sample.
     """
     rank_nodes = [nodes.add() for _ in range(2)]
-    with mbaas.serve(
-        feed_name, data, augmented(), prep_workers=2, staging=mbaas.Staging(lanes=lanes), **OPTIONS
-    ) as feed:
+    with mbaas.serve(feed_name, data, augmented(), prep_workers=2, **OPTIONS) as feed:
         whole = Whole(feed)
         whole.epoch()
         trial = Ranks(feed, rank_nodes)

@@ -67,11 +67,9 @@ def an_epoch(trials: list[Any]) -> tuple[set[str], list[int]]:
 def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_somebody_dies(
     three_nodes, data, feed_name
 ):
-    """Two lanes, each of whose coordinators has its own relay."""
-    options = {**OPTIONS, "staging": mbaas.Staging(lanes=2)}
-    with mbaas.serve("one", data, augmented(), prep_workers=1, **options) as one:
+    with mbaas.serve("one", data, augmented(), prep_workers=1, **OPTIONS) as one:
         alone = digests(one, 2)
-    with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **options) as feed:
+    with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **OPTIONS) as feed:
         first, second, _ = (node.node for node in feed.status().nodes)
         mbaas.announce(feed.name, list("abc"))
         trials = [*trials_on(first, feed.name, "ab"), *trials_on(second, feed.name, "c")]
@@ -101,10 +99,9 @@ def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_
 def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_with_the_feed(
     three_nodes, data, feed_name
 ):
-    """Two lanes whose coordinators share the actor, and blocks of one minibatch, so that calls are frequent."""
+    """Blocks of one minibatch, so that calls are frequent."""
     batch = 16
     options = {"batch_size": batch, "staging_bytes": MIN_BLOCKS_IN_BUDGET * batch * 3200}
-    options = {**options, "staging": mbaas.Staging(lanes=2)}
     with mbaas.serve("one", data, augmented(), prep_workers=1, **options) as one:
         alone = digests(one, 2)
     with mbaas.serve(feed_name, data, augmented(), prep_workers=1, **options) as feed:

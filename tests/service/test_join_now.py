@@ -250,20 +250,6 @@ def test_ranks_refuse_a_state_of_an_epoch_that_began_in_the_middle(feed: mbaas.F
             rank.load_state_dict(state)
 
 
-def test_in_a_feed_of_several_lanes_consumers_begin_with_an_epoch(ray_session: None, tmp_path: Path) -> None:
-    data, staging = synthetic(SAMPLES, height=32, width=32), mbaas.Staging(lanes=2)
-    options: dict[str, Any] = {"batch_size": BATCH, "staging_bytes": STAGING_BYTES, "prep_workers": 1}
-    with mbaas.serve("of-lanes", data, augmented(), staging=staging, **options) as feed:
-        with Trials(feed.name) as trials:
-            with first_of(trials).going_on(tmp_path / "stop", range(SAMPLES)), join(feed, "late") as late:
-                record = record_epoch(late)
-                late.close()
-        check_is_an_epoch_of(feed, record)
-        with join(feed, "alone") as loader:
-            with pytest.raises(StateError, match=r"joined in the middle: .* staging.lanes=1, this one has 2"):
-                loader.load_state_dict(in_the_middle(loader))
-
-
 def test_another_start_is_refused(ray_session: None) -> None:
     with pytest.raises(ConfigError, match='start must be "epoch" or "now", got \'later\''):
         mbaas.join("anything", start="later")  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ SAMPLES, BATCH_SIZE = 403, 13
 SOON = mbaas.Lending(hold_s=0.5, pause_s=0.5)
 
 
-def serve(name: str, workers: int, lanes: int = 1) -> mbaas.Feed:
+def serve(name: str, workers: int) -> mbaas.Feed:
     """A feed whose workers prepare about 300 samples/s each."""
 
     def dawdle(image, rng):
@@ -34,7 +34,6 @@ def serve(name: str, workers: int, lanes: int = 1) -> mbaas.Feed:
         staging_bytes=8 * BATCH_SIZE * (8 * 8 * 3 + 16),
         prep_workers=workers,
         lending=SOON,
-        staging=mbaas.Staging(lanes=lanes),
     )
 
 
@@ -84,25 +83,6 @@ def test_workers_are_lent_and_come_back_when_the_borrower_ends(rich: mbaas.Feed,
     with mbaas.join(rich.name, consumer="me", format="numpy") as loader:
         check([same := record_epoch(loader)])
     assert (same.ledger.feed_epoch, same.row_digest) == (0, records[0].row_digest), "whoever made it"
-
-
-@pytest.mark.long
-def test_workers_are_lent_between_feeds_with_lanes_and_come_back(feed_name: str) -> None:
-    """A worker leaves once all lanes of its feed have finished with it."""
-    with serve(f"{feed_name}-rich", 3, lanes=2) as rich:
-        processes = pids(rich)
-        with mbaas.join(rich.name, consumer="me", format="numpy") as loader:
-            check([record_epoch(loader)])
-        with (
-            serve(f"{feed_name}-poor", 1, lanes=2) as poor,
-            mbaas.join(poor.name, consumer="me", format="numpy") as loader,
-        ):
-            check(train_until(loader, [1, 3], rich, poor))
-            check([record_epoch(loader)])
-            assert processes < pids(rich, poor)
-        wait_until(lambda: pids(rich) == processes, "the workers are back")
-        with mbaas.join(rich.name, consumer="me", format="numpy") as loader:
-            check([record_epoch(loader)])
 
 
 @pytest.mark.long

@@ -36,13 +36,12 @@ def through_ray(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
 def test_calls_of_this_machine_need_no_ray_and_bring_what_calls_through_ray_bring(
-    lanes: int, feed_name: str, through_ray: list[str], monkeypatch: pytest.MonkeyPatch
+    feed_name: str, through_ray: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def digests() -> list[str]:
-        data, staging = synthetic(SAMPLES, height=32, width=32), mbaas.Staging(lanes=lanes)
-        options: dict[str, Any] = {"batch_size": 32, "prep_workers": 2, "staging_bytes": 4 << 20, "staging": staging}
+        data = synthetic(SAMPLES, height=32, width=32)
+        options: dict[str, Any] = {"batch_size": 32, "prep_workers": 2, "staging_bytes": 4 << 20}
         with mbaas.serve(feed_name, data, augmented(), **options) as feed:
             with mbaas.join(feed.name, "me", format="numpy") as loader:
                 records = [record_epoch(loader) for _ in range(3)]
@@ -53,7 +52,7 @@ def test_calls_of_this_machine_need_no_ray_and_bring_what_calls_through_ray_brin
         raise ConnectionRefusedError(address, timeout_s)
 
     over_socket = digests()
-    assert len(through_ray) == lanes, "the first answer of each lane tells of its socket"
+    assert len(through_ray) == 1, "the first answer tells of the socket"
     monkeypatch.setattr(local_socket, "connect", nobody)
     assert digests() == over_socket
     assert set(through_ray) == {"consumer 'me' asks for blocks"}
