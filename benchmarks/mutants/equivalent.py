@@ -26,9 +26,6 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.scheduling _OpenParts.nodes: for node in self._nodes if node in waiting -> for node in self._nodes": (
         "for a node without open parts none is found, only later"
     ),
-    "mbaas.core.scheduling Scheduler._furthest_ahead: (lead, number) > best -> (lead, number) >= best": (
-        "no two blocks have the same number"
-    ),
     "mbaas.core.window StagedPart.__init__: 1 -> 2": _NO_TASK,
     "mbaas.core.window StagedPart.__init__: 1 -> 0": _NO_TASK,
     "mbaas.core.homes Homes._wanted: return set() -> return None": "whoever asks takes None for an empty set",
@@ -37,7 +34,6 @@ EQUIVALENT: dict[str, str] = {
         "when a feed is stopped, all that follows from the events before was done already"
     ),
     "mbaas.core.state StagingState._epoch_s: 0.0 -> -1.0": "what the user allows is above 0, and the longer counts",
-    "mbaas.core.state StagingState.out_of_reach: 0 -> -1": "both ranges are empty",
     "mbaas.core.state StagingState._task_failed: del self.tasks.failures[task.block] -> pass": (
         "nobody counts for a block that FAILED, and when it is dropped they are forgotten, too"
     ),

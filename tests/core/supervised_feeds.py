@@ -21,7 +21,7 @@ class Feed(TimedSupervisor):
         return found
 
     def told(self, kind):
-        """Events of a kind that lanes are to receive."""
+        """Events of a kind that are forwarded to the staging core."""
         return [told.event for told in self.kinds(ev.Forward) if isinstance(told.event, kind)]
 
     def move_homes(self):
