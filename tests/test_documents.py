@@ -106,7 +106,7 @@ def test_what_docstrings_name_is_there() -> None:
         ("see `Cohort.wants`", ["Cohort.wants"]),
         ("see ``mbaas.core.consumers.Cohort.wants(3)``", ["Cohort.wants"]),
         ("see `Cohorts.wanted`", ["Cohorts.wanted"]),
-        ("`StagedPart.due` and `StagingState.failed` are there, `Cohort.wanted` and `PartState.PUT_OFF`, too", []),
+        ("`StagedPart.due` and `StagingState.failed` are there, `Cohort.useful` and `PartState.PUT_OFF`, too", []),
         ("Cohort.wants without backticks, `FEED.yaml`, `T.Map`, `jobs.NAME`", []),
     ],
 )

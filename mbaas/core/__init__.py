@@ -14,10 +14,11 @@ Modules:
 `state`           `StagingState.handle`: applies an event, then delivers blocks, drops blocks and assigns work
 `events`          events and instructions of the staging state
 `calls`           validates client calls and turns them into events
-`consumers`       positions in the stream: consumers, reservations, cohorts. **Must a block stay?** `Cohort.wanted`
+`consumers`       positions in the stream: consumers, reservations, cohorts
 `reservations`    how long positions are held for trials that have not joined yet
 `epochs`          the shuffle of each epoch; where a consumer may start in the middle of one
-`scheduling`      next task of each worker. **When is a block dropped?** `Scheduler.drop_unwanted`, `_make_room`
+`keeping`         **Why does a block stay, and which one goes first?** `Keeping.reason`
+`scheduling`      next task of each worker, and room for its block
 `window`          staged blocks, their parts, and their byte budget
 `holding`         share of that budget that consumers may hold, so that the next block always has room
 `moving`          copies of parts from nodes that will be gone soon

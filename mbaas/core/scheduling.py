@@ -242,7 +242,7 @@ class Scheduler:
     # ---- room ----
 
     def drop_unwanted(self) -> None:
-        """Drop the blocks that nobody wants."""
+        """Drop the blocks without a reason to stay."""
         for block in self._keeping.unwanted():
             self._drop(block.number, WHY[Reason.UNWANTED])
 
