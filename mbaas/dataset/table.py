@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.storage.location import IN_SHARD, join
 from mbaas.dataset.storage.reader import ByteRange, FileReader
-from mbaas.fields import LABEL, Arrays, Column, Field, Packed
+from mbaas.fields import Arrays, Column, Field, Packed
 from mbaas.order import Ids
 
 _DIGEST_BYTES = 16
@@ -34,9 +34,6 @@ PLACE = pa.schema(
 
 `large_string`, because ten million names can exceed the 2 GiB of a `string` column.
 """
-
-SCHEMA = PLACE.append(pa.field(LABEL.name, pa.int64(), nullable=False))
-"""Columns of a table of samples with classes; the label is an index into the class names."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -210,11 +207,7 @@ def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
     parts = [_digest_strings(table["uri"].chunks)]
     parts += [_digest_integers(table[name].chunks) for name in ("offset", "length")]
     for field in list(table.schema)[len(PLACE) :]:
-        # Older versions only had this field; their fingerprints must stay the same.
-        if field.name == LABEL.name and field.type == pa.int64():
-            parts.append(_digest_integers(table[field.name].chunks))
-        else:
-            parts.append(_digest_field(field, table[field.name].chunks))
+        parts.append(_digest_field(field, table[field.name].chunks))
     parts.append(_digest_strings([pa.array(list(class_names), pa.string())]))
     return blake2b(b"".join(parts), digest_size=_DIGEST_BYTES).hexdigest()
 

@@ -81,8 +81,8 @@ def test_what_is_kept_has_them_and_is_refused_where_they_are_damaged(tmp_path: P
     table = pq.read_table(kept)
     at = table.schema.get_field_index("kind")
     for told, message in (
-        (b"3", "is no listing that read_webdataset wrote"),
-        (b"[", "is no listing that read_webdataset wrote"),
+        (b"3", "is not a listing of read_webdataset"),
+        (b"[", "is not a listing of read_webdataset"),
         (json.dumps(["a"]).encode(), "a label that no sample can have"),
         (json.dumps(["a", "c"]).encode(), "is damaged: its rows have the fingerprint"),
     ):

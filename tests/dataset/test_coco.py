@@ -251,7 +251,7 @@ def test_a_dataset_of_coco_travels_and_is_kept_in_a_listing(tmp_path: Path) -> N
     written(tmp_path, said)
     changed = read_coco(path, tmp_path / "images", **options)
     assert len(changed.values(np.arange(IMAGES))["labels"].own()[0]) == 129
-    with pytest.raises(DatasetError, match=r"is of fields \(.*\), asked for is None; remove it"):
+    with pytest.raises(DatasetError, match=r"was made with fields \(.*\), not None; remove it"):
         read_coco(path, tmp_path / "images", listing=listing)
 
 

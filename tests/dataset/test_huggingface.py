@@ -255,7 +255,7 @@ def test_it_is_unpacked_once_and_again_when_something_changed(tmp_path: Path) ->
     assert content(one) == [IMAGES[3]]
     assert one.fields[-1] == Field("objects.bbox", (None, 4), "float32", 0), "also if there is no box at all"
     with pytest.raises(
-        DatasetError, match=r"memory/listing\.parquet is of label_column None, asked for is 'caption'; remove"
+        DatasetError, match=r"memory/listing\.parquet was made with label_column None, not 'caption'; remove"
     ):
         read_huggingface(theirs, label_column="caption", unpacked=tmp_path / "memory")
 

@@ -20,12 +20,11 @@ from mbaas.dataset.readers.columns import checked_fields
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import Location, file_infos, join, locate, missing
-from mbaas.dataset.table import fingerprint_of, table_of
+from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import ANNOTATED_SIZE, LABELS, Packed
 from mbaas.units import counted
 
-_WRITER = "read_coco"
 _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "image_id")
 
 
@@ -82,20 +81,19 @@ def read_coco(
     asked = _asked(fields)
     where, root = locate(path, filesystem), locate(images, filesystem)
     file = _look_up(where)
-    options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty), "sizes": True}
+    options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty)}
 
     def make() -> Listing:
         class_names, table = _read(where, root, asked, keep_empty)
-        return Listing(_WRITER, root.root, options, class_names, fingerprint_of(table, class_names), table, [file])
+        return Listing.of(class_names, table, file)
 
     found = listed_once(
         listing,
         make,
-        writer=_WRITER,
+        writer="read_coco",
         root=root.root,
         options=options,
-        fields=None,
-        is_current=lambda kept: kept.files == [file],
+        is_current=lambda saved: saved.files == file,
     )
     return found.dataset(root)
 

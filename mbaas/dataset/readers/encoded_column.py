@@ -26,7 +26,7 @@ from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.files import NamedFiles
 from mbaas.dataset.storage.location import IN_SHARD, Location, file_infos, join, locate, written_whole
-from mbaas.dataset.table import PLACE, fingerprint_of, string_bounds, table_of
+from mbaas.dataset.table import PLACE, string_bounds, table_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL
 from mbaas.order import Ids
@@ -101,9 +101,8 @@ def read_encoded(
     def make() -> Listing:
         found = _located(source, image, label, fields) if target is None else _unpacked(source, asked, target)
         table = table_of(found.places, found.known)
-        fingerprint = fingerprint_of(table, found.class_names)
         about = {"state": source.state, "folder": found.folder, "images": found.images}
-        return Listing(writer, source.where.root, asked, found.class_names, fingerprint, table, about)
+        return Listing.of(found.class_names, table, about)
 
     def is_current(saved: Listing) -> bool:
         if not isinstance(saved.files, dict) or saved.files.get("state") != source.state:

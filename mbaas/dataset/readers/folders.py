@@ -72,9 +72,7 @@ def read_images(
             read or written, is damaged, or belongs to another root or other endings.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
-    # Listings saved by earlier versions have classes, but no such option.
-    asked = None if classes else {"classes": False}
-    return list_tree(_IMAGES, path, filesystem, extensions, listing, classes=classes, asked=asked)
+    return list_tree(_IMAGES, path, filesystem, extensions, listing, classes=classes)
 
 
 def read_audio(
@@ -101,7 +99,7 @@ def read_audio(
         DatasetError: as for `read_images`.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
-    return list_tree(_AUDIO, path, filesystem, extensions, listing, classes=classes, asked={"classes": classes})
+    return list_tree(_AUDIO, path, filesystem, extensions, listing, classes=classes)
 
 
 def read_arrays(
@@ -128,4 +126,4 @@ def read_arrays(
         DatasetError: as for `read_images`.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
-    return list_tree(_ARRAYS, path, filesystem, extensions, listing, classes=classes, asked={"classes": classes})
+    return list_tree(_ARRAYS, path, filesystem, extensions, listing, classes=classes)

@@ -12,11 +12,12 @@ import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns, checked_fields
+from mbaas.dataset.readers.listing import Listing
 from mbaas.dataset.readers.table_files import TableError, parse_csv, parse_json
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.files import NamedFiles
 from mbaas.dataset.storage.location import Location, locate
-from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
+from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 
@@ -88,15 +89,8 @@ def read_manifest(
     files = NamedFiles.of(where, uris, root, filesystem)
     lengths = files.lengths() if length_column is None else columns.lengths(length_column)
     names = pa.array(files.names, pa.large_string())
-    whole = table_of([names, pa.array(np.zeros(len(uris), np.int64)), lengths], known)
-    return TableDataset(
-        root=files.where.root,
-        class_names=class_names,
-        fingerprint=fingerprint_of(whole, class_names),
-        table=whole,
-        filesystem=files.where.filesystem,
-        base=files.where.base,
-    )
+    places = [names, pa.array(np.zeros(len(uris), np.int64)), lengths]
+    return Listing.of(class_names, table_of(places, known)).dataset(files.where)
 
 
 def _read_table(where: Location, *, texts: Collection[str], encoding: str | None) -> pa.Table:

@@ -18,7 +18,7 @@ from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of, s3_attempts
 from mbaas.dataset.storage.files import locate_shards, look_up
 from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join
-from mbaas.dataset.table import PLACE, fingerprint_of, table_of
+from mbaas.dataset.table import PLACE, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL
 from mbaas.progress import track
@@ -81,8 +81,7 @@ def indexed_once(
         places, found = gathered(where.root, _look_through(where, files, columns, find))
         found = found.with_single_values() if single_values else found
         class_names, known = found.fields(label, fields)
-        table = table_of(places, known)
-        return Listing(writer, where.root, asked, class_names, fingerprint_of(table, class_names), table, files)
+        return Listing.of(class_names, table_of(places, known), files)
 
     found = listed_once(
         listing,
@@ -91,7 +90,7 @@ def indexed_once(
         root=where.root,
         options=asked,
         fields=[*([LABEL.name] if label is not None else []), *fields],
-        is_current=lambda kept: bool(kept.files == files),
+        is_current=lambda saved: bool(saved.files == files),
     )
     return found.dataset(where, {name: nbytes for name, nbytes, _ in files})
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of, s3_attempts
 from mbaas.dataset.storage.location import Location, join, locate
-from mbaas.dataset.table import fingerprint_of, table_of
+from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 from mbaas.progress import track
@@ -65,20 +64,18 @@ def list_tree(
     extensions: Sequence[str],
     listing: str | os.PathLike[str] | None,
     *,
-    classes: bool = True,
-    asked: dict[str, Any] | None = None,
+    classes: bool,
 ) -> Dataset:
     """List the files of a tree; `mbaas.read_images` documents the rules, the other arguments and the errors.
 
     Args:
         kind: kind of the files.
         classes: whether the folders directly below ``path`` are classes; otherwise samples have no label.
-        asked: further options, besides ``extensions``, that a saved listing must match.
     """
     endings = _checked_endings(extensions)
     where = locate(path, filesystem)
     where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
-    options = {"extensions": endings, **(asked or {})}
+    options = {"extensions": endings, "classes": classes}
 
     def make() -> Listing:
         class_names = _class_folders(kind, where, endings) if classes else ()
@@ -87,8 +84,7 @@ def list_tree(
         _refuse_empty(where, folders, endings)
         if endings == kind.endings:  # explicit endings mean that the others are left out on purpose
             _warn_of_others(kind, where, folders)
-        table = _table_of(folders, classes)
-        return Listing(kind.writer, where.root, options, class_names, fingerprint_of(table, class_names), table)
+        return Listing.of(class_names, _table_of(folders, classes))
 
     fields = [LABEL.name] if classes else []
     found = listed_once(listing, make, writer=kind.writer, root=where.root, options=options, fields=fields)
