@@ -94,7 +94,7 @@ def test_what_is_kept_has_them_and_is_refused_where_they_are_damaged(tmp_path: P
 
 def test_texts_that_are_too_many_to_be_categories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MOST_CATEGORIES", 3)
-    with pytest.raises(ConfigError, match=r"column 'coat' .* must have at most 3 distinct texts .*, got 4$"):
+    with pytest.raises(ConfigError, match=r"column 'coat' .* must have at most 3 distinct strings .*, got 4$"):
         read_manifest(table_of(tmp_path), fields=["coat"])
 
 

@@ -173,7 +173,7 @@ def test_files_may_lie_elsewhere_and_lengths_be_known(folder: Path, tmp_path: Pa
         ({}, {"label_column": "Kind"}, r"has no column 'Kind'; it has uri,"),
         ({}, {"uri_column": "age"}, r"column 'age' of .* must be text, got int64"),
         ({}, {"fields": "age"}, r"fields must be a list of columns, such as \['age'\], got 'age'$"),
-        ({"tags": ["a"]}, {"fields": ["tags"]}, r"column 'tags' of .* must have numbers, .*, or texts, got list"),
+        ({"tags": ["a"]}, {"fields": ["tags"]}, r"column 'tags' of .* must have numbers, .*, or strings, got list"),
         ({}, {"length_column": "weight"}, r"column 'weight' .* whole numbers of bytes, at least 0: they are double"),
         ({"age": -3}, {"length_column": "age"}, r"column 'age' .* whole numbers of bytes, at least 0: the least is -3"),
         ({"image": 1}, {"fields": ["image"]}, r"a field must not be called 'image', which minibatches have already"),

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from mbaas.dataset import Dataset, read_images
-from mbaas.dataset.table import PLACE, TableDataset, fingerprint_of
+from mbaas.dataset.table import SPAN, TableDataset, fingerprint_of
 
-SCHEMA = PLACE.append(pa.field("label", pa.int64(), nullable=False))
+SCHEMA = SPAN.append(pa.field("label", pa.int64(), nullable=False))
 
 int64s = st.integers(-(2**63), 2**63 - 1)
 rows = st.lists(st.tuples(st.text(max_size=5), int64s, int64s, int64s), max_size=12)

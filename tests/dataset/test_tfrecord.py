@@ -181,7 +181,7 @@ def test_fields_that_cannot_be_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fields must be a list of features, such as \\['age'\\], got 'age'"):
         read_tfrecord(file, fields="age")
     ragged = [{**SAMPLES[0], "kind": ([b"a", b"b"], "byte")}]
-    with pytest.raises(ConfigError, match=r"column 'kind' of .* must have numbers, .*, or texts, got list<"):
+    with pytest.raises(ConfigError, match=r"column 'kind' of .* must have numbers, .*, or strings, got list<"):
         read_tfrecord(written(tmp_path / "b.tfrecord", ragged), fields=["kind"])
 
 

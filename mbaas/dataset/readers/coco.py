@@ -82,13 +82,13 @@ def read_coco(
         DatasetError: the file cannot be read, is not in COCO format, or lacks a value; or an image does not exist or is
             not below ``images``.
     """
-    asked = _asked(fields)
+    fields = _checked(fields)
     where, root = locate(path, filesystem), locate(images, filesystem)
     file = _look_up(where)
-    options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty)}
+    options = {"annotations": where.root, "fields": fields, "keep_empty": bool(keep_empty)}
 
     def make() -> Listing:
-        class_names, table = _read(where, root, asked, keep_empty)
+        class_names, table = _read(where, root, fields, keep_empty)
         return Listing.of(class_names, table, file)
 
     found = listed_once(
@@ -102,7 +102,7 @@ def read_coco(
     return found.dataset(root)
 
 
-def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
+def _checked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
     fields = checked_fields(fields, "names")
     if fields is None:
         return None
@@ -121,14 +121,14 @@ def _look_up(where: Location) -> list[Any]:
 
 
 def _read(
-    where: Location, root: Location, asked: tuple[str, ...] | None, keep_empty: bool
+    where: Location, root: Location, fields: tuple[str, ...] | None, keep_empty: bool
 ) -> tuple[tuple[str, ...], pa.Table]:
     try:
         with where.filesystem.open_input_file(where.base) as stream:
             content = stream.read_buffer()
     except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot read the annotations {where.root}: {message_of(error)}") from error
-    found = _read_json(content, where.root, asked)
+    found = _read_json(content, where.root, fields)
     counts = np.diff(found.bounds)
     rows = np.arange(len(counts)) if keep_empty else np.flatnonzero(counts)
     if not len(rows):
@@ -136,14 +136,14 @@ def _read(
     # Images that are left out have no objects, so the objects of the others stay contiguous.
     bounds = found.bounds[np.append(rows, len(counts))]
     known = {name: _lists(bounds, values) for name, values in found.objects.items()}
-    if asked is not None and "segmentation" in asked:
+    if fields is not None and "segmentation" in fields:
         texts, ends = found.segmentations
         if len(rows) < len(counts):
             texts, ends = _chosen(texts, ends, rows)
         known["segmentation"] = _lists(ends, texts)
-    if asked is None or "image_id" in asked:
+    if fields is None or "image_id" in fields:
         known["image_id"] = found.image_ids.take(pa.array(rows))
-    if found.sizes.any() and (asked is None or not {"boxes", "keypoints", "segmentation"}.isdisjoint(asked)):
+    if found.sizes.any() and (fields is None or not {"boxes", "keypoints", "segmentation"}.isdisjoint(fields)):
         sizes = pa.array(np.ascontiguousarray(found.sizes[rows]).ravel())
         known[ANNOTATED_SIZE] = pa.FixedSizeListArray.from_arrays(sizes, 2)
     if found.left_out:
@@ -294,7 +294,7 @@ def _read_json(content: Any, name: str, fields: Sequence[str] | None) -> _CocoFi
     if not read.images:
         raise DatasetError(f"{name} has no images")
     rows = _numbered(name, "image", [image.id for image in read.images])
-    found, owner, left_out = _kept(name, read.annotations, rows, _wanted(read.annotations, fields))
+    found, owner, left_out = _usable(name, read.annotations, rows, _requested(read.annotations, fields))
     order = np.argsort(owner, kind="stable")  # objects grouped by image, in file order
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(np.bincount(owner, minlength=len(rows)), out=bounds[1:])
@@ -338,7 +338,7 @@ def _decoded(content: Any, name: str) -> _File:
         raise DatasetError(f"{name} is no JSON of COCO's instances or key points: {error}") from None
 
 
-def _wanted(annotations: Sequence[_Annotation], fields: Sequence[str] | None) -> frozenset[str]:
+def _requested(annotations: Sequence[_Annotation], fields: Sequence[str] | None) -> frozenset[str]:
     # By default, keypoints only if there are any.
     if fields is not None:
         return frozenset(fields)
@@ -346,12 +346,12 @@ def _wanted(annotations: Sequence[_Annotation], fields: Sequence[str] | None) ->
     return frozenset({"boxes", "labels", "area", "iscrowd"} | points)
 
 
-def _kept(
-    name: str, annotations: Sequence[_Annotation], rows: Mapping[int | str, int], wanted: Collection[str]
+def _usable(
+    name: str, annotations: Sequence[_Annotation], rows: Mapping[int | str, int], requested: Collection[str]
 ) -> tuple[list[_Annotation], NDArray[np.int64], dict[str, int]]:
     # Filtered files often keep annotations of removed images. Annotations of a whole image have no box.
-    needs_box = not {"boxes", "area"}.isdisjoint(wanted)
-    kept, owner, left_out = [], [], Counter[str]()
+    needs_box = not {"boxes", "area"}.isdisjoint(requested)
+    usable, owner, left_out = [], [], Counter[str]()
     for number, each in enumerate(annotations):
         row = rows.get(_key(name, "image", each.image_id))
         if row is None:
@@ -362,12 +362,12 @@ def _kept(
             raise DatasetError(
                 f"the bbox of annotation {number} (from 0) of {name} must have 4 numbers, got {shown(each.bbox)}"
             )
-        elif "labels" in wanted and each.category_id is None:
+        elif "labels" in requested and each.category_id is None:
             raise DatasetError(f"annotation {number} (counted from 0) of {name} has no category_id")
         else:
-            kept.append(each)
+            usable.append(each)
             owner.append(row)
-    return kept, np.array(owner, np.int64), dict(left_out)
+    return usable, np.array(owner, np.int64), dict(left_out)
 
 
 def _classes(name: str, categories: Sequence[_Category], found: Sequence[_Annotation]) -> dict[int | str, str]:
@@ -392,24 +392,24 @@ _NONE = (np.zeros(0, np.uint8), np.zeros(1, np.int64))
 def _objects(
     name: str, found: Sequence[_Annotation], classes: Mapping[int | str, str], fields: Sequence[str] | None
 ) -> dict[str, NDArray[Any]]:
-    wanted = _wanted(found, fields)
+    requested = _requested(found, fields)
     objects: dict[str, NDArray[Any]] = {}
-    if "boxes" in wanted or "area" in wanted:
+    if "boxes" in requested or "area" in requested:
         boxes = _boxes(name, found)
-    if "boxes" in wanted:
+    if "boxes" in requested:
         objects["boxes"] = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).astype(np.float32)
-    if "labels" in wanted:
+    if "labels" in requested:
         numbers = {key: number for number, key in enumerate(classes)}
         labels = [numbers[_key(name, "category", each.category_id)] for each in found if each.category_id is not None]
         objects["labels"] = np.array(labels, np.int64)
-    if "area" in wanted:
+    if "area" in requested:
         areas = _numbers(name, "area", [np.nan if each.area is None else each.area for each in found])
         areas = np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas)
         objects["area"] = np.clip(areas, -(_MOST_PIXELS**2), _MOST_PIXELS**2).astype(np.float32)
-    if "iscrowd" in wanted:
+    if "iscrowd" in requested:
         crowds = _numbers(name, "iscrowd", [each.iscrowd or 0 for each in found])
         objects["iscrowd"] = (crowds != 0).astype(np.uint8)
-    if "keypoints" in wanted:
+    if "keypoints" in requested:
         objects["keypoints"] = _keypoints(name, found)
     return objects
 

@@ -404,9 +404,9 @@ def _warn_of_unnamed(kind: _FileKind, where: Location, folders: list[_FolderList
 
 def _table_of(folders: list[_FolderListing], classes: bool) -> pa.Table:
     counts = [len(listing.uris) for listing in folders]
-    places = [
+    spans = [
         pa.concat_arrays([listing.uris for listing in folders]),
         pa.array(np.zeros(sum(counts), np.int64)),  # each sample is a whole file and begins at its first byte
         pa.array(np.concatenate([listing.lengths for listing in folders])),
     ]
-    return table_of(places, {LABEL.name: pa.array(np.repeat(np.arange(len(folders)), counts))} if classes else {})
+    return table_of(spans, {LABEL.name: pa.array(np.repeat(np.arange(len(folders)), counts))} if classes else {})

@@ -14,7 +14,7 @@ import pyarrow.fs
 
 from mbaas.dataset.readers.columns import as_numbers
 from mbaas.dataset.storage.location import Location, locate, written_whole
-from mbaas.dataset.table import PLACE, ShardDataset, TableDataset, categories_of, fingerprint_of, integers, table_of
+from mbaas.dataset.table import SPAN, ShardDataset, TableDataset, categories_of, fingerprint_of, integers, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL, LABELS
 
@@ -68,7 +68,7 @@ def listed_once(
         make: lists the samples.
         writer, root, options: the reader, the location of the samples, and option -> JSON value. A saved listing is
             only valid for the same ones.
-        fields: the columns after the `PLACE` columns; None: any.
+        fields: the columns after the `SPAN` columns; None: any.
         is_current: returns whether a saved listing is still valid.
 
     Raises:
@@ -143,11 +143,11 @@ def _checked(
     except (TypeError, ValueError, RecursionError):  # ValueError: Parquet stores column names as bytes
         raise _foreign(where, about) from None
     table = table.replace_schema_metadata(None).combine_chunks()
-    place = pa.schema(list(table.schema)[: len(PLACE)])
-    fields = names[len(PLACE) :] if fields is None else fields
-    if not len(table) or names != [*PLACE.names, *fields] or not place.equals(PLACE):
+    span = pa.schema(list(table.schema)[: len(SPAN)])
+    fields = names[len(SPAN) :] if fields is None else fields
+    if not len(table) or names != [*SPAN.names, *fields] or not span.equals(SPAN):
         raise _foreign(where, about)
-    places = [table[name].chunk(0) for name in PLACE.names]
+    spans = [table[name].chunk(0) for name in SPAN.names]
     # Parquet may rename the items of lists, which would change the fingerprint.
     known: dict[str, Any] = {name: as_numbers(table[name].chunk(0), as_typed=True) for name in fields}
     counts = [(name, len(categories[name])) for name in fields if categories[name]]
@@ -156,9 +156,9 @@ def _checked(
         if label is None:
             raise _foreign(where, about)
         counts.append((label, len(class_names)))
-    if any(values is None or values.null_count for values in [*places, *known.values()]):
+    if any(values is None or values.null_count for values in [*spans, *known.values()]):
         raise _foreign(where, about)
-    least = min(np.min(integers(array)) for array in places[1:])
+    least = min(np.min(integers(array)) for array in spans[1:])
     for name, count in counts:
         codes = known[name].flatten() if pa.types.is_large_list(known[name].type) and name == LABELS else known[name]
         if codes.type != pa.int64():
@@ -169,7 +169,7 @@ def _checked(
     for name in fields:
         if strings := categories[name]:
             known[name] = pa.DictionaryArray.from_arrays(known[name], pa.array(strings, pa.string()), safe=False)
-    return table_of(places, known)
+    return table_of(spans, known)
 
 
 def _foreign(where: Location, about: Mapping[str, Any]) -> DatasetError:

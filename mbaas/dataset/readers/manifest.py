@@ -81,7 +81,7 @@ def read_manifest(
     where = locate(path, filesystem)
     table = _read_table(where, texts={uri_column}, encoding=encoding)
     columns = Columns(where.root, table)
-    uris = columns.text(uri_column)
+    uris = columns.strings_of(uri_column)
     taken = {uri_column, length_column}
     if label_column is None and LABEL.name in table.column_names:
         label_column = LABEL.name
@@ -93,8 +93,8 @@ def read_manifest(
     files = NamedFiles.of(where, uris, root, filesystem)
     lengths = files.lengths() if length_column is None else columns.lengths(length_column)
     names = pa.array(files.names, pa.large_string())
-    places = [names, pa.array(np.zeros(len(uris), np.int64)), lengths]
-    return Listing.of(class_names, table_of(places, known)).dataset(files.where)
+    spans = [names, pa.array(np.zeros(len(uris), np.int64)), lengths]
+    return Listing.of(class_names, table_of(spans, known)).dataset(files.where)
 
 
 def _read_table(where: Location, *, texts: Collection[str], encoding: str | None) -> pa.Table:

@@ -61,7 +61,7 @@ def read_tfrecord(
         filesystem,
         listing,
         writer="read_tfrecord",
-        asked={"image_column": image_column, "label_column": label_column, "fields": known},
+        options={"image_column": image_column, "label_column": label_column, "fields": known},
         label=label_column,
         fields=known,
         columns=columns,
@@ -143,9 +143,9 @@ def _records(file: BinaryIO, nbytes: int, shard: str) -> Iterator[_Span]:
     while at < nbytes:
         file.seek(at)
         header = file.read(_HEADER.size)
-        length, told = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
-        if told != _checksum(header[:8]):
-            raise DatasetError(f"{shard} {_what_it_is(header, at)}")
+        length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
+        if checksum != _checksum(header[:8]):
+            raise DatasetError(f"{shard} {_description(header, at)}")
         content = _Span(at + _HEADER.size, length)
         at += _HEADER.size + length + _FOOTER
         if at > nbytes:
@@ -156,7 +156,7 @@ def _records(file: BinaryIO, nbytes: int, shard: str) -> Iterator[_Span]:
         yield content
 
 
-def _what_it_is(header: bytes, at: int) -> str:
+def _description(header: bytes, at: int) -> str:
     if at:
         return f"is cut off or damaged: at byte {at:,}, where a record must begin, is none"
     if (how := _COMPRESSED.get(header[:2])) is not None:
@@ -193,8 +193,8 @@ def _feature(source: _Source, entry: _Span, *, to_read: bool) -> _Feature:
     spans: list[_Span] = []
     values: _Values = []
     for feature in source.messages(entry, _VALUE):
-        for kind, way, at in source.fields(feature):
-            if way != _LENGTH or kind not in (_BYTES, _FLOATS, _INTS):
+        for kind, wire_type, at in source.fields(feature):
+            if wire_type != _LENGTH or kind not in (_BYTES, _FLOATS, _INTS):
                 continue
             if kind == _BYTES:
                 spans = [*source.messages(at, _LIST)]
@@ -207,16 +207,18 @@ def _feature(source: _Source, entry: _Span, *, to_read: bool) -> _Feature:
 def _floats(source: _Source, of: _Span) -> list[float]:
     # Packed, as TensorFlow writes them, or single values.
     parts = [
-        source.read(at) for number, way, at in source.fields(of) if number == _LIST and way in (_LENGTH, _FIXED_32)
+        source.read(at)
+        for number, wire_type, at in source.fields(of)
+        if number == _LIST and wire_type in (_LENGTH, _FIXED_32)
     ]
     return [*np.frombuffer(b"".join(parts), "<f4")]
 
 
 def _ints(source: _Source, of: _Span) -> list[int]:
     found: list[int] = []
-    for number, way, at in source.fields(of):
+    for number, wire_type, at in source.fields(of):
         end = at.offset + at.length
-        while number == _LIST and way in (_LENGTH, _VARINT) and at.offset < end:
+        while number == _LIST and wire_type in (_LENGTH, _VARINT) and at.offset < end:
             value, after = source.varint(at.offset, end)
             found.append(value - (1 << 64) if value >> 63 else value)
             at = _Span(after, end - after)
@@ -252,23 +254,23 @@ class _Source:
         at, end = message.offset, message.offset + message.length
         while at < end:
             tag, start = self.varint(at, end)
-            way = tag & 7
-            if way == _LENGTH:
+            wire_type = tag & 7
+            if wire_type == _LENGTH:
                 length, start = self.varint(start, end)
-            elif way == _VARINT:
+            elif wire_type == _VARINT:
                 length = self.varint(start, end)[1] - start
-            elif way in (_FIXED_32, _FIXED_64):
-                length = 4 if way == _FIXED_32 else 8
+            elif wire_type in (_FIXED_32, _FIXED_64):
+                length = 4 if wire_type == _FIXED_32 else 8
             else:
-                raise ValueError(f"at byte {at:,} a field is written in a way that there is not, {way}")
+                raise ValueError(f"at byte {at:,} a field has the unknown wire type {wire_type}")
             if start + length > end:
                 raise ValueError(f"at byte {at:,} a field would end at byte {start + length:,}, after its message")
-            yield tag >> 3, way, _Span(start, length)
+            yield tag >> 3, wire_type, _Span(start, length)
             at = start + length
 
     def messages(self, within: _Span, number: int) -> Iterator[_Span]:
         """Yield the positions of a field's values with a length: messages, strings or bytes."""
-        return (at for found, way, at in self.fields(within) if found == number and way == _LENGTH)
+        return (at for found, wire_type, at in self.fields(within) if found == number and wire_type == _LENGTH)
 
 
 def _checksum(content: bytes) -> int:

@@ -70,7 +70,7 @@ def read_webdataset(
         filesystem,
         listing,
         writer="read_webdataset",
-        asked={"image_column": wanted.images, "label_column": label_column, "fields": wanted.fields},
+        options={"image_column": wanted.images, "label_column": label_column, "fields": wanted.fields},
         label=_CLS_COLUMN if label_column == _CLS else label_column,
         fields=wanted.fields,
         columns=wanted.columns,
@@ -256,12 +256,12 @@ def tar_samples(
         if header.info.islnk() or header.info.issym():
             if ending not in images and ending not in read:
                 continue
-            if (place := headers.target(header.info)) is None:
-                told = f"is a link to {header.info.linkname!a}, which is not in the shard"
-                yield LeftOut(f"{shard}: the member {header.info.name!a} {told}")
+            if (target := headers.target(header.info)) is None:
+                reason = f"is a link to {header.info.linkname!a}, which is not in the shard"
+                yield LeftOut(f"{shard}: the member {header.info.name!a} {reason}")
                 continue
         else:
-            place = header.info
+            target = header.info
         if sample is None or key != sample.key or header.archive != archive:
             if sample is not None:
                 yield sample
@@ -269,13 +269,13 @@ def tar_samples(
         if ending in sample.endings:
             raise DatasetError(f"{shard}: the sample {key!a} has two members that end in .{ending}")
         sample.endings.append(ending)
-        if place.issparse() and (ending in images or ending in read):
-            raise DatasetError(f"{shard}: the member {place.name!a} is stored without its holes (a sparse file)")
+        if target.issparse() and (ending in images or ending in read):
+            raise DatasetError(f"{shard}: the member {target.name!a} is stored without its holes (a sparse file)")
         if ending in images:
-            sample.images.append(Member(header.info.name, place.offset_data, place.size))
+            sample.images.append(Member(header.info.name, target.offset_data, target.size))
         if ending in read:
-            file.seek(place.offset_data)
-            sample.contents[ending] = file.read(place.size)
+            file.seek(target.offset_data)
+            sample.contents[ending] = file.read(target.size)
     if sample is not None:
         yield sample
 

@@ -97,7 +97,7 @@ def _pace(policy: RetryPolicy) -> dict[str, Any]:
     }
 
 
-async def ask_for(
+async def retry_async(
     total_s: float,
     read: Callable[[], Awaitable[_T]],
     *,
@@ -121,7 +121,7 @@ async def ask_for(
     try:
         found: _T = await retry(attempt)
     except GaveUpError as gave_up:
-        raise _verdict(gave_up) from gave_up.last
+        raise _error_of(gave_up) from gave_up.last
     return found
 
 
@@ -144,10 +144,10 @@ class PatientReader(SampleReader):
         try:
             self._retry(self._inner.read_into, sample_id, buffer)
         except GaveUpError as gave_up:
-            raise _verdict(gave_up) from gave_up.last
+            raise _error_of(gave_up) from gave_up.last
 
 
-def _verdict(gave_up: GaveUpError) -> BaseException:
+def _error_of(gave_up: GaveUpError) -> BaseException:
     last = gave_up.last
     if not isinstance(last, BadSampleError):  # a third-party reader
         return last
