@@ -402,7 +402,9 @@ def test_every_cut_of_a_shard_is_refused(tmp_path: Path) -> None:
     assert end == 512 * 8
     for cut in (*range(0, end + 512, 256), 1, 511, 513, end - 1, end + 511):
         (tmp_path / "cut.tar").write_bytes(whole[:cut])
-        with pytest.raises(DatasetError, match=r"cut\.tar is (cut off or damaged: |no tar file, or it is damaged: )"):
+        with pytest.raises(
+            DatasetError, match=r"cut\.tar is (cut off or damaged: |not a tar file, or it is damaged: )"
+        ):
             read_webdataset(tmp_path / "cut.tar")
     (tmp_path / "cut.tar").write_bytes(whole[:700])
     with pytest.raises(DatasetError, match=r"'1\.jpg' at byte 0 would end at byte 1,536, and the file has 700 bytes$"):
@@ -437,11 +439,11 @@ def test_what_is_no_plain_tar_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"a\.tar\.gz is compressed by gzip, but must be a plain tar file"):
         read_webdataset(tmp_path / "a.tar.gz")
     (tmp_path / "b.tar").write_bytes(b"my notes" * 100)
-    with pytest.raises(DatasetError, match=r"b\.tar is no tar file, or it is damaged: "):
+    with pytest.raises(DatasetError, match=r"b\.tar is not a tar file, or it is damaged: "):
         read_webdataset(tmp_path / "b.tar")
     with pytest.raises(DatasetError, match=r"the shard .*/c\.tar is not there$"):
         read_webdataset([shard, tmp_path / "c.tar"])
-    with pytest.raises(DatasetError, match=rf"the shard {tmp_path} is no file$"):
+    with pytest.raises(DatasetError, match=rf"the shard {tmp_path} is not a file$"):
         read_webdataset(tmp_path)
 
 

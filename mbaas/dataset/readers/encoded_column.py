@@ -24,8 +24,7 @@ from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns, checked_fields, gathered, is_text, may_be_numbers
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of
-from mbaas.dataset.storage.files import NamedFiles
-from mbaas.dataset.storage.location import IN_SHARD, Location, file_infos, join, locate, written_whole
+from mbaas.dataset.storage.location import IN_SHARD, Location, NamedFiles, file_infos, join, locate, written_whole
 from mbaas.dataset.table import SPAN, string_bounds, table_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL

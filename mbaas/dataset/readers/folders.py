@@ -1,4 +1,4 @@
-"""Readers of files that are one sample each: images, audio, arrays; with or without one folder per class."""
+"""Reads files that are one sample each: images, audio or arrays, with or without one folder per class."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _FileKind:
 
 
 _IMAGES = _FileKind("read_images", "images", "cat/1.jpg, dog/2.jpg", IMAGE_EXTENSIONS)
-_AUDIO = _FileKind("read_audio", "recordings", "yes/1.wav, no/2.wav", AUDIO_EXTENSIONS)
+_AUDIO = _FileKind("read_audio", "audio files", "yes/1.wav, no/2.wav", AUDIO_EXTENSIONS)
 _ARRAYS = _FileKind("read_arrays", "arrays", "ill/1.npy, well/2.npy", ARRAY_EXTENSIONS)
 
 
@@ -78,18 +78,12 @@ def read_images(
 
     The rules follow torchvision's `ImageFolder`. The folders directly below `path` are the classes, labelled in
     the order of their sorted names. An image may be at any depth below its class. The images of a class are ordered by
-    folder, then by name.
+    folder, then by name. A class without images is an error, because leaving it out would shift later labels.
 
     Links are followed, except to a folder that contains them. Broken links, hidden files and folders (`.name`), files
     directly below `path`, files with other endings, pipes and devices are left out. Unless `extensions` is given, a
     warning counts files with other endings, except notes and annotations such as ``.txt``. Another warning counts
     images whose names are not UTF-8, because a URI cannot express them.
-
-    A class without images is an error, as in torchvision. It is usually a mistake, and leaving it out would shift the
-    labels of later classes.
-
-    Memory: 32 bytes plus the name of each image, with names held twice at the peak, plus the file system's listing of
-    one class (eight classes if remote). `tests/dataset/test_scale.py` measures it.
 
     Args:
         path: a local path, or a URI that `pyarrow.fs` opens (`s3://bucket/train`, `gs://`, `hdfs://`, `file://`); with
@@ -103,9 +97,9 @@ def read_images(
             an image that was removed or changed its length is a bad sample. Delete the file to list again.
 
     Raises:
-        DatasetError: `path` does not exist or is not a folder, there are no class folders, a class has no images, or a
-            folder cannot be listed or is reached by links in more than a thousand ways. Also if `listing` cannot be
-            read or written, is damaged, or belongs to another root or other endings.
+        DatasetError: `path` is not a folder, there are no class folders, a class has no images, or a folder cannot be
+            listed. Also if `listing` cannot be read or written, is damaged, or belongs to another root or other
+            options.
         ConfigError: `extensions` is empty, or an ending lacks its dot.
     """
     return _list_tree(_IMAGES, path, filesystem, extensions, listing, classes=classes)
@@ -124,16 +118,11 @@ def read_audio(
     `read_images` documents the selection and order of files.
 
     Args:
-        path: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within it.
-        classes: whether the folders directly below `path` are the classes. If not, files may be at any depth, and have
-            no label.
-        filesystem: file system of `path`, for credentials or file systems that a URI cannot express.
-        extensions: endings of audio file names, each with its dot; case does not matter.
-        listing: a Parquet file that caches the listing, as in `read_images`.
+        path, classes, filesystem, listing: as for `read_images`.
+        extensions: endings of file names, each with its dot; case does not matter.
 
     Raises:
-        DatasetError: as for `read_images`.
-        ConfigError: `extensions` is empty, or an ending lacks its dot.
+        ConfigError, DatasetError: as for `read_images`.
     """
     return _list_tree(_AUDIO, path, filesystem, extensions, listing, classes=classes)
 
@@ -151,16 +140,11 @@ def read_arrays(
     The options of `DecodeArray` describe their format. `read_images` documents the selection and order of files.
 
     Args:
-        path: a local path, or a URI that `pyarrow.fs` opens; with `filesystem`, a path within it.
-        classes: whether the folders directly below `path` are the classes. If not, files may be at any depth, and have
-            no label.
-        filesystem: file system of `path`, for credentials or file systems that a URI cannot express.
-        extensions: endings of array file names, each with its dot, such as ".raw" for raw files; case does not matter.
-        listing: a Parquet file that caches the listing, as in `read_images`.
+        path, classes, filesystem, listing: as for `read_images`.
+        extensions: endings of file names, each with its dot; case does not matter.
 
     Raises:
-        DatasetError: as for `read_images`.
-        ConfigError: `extensions` is empty, or an ending lacks its dot.
+        ConfigError, DatasetError: as for `read_images`.
     """
     return _list_tree(_ARRAYS, path, filesystem, extensions, listing, classes=classes)
 
@@ -188,12 +172,7 @@ def _list_tree(
     *,
     classes: bool,
 ) -> Dataset:
-    """List the files of a tree; `mbaas.read_images` documents the rules, the other arguments and the errors.
-
-    Args:
-        kind: kind of the files.
-        classes: whether the folders directly below ``path`` are classes; otherwise samples have no label.
-    """
+    """List the files of a tree; `mbaas.read_images` documents the rules, the arguments and the errors."""
     endings = _checked_endings(extensions)
     where = locate(path, filesystem)
     where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))

@@ -19,8 +19,7 @@ from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns, checked_fields
 from mbaas.dataset.readers.listing import Listing
 from mbaas.dataset.storage.faults import message_of
-from mbaas.dataset.storage.files import NamedFiles
-from mbaas.dataset.storage.location import Location, locate
+from mbaas.dataset.storage.location import Location, NamedFiles, locate
 from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL

@@ -16,8 +16,7 @@ from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import gathered
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of, s3_attempts
-from mbaas.dataset.storage.files import locate_shards, look_up
-from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join
+from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join, locate_shards, look_up
 from mbaas.dataset.table import SPAN, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL

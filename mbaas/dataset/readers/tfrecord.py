@@ -95,7 +95,7 @@ def _as_text(values: Any, feature: str) -> list[Any]:
     try:
         return [value.decode() if isinstance(value, bytes) else value for value in values]
     except UnicodeDecodeError:
-        raise DatasetError(f"{feature} must have numbers or text, but has bytes that are no text") from None
+        raise DatasetError(f"{feature} must have numbers or text, but has bytes that are not text") from None
 
 
 # ---- records and Examples ----
@@ -161,7 +161,7 @@ def _description(header: bytes, at: int) -> str:
         return f"is cut off or damaged: at byte {at:,}, where a record must begin, is none"
     if (how := _COMPRESSED.get(header[:2])) is not None:
         return f"is compressed by {how}, but must be plain, so that single records can be read: decompress it"
-    return "is no file of TensorFlow's records"
+    return "is not a TFRecord file"
 
 
 def _features_of(
@@ -185,7 +185,7 @@ def _features_of(
                 if name in spans or name in values:
                     found[name] = _feature(source, entry, to_read=name in values)
     except (ValueError, struct.error) as error:
-        raise DatasetError(f"{shard}: the record at byte {record.offset:,} is no Example: {error}") from None
+        raise DatasetError(f"{shard}: the record at byte {record.offset:,} is not an Example: {error}") from None
     return found, names
 
 

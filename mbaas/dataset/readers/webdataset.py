@@ -340,7 +340,7 @@ class _Headers:
         start = self._file.read(6)
         for signature, how in _COMPRESSED.items():
             if start.startswith(signature):
-                wanted = "must be a plain tar file, of which single members can be read: decompress it"
+                wanted = "must be a plain tar file, so that single members can be read: decompress it"
                 raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
 
     def _of_archive(self, archive: int, start: int) -> Generator[_Header, None, int]:
@@ -364,7 +364,7 @@ class _Headers:
         except (DatasetError, OSError):
             raise
         except Exception as error:  # invalid headers also raise exceptions other than tarfile's
-            raise DatasetError(f"{shard} is no tar file, or it is damaged: {message_of(error)}") from error
+            raise DatasetError(f"{shard} is not a tar file, or it is damaged: {message_of(error)}") from error
         # tarfile also ends at an invalid header, without an error.
         self._file.seek(tar.offset)
         block = self._file.read(tarfile.BLOCKSIZE)

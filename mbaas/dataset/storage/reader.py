@@ -107,7 +107,7 @@ def _read_local(where: ByteRange, view: memoryview) -> None:
         # Check the open file, not its name, which may be reused before the bytes are read.
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise BadSampleError(where.uri, "it is no file any more")
+            raise BadSampleError(where.uri, "it is not a file any more")
         _check_size(where, found.st_size)
         _fill(where, view, lambda rest, done: os.preadv(descriptor, [rest], where.offset + done))
     finally:
