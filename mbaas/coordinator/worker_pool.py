@@ -16,7 +16,7 @@ from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.core.supervised import BEGIN_S, MACHINE_S
-from mbaas.dataset.storage.retry import ask_for
+from mbaas.dataset.storage.retry import retry_async
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.messages import Claims, EngineName, PrepConfig, Probe, WorkerBrief, WorkerLocation
 from mbaas.placement import Placement
@@ -242,7 +242,7 @@ class WorkerPool:
             BadSampleError: no sample can be prepared.
             WaitTimeoutError: the worker does not answer.
         """
-        return await ask_for(self._settings.timeouts.storage_s, lambda: self._probe_once(worker, dataset_ref))
+        return await retry_async(self._settings.timeouts.storage_s, lambda: self._probe_once(worker, dataset_ref))
 
     async def _probe_once(self, worker: WorkerHandle, dataset_ref: Any) -> Probe:
         settings = self._settings

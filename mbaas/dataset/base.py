@@ -69,8 +69,7 @@ class Dataset(ABC):
     """An immutable list of samples: the location of each one's bytes and its known fields, but no bytes.
 
     Values known without reading a sample, such as its label, are its `fields`. Minibatches contain them next to the
-    output of the pipeline. A sample's id is its index in the list. A pickle (protocol 5) carries the columns out of
-    band, so all processes of a Ray node share one copy in the object store.
+    output of the pipeline. A sample's id is its index in the list.
 
     Attributes:
         root: the listed URI or path, without credentials; for messages.
@@ -126,7 +125,7 @@ class Dataset(ABC):
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and Arrow types of the columns that `filter` can use: all `fields`, and ``class``."""
+        """Names and Arrow types of all `fields`, and of ``class``, the name of the label's class, if there are any."""
         import pyarrow as pa
 
         return pa.table(arrow_columns(self, np.arange(1))).schema
@@ -171,10 +170,10 @@ class Dataset(ABC):
         minibatches) is its index in the part. `source_ids` maps it back.
 
         Args:
-            fraction: fraction of the samples in the first part, above 0 and below 1; the resulting number is rounded.
+            fraction: fraction of the samples in the first part, above 0 and below 1.
             seed: selects the split, in [0, 2**63).
-            stratify: an integer field, such as "label". The first part has this fraction of the samples of each of its
-                values, to within one sample.
+            stratify: an integer field, such as "label": each of its values is split by the same fraction, to within one
+                sample.
 
         Raises:
             ConfigError: a fraction that leaves one part without samples, a seed out of range, or an unknown field.
@@ -196,9 +195,8 @@ class Dataset(ABC):
     def filter(self, expression: Expression) -> Dataset:
         """Return the samples that satisfy an expression.
 
-        The expression is a `pyarrow.compute` one, as in `pyarrow.dataset` and Ray Data: ``pc.field("age") >= 18``,
-        ``pc.field("class").isin(["cat", "dog"])``. It may use all `fields`, and ``class``, the name of the label's
-        class, if there are class names and no field has that name.
+        It is a `pyarrow.compute` expression, as in `pyarrow.dataset` and Ray Data: ``pc.field("age") >= 18``,
+        ``pc.field("class").isin(["cat", "dog"])``. It may use all columns of `schema`.
 
         Raises:
             ConfigError: not an expression, or one that cannot be evaluated over these fields.

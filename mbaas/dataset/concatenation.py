@@ -34,7 +34,7 @@ def concat(datasets: Iterable[Dataset]) -> Dataset:
     for part in parts:
         if not isinstance(part, Dataset):
             raise ConfigError(f"concat needs a list of datasets, got one with {shown(part)} in it")
-        _check_alike(parts[0], part)
+        _check_same(parts[0], part)
     if len(parts) == 1:
         return parts[0]
     for part in parts:
@@ -53,7 +53,7 @@ def concat(datasets: Iterable[Dataset]) -> Dataset:
     )
 
 
-def _check_alike(first: Dataset, other: Dataset) -> None:
+def _check_same(first: Dataset, other: Dataset) -> None:
     if _shapes_of(other) != _shapes_of(first):
         raise ConfigError(
             f"datasets that are joined must have the same fields: {first.root} has {_fields_of(first)}, and "
@@ -119,7 +119,7 @@ class ConcatDataset(Dataset):
         return sum(part.total_bytes for part in self.parts)
 
     def uri(self, sample_id: int) -> str:
-        number, inner = self.place(sample_id)
+        number, inner = self.part_of(sample_id)
         return self.parts[number].uri(inner)
 
     def reader(self) -> SampleReader:
@@ -128,7 +128,7 @@ class ConcatDataset(Dataset):
     def source_ids(self, sample_ids: Ids) -> Ids:
         return sample_ids if self.sources is None else self.sources[sample_ids]
 
-    def place(self, sample_id: int) -> tuple[int, int]:
+    def part_of(self, sample_id: int) -> tuple[int, int]:
         """Return the index of the part that contains a sample, and the sample's id within that part."""
         number = int(np.searchsorted(self._bounds, sample_id, side="right")) - 1
         return number, int(sample_id - self._bounds[number])
@@ -155,5 +155,5 @@ class _ConcatReader(SampleReader):
         self._dataset, self._readers = dataset, [part.reader() for part in dataset.parts]
 
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
-        number, inner = self._dataset.place(sample_id)
+        number, inner = self._dataset.part_of(sample_id)
         self._readers[number].read_into(inner, buffer)

@@ -136,7 +136,7 @@ def _integers(dataset: Samples, name: str, option: str) -> NDArray[Any]:
     if name not in whole:
         there = ", ".join(whole) or "none"
         raise ConfigError(
-            f"{option} must name a field of whole numbers, of which {dataset.root} has {there}, got {shown(name)}",
+            f"{option} must name a field of whole numbers ({dataset.root} has {there}), got {shown(name)}",
             option=option,
         )
     return _all_values(dataset, name)
@@ -240,7 +240,7 @@ def drawn_by_weight(
     This is systematic sampling (Madow, "On the theory of systematic sampling, II", 1949). The weights are laid end to
     end on a line, in random order. Evenly spaced points with a random start then select samples. A sample with ``e``
     expected draws is drawn floor(e) or ceil(e) times. Independent draws would leave out a third of all samples at equal
-    weights. The other arguments are those of `Draws`.
+    weights. See `Draws` for the other arguments.
     """
     there = np.flatnonzero(weights > 0)
     order, start = drawing_chance(len(there), seed, epoch)
@@ -323,16 +323,14 @@ def _checked_weights(dataset: Samples, weights: Any) -> NDArray[np.float64]:
     if isinstance(weights, str):
         numbers = [each.name for each in dataset.fields if not each.shape]
         if weights not in numbers:
-            raise ConfigError(
-                f"weights must name a field of numbers, of which {dataset.root} has {', '.join(numbers) or 'none'}, "
-                f"got {weights!r}",
-                option="weights",
-            )
+            there = ", ".join(numbers) or "none"
+            message = f"weights must name a field of numbers ({dataset.root} has {there}), got {weights!r}"
+            raise ConfigError(message, option="weights")
         wanted, weights = f"the field {weights!r} must have", _all_values(dataset, weights)
     try:
         found = np.asarray(weights, np.float64)
     except (TypeError, ValueError):
-        message = f"weights must be numbers, or a field of them, got {shown(weights)}"
+        message = f"weights must be numbers or the name of a numeric field, got {shown(weights)}"
         raise ConfigError(message, option="weights") from None
     if found.shape != (len(dataset),):
         got = f"an array of shape {found.shape}"

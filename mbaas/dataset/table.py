@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.storage.location import IN_SHARD, join
 from mbaas.dataset.storage.reader import ByteRange, FileReader
-from mbaas.fields import LABEL, Arrays, Column, Field, Packed
+from mbaas.fields import Arrays, Column, Field, Packed
 from mbaas.order import Ids
 
 _DIGEST_BYTES = 16
 _CATEGORIES = b"mbaas.categories"  # key in a column's metadata; the value is a JSON list of strings
 
-PLACE = pa.schema(
+SPAN = pa.schema(
     [
         pa.field("uri", pa.large_string(), nullable=False),  # relative to the root, with /
         pa.field("offset", pa.int64(), nullable=False),  # first byte within the file
@@ -35,9 +35,6 @@ PLACE = pa.schema(
 `large_string`, because ten million names can exceed the 2 GiB of a `string` column.
 """
 
-SCHEMA = PLACE.append(pa.field(LABEL.name, pa.int64(), nullable=False))
-"""Columns of a table of samples with classes; the label is an index into the class names."""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TableDataset(Dataset):
@@ -45,7 +42,7 @@ class TableDataset(Dataset):
 
     Attributes:
         table: one row per sample, each column in one chunk, so that a row is found in constant time and a pickle has
-            few buffers. The columns of `PLACE` come first, then one per field: numbers, or lists with numbers or
+            few buffers. The columns of `SPAN` come first, then one per field: numbers, or lists with numbers or
             fixed-size lists as items. Lists are fixed-size (`pyarrow.list_` with a size) or large. Metadata of a column
             lists the strings of integer-encoded categories.
         filesystem: file system of the files.
@@ -99,9 +96,9 @@ class TableDataset(Dataset):
         # Only the dataclass fields: the cached views would be pickled as copies of the table's contents. The table is
         # passed as raw column buffers. Ray's own pickling would copy the bounds of all names, and import pandas, which
         # costs the serving program and the coordinator half a second.
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        columns = [_memory_of(column) for column in self.table.columns]
-        return _unpickled, (type(self), given | {"table": (self.table.schema, columns)})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = [_buffers_of(column) for column in self.table.columns]
+        return _unpickled, (type(self), values | {"table": (self.table.schema, columns)})
 
     def _name(self, sample_id: int) -> str:
         return str(self._names[sample_id])
@@ -125,7 +122,7 @@ class TableDataset(Dataset):
 
     @cached_property
     def _values(self) -> dict[str, Column]:
-        return {name: numbers(self.table[name].chunk(0)) for name in self.table.column_names[len(PLACE) :]}
+        return {name: numbers(self.table[name].chunk(0)) for name in self.table.column_names[len(SPAN) :]}
 
     @cached_property
     def _fields(self) -> tuple[Field, ...]:
@@ -154,51 +151,51 @@ class ShardDataset(TableDataset):
         return ByteRange(join(self.root, name), join(self.base, shard), offset, length, file_bytes=self.shards[shard])
 
 
-_Memory = tuple[int, int, list[pa.Buffer | None]]
+_ColumnBuffers = tuple[int, int, list[pa.Buffer | None]]
 """A column: number of rows, offset of the first row in the buffers, and the buffers, which are pickled out of band."""
 
 
-def _memory_of(column: pa.ChunkedArray) -> _Memory:
+def _buffers_of(column: pa.ChunkedArray) -> _ColumnBuffers:
     chunk = column.chunk(0)
     return len(chunk), chunk.offset, chunk.buffers()
 
 
-def _unpickled(kind: type[TableDataset], given: dict[str, Any]) -> TableDataset:
-    schema, memory = given["table"]
+def _unpickled(kind: type[TableDataset], values: dict[str, Any]) -> TableDataset:
+    schema, memory = values["table"]
     columns = [_column_of(field.type, *parts) for field, parts in zip(schema, memory, strict=True)]
-    return kind(**given | {"table": pa.Table.from_arrays(columns, schema=schema)})
+    return kind(**values | {"table": pa.Table.from_arrays(columns, schema=schema)})
 
 
 def _column_of(kind: pa.DataType, rows: int, offset: int, buffers: list[pa.Buffer | None]) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):  # buffers of the lists, then buffers of their items
-        own, inner, items = buffers[:1], buffers[1:], (offset + rows) * kind.list_size
+        outer, inner, items = buffers[:1], buffers[1:], (offset + rows) * kind.list_size
     elif pa.types.is_large_list(kind):
-        own, inner = buffers[:2], buffers[2:]
-        items = int(_view(own[1], np.int64, offset + rows, 1)[0])
+        outer, inner = buffers[:2], buffers[2:]
+        items = int(_view(outer[1], np.int64, offset + rows, 1)[0])
     else:
         return pa.Array.from_buffers(kind, rows, buffers, null_count=0, offset=offset)
     values = _column_of(kind.value_type, items, 0, inner)
-    return pa.Array.from_buffers(kind, rows, own, null_count=0, offset=offset, children=[values])
+    return pa.Array.from_buffers(kind, rows, outer, null_count=0, offset=offset, children=[values])
 
 
-def table_of(places: Sequence[pa.Array], known: Mapping[str, pa.Array]) -> pa.Table:
-    """Build a table from the columns of `PLACE` and fields by name, without nulls; dictionaries become categories."""
+def table_of(spans: Sequence[pa.Array], known: Mapping[str, pa.Array]) -> pa.Table:
+    """Build a table from the columns of `SPAN` and fields by name, without nulls; dictionaries become categories."""
     named = {name: _with_categories(name, array) for name, array in known.items()}
-    schema = pa.schema([*PLACE, *(field for field, _ in named.values())])
-    return pa.Table.from_arrays([*places, *(values for _, values in named.values())], schema=schema)
+    schema = pa.schema([*SPAN, *(field for field, _ in named.values())])
+    return pa.Table.from_arrays([*spans, *(values for _, values in named.values())], schema=schema)
 
 
 def _with_categories(name: str, array: pa.Array) -> tuple[pa.Field, pa.Array]:
     if not pa.types.is_dictionary(array.type):
         return pa.field(name, array.type, nullable=False), array
-    told = {_CATEGORIES: json.dumps(array.dictionary.to_pylist())}
-    return pa.field(name, array.indices.type, nullable=False, metadata=told), array.indices
+    metadata = {_CATEGORIES: json.dumps(array.dictionary.to_pylist())}
+    return pa.field(name, array.indices.type, nullable=False, metadata=metadata), array.indices
 
 
 def categories_of(column: pa.Field) -> tuple[str, ...]:
     """Return the strings of an integer-encoded column, or (); invalid metadata raises ValueError."""
-    told = (column.metadata or {}).get(_CATEGORIES)
-    return () if told is None else tuple(map(str, json.loads(told)))
+    metadata = (column.metadata or {}).get(_CATEGORIES)
+    return () if metadata is None else tuple(map(str, json.loads(metadata)))
 
 
 def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
@@ -209,12 +206,8 @@ def fingerprint_of(table: pa.Table, class_names: Iterable[str]) -> str:
     """
     parts = [_digest_strings(table["uri"].chunks)]
     parts += [_digest_integers(table[name].chunks) for name in ("offset", "length")]
-    for field in list(table.schema)[len(PLACE) :]:
-        # Older versions only had this field; their fingerprints must stay the same.
-        if field.name == LABEL.name and field.type == pa.int64():
-            parts.append(_digest_integers(table[field.name].chunks))
-        else:
-            parts.append(_digest_field(field, table[field.name].chunks))
+    for field in list(table.schema)[len(SPAN) :]:
+        parts.append(_digest_field(field, table[field.name].chunks))
     parts.append(_digest_strings([pa.array(list(class_names), pa.string())]))
     return blake2b(b"".join(parts), digest_size=_DIGEST_BYTES).hexdigest()
 

@@ -334,7 +334,7 @@ def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: st
         ),
         (
             "data: images\nsplit:\n  part: train\n  stratify: kind\n  fraction: 0.5\n",
-            ":4: split: stratify must name a field of whole numbers, of which ROOT/images has label, got 'kind'",
+            ":4: split: stratify must name a field of whole numbers (ROOT/images has label), got 'kind'",
         ),
         (
             "data: images\nsplit:\n  part: train\n  fraction: 0.001\n",
@@ -342,7 +342,7 @@ def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: st
         ),
         (
             "data: images\nresample:\n  samples: 5\n  balance: kind\n",
-            ":2: resample: field must name a field of whole numbers, of which ROOT/images has label, got 'kind'",
+            ":2: resample: field must name a field of whole numbers (ROOT/images has label), got 'kind'",
         ),
         (
             "data: images\nlimit: 61\n",

@@ -81,8 +81,8 @@ def test_what_is_kept_has_them_and_is_refused_where_they_are_damaged(tmp_path: P
     table = pq.read_table(kept)
     at = table.schema.get_field_index("kind")
     for told, message in (
-        (b"3", "is no listing that read_webdataset wrote"),
-        (b"[", "is no listing that read_webdataset wrote"),
+        (b"3", "is not a listing of read_webdataset"),
+        (b"[", "is not a listing of read_webdataset"),
         (json.dumps(["a"]).encode(), "a label that no sample can have"),
         (json.dumps(["a", "c"]).encode(), "is damaged: its rows have the fingerprint"),
     ):
@@ -94,7 +94,7 @@ def test_what_is_kept_has_them_and_is_refused_where_they_are_damaged(tmp_path: P
 
 def test_texts_that_are_too_many_to_be_categories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MOST_CATEGORIES", 3)
-    with pytest.raises(ConfigError, match=r"column 'coat' .* must have at most 3 distinct texts .*, got 4$"):
+    with pytest.raises(ConfigError, match=r"column 'coat' .* must have at most 3 distinct strings .*, got 4$"):
         read_manifest(table_of(tmp_path), fields=["coat"])
 
 

@@ -251,7 +251,7 @@ def test_a_dataset_of_coco_travels_and_is_kept_in_a_listing(tmp_path: Path) -> N
     written(tmp_path, said)
     changed = read_coco(path, tmp_path / "images", **options)
     assert len(changed.values(np.arange(IMAGES))["labels"].own()[0]) == 129
-    with pytest.raises(DatasetError, match=r"is of fields \(.*\), asked for is None; remove it"):
+    with pytest.raises(DatasetError, match=r"was made with fields \(.*\), not None; remove it"):
         read_coco(path, tmp_path / "images", listing=listing)
 
 
@@ -436,7 +436,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path, text: bytes) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=rf"^the annotations {tmp_path}/a.json: is not there$"):
         read_coco(tmp_path / "a.json", tmp_path)
-    with pytest.raises(DatasetError, match=rf"^the annotations {tmp_path}: is no file$"):
+    with pytest.raises(DatasetError, match=rf"^the annotations {tmp_path}: is not a file$"):
         read_coco(tmp_path, tmp_path)
     said = described()
     path = written(tmp_path, said)

@@ -255,7 +255,7 @@ def test_it_is_unpacked_once_and_again_when_something_changed(tmp_path: Path) ->
     assert content(one) == [IMAGES[3]]
     assert one.fields[-1] == Field("objects.bbox", (None, 4), "float32", 0), "also if there is no box at all"
     with pytest.raises(
-        DatasetError, match=r"memory/listing\.parquet is of label_column None, asked for is 'caption'; remove"
+        DatasetError, match=r"memory/listing\.parquet was made with label_column None, not 'caption'; remove"
     ):
         read_huggingface(theirs, label_column="caption", unpacked=tmp_path / "memory")
 
@@ -387,9 +387,7 @@ def test_a_value_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_folders_that_nobody_saved_are_named(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(
-        DatasetError, match=r"cifar10 has no state\.json, so it is no folder that save_to_disk wrote; lo"
-    ):
+    with pytest.raises(DatasetError, match=r"cifar10 has no state\.json, so save_to_disk did not write it; lo"):
         read_huggingface("cifar10")
     state = json.loads((folder / "state.json").read_text())
     for said, told in (
@@ -412,7 +410,7 @@ def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for end in range(0, len(whole) - 8, 37):
         file.write_bytes(whole[:end])
-        with pytest.raises(DatasetError, match=r"is no Arrow IPC stream, or cannot be read: |has no rows$"):
+        with pytest.raises(DatasetError, match=r"is not an Arrow IPC stream, or cannot be read: |has no rows$"):
             read_huggingface(tmp_path)
 
 

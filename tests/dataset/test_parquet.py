@@ -121,12 +121,12 @@ def test_what_was_unpacked_with_other_options_is_refused(tmp_path: Path) -> None
     path = written(tmp_path / "a.parquet")
     read_parquet(path, unpacked=tmp_path / "out")
     with pytest.raises(
-        DatasetError, match=r"out/listing\.parquet is of label_column None, asked for is 'kind'; remove it"
+        DatasetError, match=r"out/listing\.parquet was made with label_column None, not 'kind'; remove it"
     ):
         read_parquet(path, unpacked=tmp_path / "out", label_column="kind")
     (tmp_path / "in").mkdir()
     other = written(tmp_path / "in/a.parquet")
-    with pytest.raises(DatasetError, match=r"is of root '.*', asked for is '.*/in'; remove it"):
+    with pytest.raises(DatasetError, match=r"was made with root '.*', not '.*/in'; remove it"):
         read_parquet(other, unpacked=tmp_path / "out")
 
 

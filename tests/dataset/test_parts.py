@@ -268,7 +268,7 @@ def test_a_sample_that_is_too_large_stays_so_in_a_part(folder: Path) -> None:
         (lambda data: data.split(0.5, seed=-1), r"^seed must be an integer in \[0, 2\*\*63\), got -1$"),
         (
             lambda data: data.split(0.5, stratify="box"),
-            r"^stratify must name a field of whole numbers, of which .* has label, age, got 'box'$",
+            r"^stratify must name a field of whole numbers \(.* has label, age\), got 'box'$",
         ),
         (lambda data: data.limit(0), r"^count must be a whole number in \[1, 101\], the number of .*, got 0$"),
         (lambda data: data.limit(102), r"^count must be .*, got 102$"),

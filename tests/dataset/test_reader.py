@@ -159,7 +159,7 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_an_error_and_no_wait(file:
     for put in (lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):
         file.unlink()
         put()
-        assert reason(LocalFileSystem(), at(file)) == "it is no file any more"
+        assert reason(LocalFileSystem(), at(file)) == "it is not a file any more"
 
 
 def test_a_name_cannot_forge_lines_of_a_log() -> None:

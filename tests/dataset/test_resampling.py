@@ -222,7 +222,7 @@ def test_a_field_that_has_the_name_of_what_was_drawn_is_refused(tmp_path: Path) 
     [
         (
             lambda data: data.resample("size"),
-            r"weights must name a field of numbers, .* has label, weight, half, got 's",
+            r"weights must name a field of numbers .* has label, weight, half.*, got 's",
         ),
         (
             lambda data: data.resample([1, 2]),
@@ -231,13 +231,13 @@ def test_a_field_that_has_the_name_of_what_was_drawn_is_refused(tmp_path: Path) 
         (lambda data: data.resample(np.arange(ROWS) - 3.0), r"finite numbers of at least 0, got -3.0 for sample 0"),
         (lambda data: data.resample(np.full(ROWS, np.nan)), r"finite numbers of at least 0, got nan for sample 0"),
         (lambda data: data.resample(np.zeros(ROWS)), r"weights must have at least one number above 0, got none"),
-        (lambda data: data.resample(["a"] * ROWS), r"weights must be numbers, or a field of them, got \['a', "),
+        (lambda data: data.resample(["a"] * ROWS), r"weights must be numbers or the name of a numeric field, got"),
         (lambda data: data.resample("weight", samples=0), r"samples must be a whole number of at least 1, got 0"),
         (lambda data: data.resample("weight", samples=2.5), r"samples must be a whole number of at least 1, got 2\.5"),
         (lambda data: data.resample("weight", seed=-1), r"seed must be an integer in \[0, 2\*\*63\), got -1"),
         (
             lambda data: data.balance("half"),
-            r"field must name a field of whole numbers, .* has label, weight, got 'half",
+            r"field must name a field of whole numbers .* has label, weight.*, got 'half",
         ),
         (lambda data: data.balance(samples=True), r"samples must be a whole number of at least 1, got True"),
     ],

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, S3FileSystem
 
 from mbaas.dataset.storage.faults import may_pass, s3_attempts
-from mbaas.dataset.storage.retry import GaveUpError, RetryPolicy, ask_for, retrying
+from mbaas.dataset.storage.retry import GaveUpError, RetryPolicy, retry_async, retrying
 from mbaas.errors import BadSampleError, ConfigError, StorageError, WaitTimeoutError
 from mbaas.units import seconds
 
@@ -56,7 +56,7 @@ class World:
             return self.attempt()
 
         with self.time_stands_still(chances or random.Random(1)):
-            return asyncio.run(ask_for(total_s, lambda: attempt(), sleep=pause))
+            return asyncio.run(retry_async(total_s, lambda: attempt(), sleep=pause))
 
     @contextmanager
     def time_stands_still(self, chances: Any) -> Iterator[None]:

@@ -154,7 +154,7 @@ def test_what_was_kept_is_read_until_a_file_changes(tmp_path: Path) -> None:
     with pytest.raises(BadSampleError, match=r"a\.tfrecord#0.*bytes"):
         content(first)
     assert len(read_tfrecord(file, listing=kept)) == 3
-    with pytest.raises(DatasetError, match=r"is of image_column 'image/encoded', asked for is 'kind'"):
+    with pytest.raises(DatasetError, match=r"was made with image_column 'image/encoded', not 'kind'"):
         read_tfrecord(file, image_column="kind", listing=kept)
 
 
@@ -181,7 +181,7 @@ def test_fields_that_cannot_be_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fields must be a list of features, such as \\['age'\\], got 'age'"):
         read_tfrecord(file, fields="age")
     ragged = [{**SAMPLES[0], "kind": ([b"a", b"b"], "byte")}]
-    with pytest.raises(ConfigError, match=r"column 'kind' of .* must have numbers, .*, or texts, got list<"):
+    with pytest.raises(ConfigError, match=r"column 'kind' of .* must have numbers, .*, or strings, got list<"):
         read_tfrecord(written(tmp_path / "b.tfrecord", ragged), fields=["kind"])
 
 
@@ -189,12 +189,12 @@ def test_what_is_no_file_of_records_is_named(tmp_path: Path) -> None:
     plain = written(tmp_path / "a.tfrecord").read_bytes()
     for name, wrong, told in (
         ("z", gzip.compress(plain), "is compressed by gzip, but must be plain"),
-        ("n", b"no records at all", "is no file of TensorFlow's records"),
+        ("n", b"no records at all", "is not a TFRecord file"),
         ("s", plain + b"more", "cut off or damaged: at byte .*, where a record must begin, is none"),
         ("e", b"", "no sample is in 1 shard"),
-        ("p", record(b"\x0a\x05abc"), "the record at byte 12 is no Example: at byte 12 a field would end at byte 19"),
-        ("v", record(b"\xff" * 20), "is no Example: at byte 12 a number does not end"),
-        ("u", record(b"\x0b"), "a field is written in a way that there is not, 3"),
+        ("p", record(b"\x0a\x05abc"), "the record at byte 12 is not an Example: at byte 12 a field would end at"),
+        ("v", record(b"\xff" * 20), "is not an Example: at byte 12 a number does not end"),
+        ("u", record(b"\x0b"), "a field has the unknown wire type 3"),
     ):
         (tmp_path / name).write_bytes(wrong)
         with pytest.raises(DatasetError, match=told):
@@ -206,5 +206,5 @@ def test_every_cut_of_a_file_is_refused(tmp_path: Path) -> None:
     first = 12 + struct.unpack("<Q", plain[:8])[0] + 4
     for end in [*range(1, 40), *range(first - 6, first), *range(first + 1, first + 30), len(plain) - 1]:
         (tmp_path / "cut").write_bytes(plain[:end])
-        with pytest.raises(DatasetError, match=r"cut off|is no file of TensorFlow's records"):
+        with pytest.raises(DatasetError, match=r"cut off|is not a TFRecord file"):
             read_tfrecord(tmp_path / "cut", label_column=None)

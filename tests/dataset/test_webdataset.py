@@ -336,18 +336,18 @@ def test_what_is_kept_of_something_else_is_refused_with_both(tmp_path: Path) -> 
     shard, kept = written(tmp_path / "a.tar"), tmp_path / "kept.parquet"
     read_webdataset(shard, fields=["age"], listing=kept)
     for options, told in (
-        ({"fields": ["box"]}, r"is of fields \('age',\), asked for is \('box',\)"),
-        ({"fields": ["age"], "label_column": "kind"}, r"is of label_column 'cls', asked for is 'kind'"),
+        ({"fields": ["box"]}, r"was made with fields \('age',\), not \('box',\)"),
+        ({"fields": ["age"], "label_column": "kind"}, r"was made with label_column 'cls', not 'kind'"),
         (
             {"fields": ["age"], "image_column": "png"},
-            r"is of image_column \('jpg', 'jpeg', 'png', 'webp'\), asked for is \('png',\)",
+            r"was made with image_column \('jpg', 'jpeg', 'png', 'webp'\), not \('png',\)",
         ),
     ):
         with pytest.raises(DatasetError, match=rf"the listing .*kept\.parquet {told}; remove it"):
             read_webdataset(shard, listing=kept, **options)
     (tmp_path / "tree/cat").mkdir(parents=True)
     (tmp_path / "tree/cat/1.jpg").touch()
-    with pytest.raises(DatasetError, match="is no listing that read_images wrote"):
+    with pytest.raises(DatasetError, match="is not a listing of read_images"):
         read_images(tmp_path / "tree", listing=kept)
 
 
@@ -402,7 +402,9 @@ def test_every_cut_of_a_shard_is_refused(tmp_path: Path) -> None:
     assert end == 512 * 8
     for cut in (*range(0, end + 512, 256), 1, 511, 513, end - 1, end + 511):
         (tmp_path / "cut.tar").write_bytes(whole[:cut])
-        with pytest.raises(DatasetError, match=r"cut\.tar is (cut off or damaged: |no tar file, or it is damaged: )"):
+        with pytest.raises(
+            DatasetError, match=r"cut\.tar is (cut off or damaged: |not a tar file, or it is damaged: )"
+        ):
             read_webdataset(tmp_path / "cut.tar")
     (tmp_path / "cut.tar").write_bytes(whole[:700])
     with pytest.raises(DatasetError, match=r"'1\.jpg' at byte 0 would end at byte 1,536, and the file has 700 bytes$"):
@@ -437,11 +439,11 @@ def test_what_is_no_plain_tar_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"a\.tar\.gz is compressed by gzip, but must be a plain tar file"):
         read_webdataset(tmp_path / "a.tar.gz")
     (tmp_path / "b.tar").write_bytes(b"my notes" * 100)
-    with pytest.raises(DatasetError, match=r"b\.tar is no tar file, or it is damaged: "):
+    with pytest.raises(DatasetError, match=r"b\.tar is not a tar file, or it is damaged: "):
         read_webdataset(tmp_path / "b.tar")
     with pytest.raises(DatasetError, match=r"the shard .*/c\.tar is not there$"):
         read_webdataset([shard, tmp_path / "c.tar"])
-    with pytest.raises(DatasetError, match=rf"the shard {tmp_path} is no file$"):
+    with pytest.raises(DatasetError, match=rf"the shard {tmp_path} is not a file$"):
         read_webdataset(tmp_path)
 
 

@@ -178,7 +178,7 @@ def local_spans(dataset: Dataset, sample_ids: Sequence[int]) -> list[Span]:
     if isinstance(dataset, Subset):
         return local_spans(dataset.inner, dataset.ids[list(sample_ids)].tolist())
     if isinstance(dataset, ConcatDataset):
-        places = map(dataset.place, sample_ids)
+        places = map(dataset.part_of, sample_ids)
         return [span for number, inner in places for span in local_spans(dataset.parts[number], [inner])]
     if not isinstance(dataset, TableDataset) or not isinstance(dataset.filesystem, pyarrow.fs.LocalFileSystem):
         return []

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
@@ -15,17 +20,15 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileType
 
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.readers.coco_json import read_coco_json
 from mbaas.dataset.readers.columns import checked_fields
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import Location, file_infos, join, locate, missing
-from mbaas.dataset.table import fingerprint_of, table_of
-from mbaas.errors import ConfigError, DatasetError
+from mbaas.dataset.table import table_of
+from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import ANNOTATED_SIZE, LABELS, Packed
 from mbaas.units import counted
 
-_WRITER = "read_coco"
 _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "image_id")
 
 
@@ -79,28 +82,27 @@ def read_coco(
         DatasetError: the file cannot be read, is not in COCO format, or lacks a value; or an image does not exist or is
             not below ``images``.
     """
-    asked = _asked(fields)
+    fields = _checked(fields)
     where, root = locate(path, filesystem), locate(images, filesystem)
     file = _look_up(where)
-    options = {"annotations": where.root, "fields": asked, "keep_empty": bool(keep_empty), "sizes": True}
+    options = {"annotations": where.root, "fields": fields, "keep_empty": bool(keep_empty)}
 
     def make() -> Listing:
-        class_names, table = _read(where, root, asked, keep_empty)
-        return Listing(_WRITER, root.root, options, class_names, fingerprint_of(table, class_names), table, [file])
+        class_names, table = _read(where, root, fields, keep_empty)
+        return Listing.of(class_names, table, file)
 
     found = listed_once(
         listing,
         make,
-        writer=_WRITER,
+        writer="read_coco",
         root=root.root,
         options=options,
-        fields=None,
-        is_current=lambda kept: kept.files == [file],
+        is_current=lambda saved: saved.files == file,
     )
     return found.dataset(root)
 
 
-def _asked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
+def _checked(fields: Sequence[str] | None) -> tuple[str, ...] | None:
     fields = checked_fields(fields, "names")
     if fields is None:
         return None
@@ -119,14 +121,14 @@ def _look_up(where: Location) -> list[Any]:
 
 
 def _read(
-    where: Location, root: Location, asked: tuple[str, ...] | None, keep_empty: bool
+    where: Location, root: Location, fields: tuple[str, ...] | None, keep_empty: bool
 ) -> tuple[tuple[str, ...], pa.Table]:
     try:
         with where.filesystem.open_input_file(where.base) as stream:
             content = stream.read_buffer()
     except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot read the annotations {where.root}: {message_of(error)}") from error
-    found = read_coco_json(content, where.root, asked)
+    found = _read_json(content, where.root, fields)
     counts = np.diff(found.bounds)
     rows = np.arange(len(counts)) if keep_empty else np.flatnonzero(counts)
     if not len(rows):
@@ -134,14 +136,14 @@ def _read(
     # Images that are left out have no objects, so the objects of the others stay contiguous.
     bounds = found.bounds[np.append(rows, len(counts))]
     known = {name: _lists(bounds, values) for name, values in found.objects.items()}
-    if asked is not None and "segmentation" in asked:
+    if fields is not None and "segmentation" in fields:
         texts, ends = found.segmentations
         if len(rows) < len(counts):
             texts, ends = _chosen(texts, ends, rows)
         known["segmentation"] = _lists(ends, texts)
-    if asked is None or "image_id" in asked:
+    if fields is None or "image_id" in fields:
         known["image_id"] = found.image_ids.take(pa.array(rows))
-    if found.sizes.any() and (asked is None or not {"boxes", "keypoints", "segmentation"}.isdisjoint(asked)):
+    if found.sizes.any() and (fields is None or not {"boxes", "keypoints", "segmentation"}.isdisjoint(fields)):
         sizes = pa.array(np.ascontiguousarray(found.sizes[rows]).ravel())
         known[ANNOTATED_SIZE] = pa.FixedSizeListArray.from_arrays(sizes, 2)
     if found.left_out:
@@ -212,3 +214,265 @@ def _lengths(where: Location, root: Location, names: list[str]) -> pa.Array:
             f"{join(root.root, names[gone[0]])}"
         )
     return pa.array([info.size for info in infos], pa.int64())
+
+
+# ---- the JSON file ----
+
+_MOST_PIXELS = 1e9
+"""Largest coordinate: beyond any image, within float32. Larger values are clipped, as boxes are to the image."""
+
+_Id = int | float | str
+"""An id in a file: some writers use 7.0 or "7" for 7, and camera traps use UUIDs."""
+
+
+class _Image(msgspec.Struct, gc=False):
+    id: _Id
+    file_name: str
+    width: int | float | str | None = None
+    height: int | float | str | None = None
+
+
+class _Category(msgspec.Struct, gc=False):
+    id: _Id
+    name: str | int | float | None = None
+
+
+class _Annotation(msgspec.Struct, gc=False):
+    image_id: _Id
+    category_id: _Id | None = None
+    bbox: list[float | str | None] | None = None
+    area: float | str | None = None
+    iscrowd: float | bool | str | None = None
+    keypoints: list[float | str | None] | None = None
+    segmentation: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _File(msgspec.Struct):
+    images: list[_Image]
+    categories: list[_Category] = []
+    annotations: list[_Annotation] = []
+
+
+@dataclass(frozen=True)
+class _CocoFile:
+    """The images of a file in file order, and the objects of each image in file order.
+
+    Attributes:
+        file_names: of the n images.
+        image_ids: int64[n] if all are numbers, else a dictionary array of strings.
+        sizes: int32[n, 2], height and width of each image; zeros if the file has none.
+        class_names: category names in the order of the category ids.
+        unlisted: names of used categories that are missing from the file's list of categories; empty if it lists none.
+        left_out: reason -> number of annotations left out.
+        bounds: int64[n + 1]; the objects of image i are ``bounds[i]`` to ``bounds[i + 1]``.
+        objects: field name -> array with one value per object, as documented in `read_coco`, without ``segmentation``.
+        segmentations: uint8 text and int64[n + 1] bounds: for each image a JSON list with one segmentation, or null,
+            per object.
+    """
+
+    file_names: list[str]
+    image_ids: pa.Array
+    sizes: NDArray[np.int32]
+    class_names: tuple[str, ...]
+    unlisted: tuple[str, ...]
+    left_out: dict[str, int]
+    bounds: NDArray[np.int64]
+    objects: dict[str, NDArray[Any]]
+    segmentations: tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def _read_json(content: Any, name: str, fields: Sequence[str] | None) -> _CocoFile:
+    """Parse the contents of an annotation file; ``name`` is its name in messages.
+
+    ``fields`` are the requested fields of objects. None: all but segmentations, and keypoints only if the file has
+    them.
+
+    Raises:
+        DatasetError: invalid JSON, another format than COCO, a requested value that is missing, or a duplicate id.
+    """
+    read = _decoded(content, name)
+    if not read.images:
+        raise DatasetError(f"{name} has no images")
+    rows = _numbered(name, "image", [image.id for image in read.images])
+    found, owner, left_out = _usable(name, read.annotations, rows, _requested(read.annotations, fields))
+    order = np.argsort(owner, kind="stable")  # objects grouped by image, in file order
+    bounds = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.bincount(owner, minlength=len(rows)), out=bounds[1:])
+    classes = _classes(name, read.categories, found)
+    objects = _objects(name, found, classes, fields)
+    return _CocoFile(
+        file_names=[image.file_name for image in read.images],
+        image_ids=_id_array(name, [*rows]),
+        sizes=np.array([_size(image) for image in read.images], np.int32),
+        class_names=tuple(classes.values()),
+        unlisted=_unlisted(name, read.categories, classes),
+        left_out=left_out,
+        bounds=bounds,
+        objects={key: values[order] for key, values in objects.items()},
+        segmentations=_segmentations(found, order, bounds) if fields and "segmentation" in fields else _NONE,
+    )
+
+
+def _size(image: _Image) -> tuple[int, int]:
+    """Return (height, width); zeros if missing or invalid."""
+    try:
+        size = [float(length) for length in (image.height, image.width) if length is not None]
+    except ValueError:
+        return 0, 0
+    if len(size) < 2 or not all(1 <= length <= _MOST_PIXELS for length in size):
+        return 0, 0
+    return int(size[0]), int(size[1])
+
+
+def _decoded(content: Any, name: str) -> _File:
+    try:
+        try:
+            return msgspec.json.decode(content, type=_File)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            # pycocotools reads with Python's json module, which accepts NaN and Infinity; JSON does not. They become
+            # null here.
+            return msgspec.json.decode(msgspec.json.encode(json.loads(bytes(content))), type=_File)
+    except (ValueError, RecursionError) as error:  # invalid JSON, types or UTF-8
+        raise DatasetError(f"{name} is no JSON of COCO's instances or key points: {error}") from None
+
+
+def _requested(annotations: Sequence[_Annotation], fields: Sequence[str] | None) -> frozenset[str]:
+    # By default, keypoints only if there are any.
+    if fields is not None:
+        return frozenset(fields)
+    points = {"keypoints"} if any(each.keypoints for each in annotations) else set()
+    return frozenset({"boxes", "labels", "area", "iscrowd"} | points)
+
+
+def _usable(
+    name: str, annotations: Sequence[_Annotation], rows: Mapping[int | str, int], requested: Collection[str]
+) -> tuple[list[_Annotation], NDArray[np.int64], dict[str, int]]:
+    # Filtered files often keep annotations of removed images. Annotations of a whole image have no box.
+    needs_box = not {"boxes", "area"}.isdisjoint(requested)
+    usable, owner, left_out = [], [], Counter[str]()
+    for number, each in enumerate(annotations):
+        row = rows.get(_key(name, "image", each.image_id))
+        if row is None:
+            left_out["of images that the file does not list"] += 1
+        elif needs_box and (not each.bbox or None in each.bbox):
+            left_out["without a box"] += 1
+        elif needs_box and len(each.bbox or ()) != 4:
+            raise DatasetError(
+                f"the bbox of annotation {number} (from 0) of {name} must have 4 numbers, got {shown(each.bbox)}"
+            )
+        elif "labels" in requested and each.category_id is None:
+            raise DatasetError(f"annotation {number} (counted from 0) of {name} has no category_id")
+        else:
+            usable.append(each)
+            owner.append(row)
+    return usable, np.array(owner, np.int64), dict(left_out)
+
+
+def _classes(name: str, categories: Sequence[_Category], found: Sequence[_Annotation]) -> dict[int | str, str]:
+    # Categories without a name, or missing from the file's list, are named after their ids.
+    listed = _numbered(name, "category", [each.id for each in categories])
+    names = {key: each.name for key, each in zip(listed, categories, strict=True)}
+    for each in found:
+        if each.category_id is not None:
+            names.setdefault(_key(name, "category", each.category_id), None)
+    ordered = sorted(names, key=lambda key: (isinstance(key, str), key))
+    return {key: str(key if names[key] is None else names[key]) for key in ordered}
+
+
+def _unlisted(name: str, categories: Sequence[_Category], classes: Mapping[int | str, str]) -> tuple[str, ...]:
+    listed = {_key(name, "category", each.id) for each in categories}
+    return tuple(label for key, label in classes.items() if listed and key not in listed)
+
+
+_NONE = (np.zeros(0, np.uint8), np.zeros(1, np.int64))
+
+
+def _objects(
+    name: str, found: Sequence[_Annotation], classes: Mapping[int | str, str], fields: Sequence[str] | None
+) -> dict[str, NDArray[Any]]:
+    requested = _requested(found, fields)
+    objects: dict[str, NDArray[Any]] = {}
+    if "boxes" in requested or "area" in requested:
+        boxes = _boxes(name, found)
+    if "boxes" in requested:
+        objects["boxes"] = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).astype(np.float32)
+    if "labels" in requested:
+        numbers = {key: number for number, key in enumerate(classes)}
+        labels = [numbers[_key(name, "category", each.category_id)] for each in found if each.category_id is not None]
+        objects["labels"] = np.array(labels, np.int64)
+    if "area" in requested:
+        areas = _numbers(name, "area", [np.nan if each.area is None else each.area for each in found])
+        areas = np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas)
+        objects["area"] = np.clip(areas, -(_MOST_PIXELS**2), _MOST_PIXELS**2).astype(np.float32)
+    if "iscrowd" in requested:
+        crowds = _numbers(name, "iscrowd", [each.iscrowd or 0 for each in found])
+        objects["iscrowd"] = (crowds != 0).astype(np.uint8)
+    if "keypoints" in requested:
+        objects["keypoints"] = _keypoints(name, found)
+    return objects
+
+
+def _boxes(name: str, found: Sequence[_Annotation]) -> NDArray[np.float64]:
+    """Return float64[objects, 4]: left, top, width and height."""
+    boxes = _numbers(name, "bbox", [each.bbox for each in found]).reshape(-1, 4)
+    return np.clip(boxes, -_MOST_PIXELS, _MOST_PIXELS)
+
+
+def _numbers(name: str, key: str, given: Sequence[Any]) -> NDArray[np.float64]:
+    try:
+        return np.array(given, np.float64)
+    except ValueError as error:
+        raise DatasetError(f"each {key} of {name} must be of numbers: {error}") from None
+
+
+def _keypoints(name: str, found: Sequence[_Annotation]) -> NDArray[np.float32]:
+    """Return float32[objects, points, 3]; zeros for objects without keypoints, as COCO defines unlabelled points."""
+    lengths = {len(each.keypoints) for each in found if each.keypoints}
+    if len(lengths) != 1 or (most := max(lengths)) % 3 or not most:
+        has = ", ".join(map(str, sorted(lengths))) or "none"
+        raise DatasetError(f"the key points of {name} must be equally many, three numbers each, got lists of {has}")
+    values = np.zeros((len(found), most), np.float64)
+    for row, each in enumerate(found):
+        if each.keypoints:
+            values[row] = _numbers(name, "keypoints", each.keypoints)
+    return np.clip(np.nan_to_num(values), -_MOST_PIXELS, _MOST_PIXELS).astype(np.float32).reshape(len(found), -1, 3)
+
+
+def _segmentations(
+    found: Sequence[_Annotation], order: NDArray[np.int64], bounds: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    texts = [bytes(found[index].segmentation) for index in order.tolist()]
+    lists = [b"[" + b",".join(texts[start:end]) + b"]" for start, end in pairwise(bounds.tolist())]
+    lengths = np.zeros(len(bounds), np.int64)
+    np.cumsum([len(text) for text in lists], out=lengths[1:])
+    return np.frombuffer(b"".join(lists), np.uint8), lengths
+
+
+def _numbered(name: str, what: str, given: Sequence[_Id]) -> dict[int | str, int]:
+    rows: dict[int | str, int] = {}
+    for row, each in enumerate(given):
+        if rows.setdefault(key := _key(name, what, each), row) != row:
+            raise DatasetError(f"{name} has the {what} {key} more than once")
+    return rows
+
+
+def _key(name: str, what: str, given: _Id) -> int | str:
+    # Ids are compared in one form: 7, 7.0 and "7" are equal.
+    if isinstance(given, str):
+        return int(given) if given.isdecimal() and str(int(given)) == given else given
+    if given != int(given):
+        raise DatasetError(f"the ids of each {what} in {name} must be whole numbers or strings, got {given!r}")
+    return int(given)
+
+
+def _id_array(name: str, ids: Sequence[int | str]) -> pa.Array:
+    if any(isinstance(each, str) for each in ids):
+        texts, numbers = np.unique([str(each) for each in ids], return_inverse=True)
+        return pa.DictionaryArray.from_arrays(numbers.astype(np.int64), texts)
+    try:
+        return pa.array(ids, pa.int64())
+    except OverflowError:
+        got = shown(max(map(int, ids), key=abs))
+        raise DatasetError(f"the ids of each image in {name} must have at most 64 bits, got {got}") from None

@@ -18,7 +18,7 @@ from mbaas.units import counted
 MOST_CATEGORIES = 1 << 16
 """Most distinct strings of a field: every consumer receives them all."""
 
-_TAKEN = (IMAGE, SAMPLE_ID.name, "row")
+_RESERVED = (IMAGE, SAMPLE_ID.name, "row")
 """Names that minibatches use for other values."""
 
 
@@ -32,20 +32,20 @@ class Columns:
     name: str
     table: pa.Table
 
-    def text(self, column: str) -> list[str]:
+    def strings_of(self, column: str) -> list[str]:
         """Return the values of a string column."""
-        found = self._texts(column, "uri_column")
+        found = self._decoded(column, "uri_column")
         if not is_text(found.type):
             raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri_column")
         return [str(value) for value in found.to_pylist()]
 
     def label(self, column: str) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
         """Return class names, empty unless the labels are strings, and the labels."""
-        found = self._texts(column, "label_column")
+        found = self._decoded(column, "label_column")
         if not is_text(found.type):
             return (), {LABEL.name: self.numbers(column, "label_column")}
-        texts = _numbered(found)
-        return tuple(texts.dictionary.to_pylist()), {LABEL.name: texts.indices}
+        strings = _numbered(found)
+        return tuple(strings.dictionary.to_pylist()), {LABEL.name: strings.indices}
 
     def lengths(self, column: str) -> pa.Array:
         """Return file lengths."""
@@ -60,7 +60,7 @@ class Columns:
         """Return class names, and the fields by name: column ``label``, unless None, as "label"; columns ``names``."""
         class_names, known = self.label(label) if label is not None else ((), {})
         for name in names:
-            if name in (*_TAKEN, *known):
+            if name in (*_RESERVED, *known):
                 raise ConfigError(
                     f"a field must not be called {name!r}, which minibatches have already", option="fields"
                 )
@@ -69,17 +69,17 @@ class Columns:
 
     def _field(self, column: str) -> pa.Array:
         """Return numbers, lists of numbers, or strings as a dictionary array."""
-        found = self._texts(column, "fields")
+        found = self._decoded(column, "fields")
         if not is_text(found.type):
             return self.numbers(column, "fields")
-        texts = _numbered(found)
-        if len(texts.dictionary) > MOST_CATEGORIES:
+        strings = _numbered(found)
+        if len(strings.dictionary) > MOST_CATEGORIES:
             raise ConfigError(
-                f"column {column!r} of {self.name} must have at most {MOST_CATEGORIES:,} distinct texts to be a field "
-                f"of categories, got {len(texts.dictionary):,}",
+                f"column {column!r} of {self.name} must have at most {MOST_CATEGORIES:,} distinct strings to be a "
+                f"field of categories, got {len(strings.dictionary):,}",
                 option="fields",
             )
-        return texts
+        return strings
 
     def with_single_values(self) -> Columns:
         """Return the same columns, with lists replaced by their values where every list of a column has one value."""
@@ -104,11 +104,11 @@ class Columns:
                 f"column {column!r} of {self.name} lacks a value in the list of row {row} (counted from 0)"
             )
         if numbers is None:
-            wanted = "must have numbers, lists of numbers or of equally long lists of numbers, or texts"
+            wanted = "must have numbers, lists of numbers or of equally long lists of numbers, or strings"
             raise ConfigError(f"column {column!r} of {self.name} {wanted}, got {found.type}", option=option)
         return numbers
 
-    def _texts(self, column: str, option: str) -> pa.Array:
+    def _decoded(self, column: str, option: str) -> pa.Array:
         # Some writers declare strings as bytes. Other columns are returned unchanged.
         found = self._of(column, option)
         if not (is_binary(found.type) or pa.types.is_fixed_size_binary(found.type)):
@@ -149,10 +149,10 @@ def _first_null(found: pa.Array) -> int | None:
     return None if at is None else int(pc.list_parent_indices(found)[at].as_py())
 
 
-def _numbered(texts: pa.Array) -> pa.DictionaryArray:
+def _numbered(strings: pa.Array) -> pa.DictionaryArray:
     # Integer codes follow the sorted order of the distinct strings.
-    names = pa.array(sorted(pc.unique(texts).to_pylist()), texts.type)
-    return pa.DictionaryArray.from_arrays(pc.index_in(texts, names).cast(pa.int64()), names.cast(pa.string()))
+    names = pa.array(sorted(pc.unique(strings).to_pylist()), strings.type)
+    return pa.DictionaryArray.from_arrays(pc.index_in(strings, names).cast(pa.int64()), names.cast(pa.string()))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -207,15 +207,15 @@ def checked_fields(fields: Sequence[str] | None, of: str = "columns") -> tuple[s
 
 
 def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[list[pa.Array], Columns]:
-    """Concatenate the results of all shards: the columns of `PLACE`, and the value columns.
+    """Concatenate the results of all shards: the columns of `SPAN`, and the value columns.
 
     ``name`` is the dataset's name in messages. ``parts`` has two tables per shard, with one row per sample.
 
     Raises:
         DatasetError: no samples, or a column with different types in two shards.
     """
-    places = pa.concat_tables([place for place, _ in parts]).combine_chunks()
-    if not len(places):
+    spans = pa.concat_tables([span for span, _ in parts]).combine_chunks()
+    if not len(spans):
         raise DatasetError(f"{name}: no sample is in {counted(len(parts), 'shard')}")
     try:
         # One shard may have 1 where another has 1.5.
@@ -224,4 +224,4 @@ def gathered(name: str, parts: Sequence[tuple[pa.Table, pa.Table]]) -> tuple[lis
         raise DatasetError(
             f"{name}: a column has values of another kind in another shard: {message_of(error)}"
         ) from error
-    return [column.chunk(0) for column in places.columns], Columns(name, values)
+    return [column.chunk(0) for column in spans.columns], Columns(name, values)

@@ -24,9 +24,8 @@ from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns, checked_fields, gathered, is_text, may_be_numbers
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of
-from mbaas.dataset.storage.files import NamedFiles
-from mbaas.dataset.storage.location import IN_SHARD, Location, file_infos, join, locate, written_whole
-from mbaas.dataset.table import PLACE, fingerprint_of, string_bounds, table_of
+from mbaas.dataset.storage.location import IN_SHARD, Location, NamedFiles, file_infos, join, locate, written_whole
+from mbaas.dataset.table import SPAN, string_bounds, table_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import LABEL
 from mbaas.order import Ids
@@ -95,15 +94,14 @@ def read_encoded(
     unpacked: str | os.PathLike[str] | None = None,
 ) -> Dataset:
     """Return the samples of a source; `mbaas.read_huggingface` documents arguments and errors."""
-    asked = {"image_column": image, "label_column": label, "fields": checked_fields(fields)}
+    options = {"image_column": image, "label_column": label, "fields": checked_fields(fields)}
     target = None if unpacked is None else locate(unpacked, None)
 
     def make() -> Listing:
-        found = _located(source, image, label, fields) if target is None else _unpacked(source, asked, target)
+        found = _located(source, image, label, fields) if target is None else _unpacked(source, options, target)
         table = table_of(found.places, found.known)
-        fingerprint = fingerprint_of(table, found.class_names)
         about = {"state": source.state, "folder": found.folder, "images": found.images}
-        return Listing(writer, source.where.root, asked, found.class_names, fingerprint, table, about)
+        return Listing.of(found.class_names, table, about)
 
     def is_current(saved: Listing) -> bool:
         if not isinstance(saved.files, dict) or saved.files.get("state") != source.state:
@@ -116,7 +114,7 @@ def read_encoded(
         make,
         writer=writer,
         root=source.where.root,
-        options=asked,
+        options=options,
         is_current=is_current,
     )
     if found.files["folder"] is not None:
@@ -135,7 +133,7 @@ class _Samples:
     """Located samples.
 
     Attributes:
-        places: columns of `PLACE`.
+        places: columns of `SPAN`.
         class_names, known: class names, and fields by name.
         images: name of a file with many samples -> size in bytes.
         folder: folder of the samples if each is a separate file; otherwise None.
@@ -357,29 +355,29 @@ def _in_separate_files(
 # ---- unpacked samples ----
 
 
-def _unpacked(source: Source, asked: Mapping[str, Any], target: Location) -> _Samples:
+def _unpacked(source: Source, options: Mapping[str, Any], target: Location) -> _Samples:
     """Write samples into files, several parts in parallel."""
     parts = [*source.parts]
     with ThreadPoolExecutor(min(_THREADS, len(parts)), thread_name_prefix="mbaas-listing") as pool:
-        unpacking = pool.map(lambda part: _unpack(source, part, asked, target), parts)
+        unpacking = pool.map(lambda part: _unpack(source, part, options, target), parts)
         found = [*track(unpacking, source.kind, len(parts))]
     places, columns = gathered(source.where.root, [(place, values) for place, values, _ in found])
-    known = known_fields(columns, asked["label_column"], asked["fields"], found[0][2])
+    known = known_fields(columns, options["label_column"], options["fields"], found[0][2])
     sizes = [int(pc.sum(place["length"]).as_py() or 0) for place, *_ in found]
     return _Samples(places, *known, {part + _ENDING: nbytes for part, nbytes in zip(parts, sizes, strict=True)})
 
 
 def _unpack(
-    source: Source, part: str, asked: Mapping[str, Any], target: Location
+    source: Source, part: str, options: Mapping[str, Any], target: Location
 ) -> tuple[pa.Table, pa.Table, Mapping[bytes, bytes] | None]:
-    """Return locations as in `PLACE`, the columns for labels and fields, and the schema's metadata."""
+    """Return locations as in `SPAN`, the columns for labels and fields, and the schema's metadata."""
     values, lengths = list[pa.Table](), [np.zeros(0, np.int64)]
     file, path = part + _ENDING, join(target.base, part + _ENDING)
     try:
         with source.opened(part) as (schema, read):
             name = source.name_of(part)
             selection = _Selection(
-                name, schema, asked["image_column"], asked["label_column"], asked["fields"], source.has_paths
+                name, schema, options["image_column"], options["label_column"], options["fields"], source.has_paths
             )
             target.filesystem.create_dir(posixpath.dirname(path), recursive=True)
             with written_whole(target.filesystem, path) as partial:
@@ -396,7 +394,7 @@ def _unpack(
         raise DatasetError(f"cannot unpack {source.name_of(part)} into {target.root}: {message_of(error)}") from error
     length = np.concatenate(lengths)
     uris = pa.array([f"{file}{IN_SHARD}{row}" for row in range(len(length))], pa.large_string())
-    places = pa.Table.from_arrays([uris, pa.array(np.cumsum(length) - length), pa.array(length)], schema=PLACE)
+    places = pa.Table.from_arrays([uris, pa.array(np.cumsum(length) - length), pa.array(length)], schema=SPAN)
     return places, pa.concat_tables(values) if values else pa.table({}), schema.metadata
 
 

@@ -14,13 +14,12 @@ import pyarrow.fs
 
 from mbaas.dataset.readers.columns import as_numbers
 from mbaas.dataset.storage.location import Location, locate, written_whole
-from mbaas.dataset.table import PLACE, ShardDataset, TableDataset, categories_of, fingerprint_of, integers, table_of
+from mbaas.dataset.table import SPAN, ShardDataset, TableDataset, categories_of, fingerprint_of, integers, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL, LABELS
 
-VERSION = 1
-KEY = b"mbaas.listing"
-"""Key of the file's metadata with a JSON description of the rows."""
+KEY = b"mbaas.listing.1"
+"""Key of the file's metadata with a JSON description of the rows; the number is the version of the format."""
 
 
 @dataclass(frozen=True)
@@ -28,21 +27,20 @@ class Listing:
     """Listed samples.
 
     Attributes:
-        writer: name of the function that lists them; only the same function reads the listing.
-        root: URI or path that contains the samples.
-        options: option -> JSON value; a saved listing is only valid for the same options.
         class_names, fingerprint: see `mbaas.Dataset`.
         table: one row per sample, as in a `TableDataset`.
-        files: properties of the source files that show whether they changed; None if not needed.
+        files: JSON value that shows whether the source files changed; None if not needed.
     """
 
-    writer: str
-    root: str
-    options: Mapping[str, Any]
     class_names: tuple[str, ...]
     fingerprint: str
     table: pa.Table
-    files: Any = None
+    files: Any
+
+    @classmethod
+    def of(cls, class_names: tuple[str, ...], table: pa.Table, files: Any = None) -> Listing:
+        """Return the listing of a table."""
+        return cls(class_names, fingerprint_of(table, class_names), table, files)
 
     def dataset(self, where: Location, shards: Mapping[str, int] | None = None) -> TableDataset:
         """Return the samples as a dataset below ``where``.
@@ -68,139 +66,115 @@ def listed_once(
     Args:
         path: None: nothing is saved.
         make: lists the samples.
-        writer, root, options, fields: see `recall_listing`.
+        writer, root, options: the reader, the location of the samples, and option -> JSON value. A saved listing is
+            only valid for the same ones.
+        fields: the columns after the `SPAN` columns; None: any.
         is_current: returns whether a saved listing is still valid.
 
     Raises:
-        DatasetError: the file cannot be read or written, or belongs to other data.
+        DatasetError: the file cannot be read or written, is not a listing, or belongs to other data. The message
+            contains the remedy.
     """
     if path is None:
         return make()
-    found = recall_listing(path, writer=writer, root=root, options=options, fields=fields)
+    where, about = locate(path, None), {"writer": writer, "root": root, **options}
+    found = _read(where, about, fields)
     if found is None or not is_current(found):
         found = make()
-        keep_listing(found, path)
+        _write(where, about, found)
     return found
 
 
-def keep_listing(listing: Listing, path: str | os.PathLike[str]) -> None:
-    """Write a listing to a file, atomically; raise DatasetError if this fails."""
+def _write(where: Location, about: Mapping[str, Any], listing: Listing) -> None:
     from pyarrow import parquet  # here: it takes 0.1 s, and most datasets do not need it
 
-    where = locate(path, None)
-    about = {"version": VERSION, "root": listing.root, "class_names": listing.class_names}
-    about |= {"fingerprint": listing.fingerprint, "files": listing.files, **listing.options}
+    described = {"class_names": listing.class_names, "fingerprint": listing.fingerprint, "files": listing.files}
+    table = listing.table.replace_schema_metadata({KEY: json.dumps({**about, **described})})
     try:
         with written_whole(where.filesystem, where.base) as partial:
-            parquet.write_table(
-                listing.table.replace_schema_metadata({KEY: json.dumps(about)}),
-                partial,
-                filesystem=where.filesystem,
-                compression="zstd",
-            )
+            parquet.write_table(table, partial, filesystem=where.filesystem, compression="zstd")
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"cannot write the listing {where.root}: {error}") from error
 
 
-def recall_listing(
-    path: str | os.PathLike[str], *, writer: str, root: str, options: Mapping[str, Any], fields: Sequence[str] | None
-) -> Listing | None:
-    """Read a listing that ``writer`` saved for this root and these options; None if the file does not exist.
-
-    ``fields`` are the required columns after the `PLACE` columns; None: any.
-
-    Raises:
-        DatasetError: the file cannot be read, is not a listing, or belongs to other data. The message contains the
-            remedy.
-    """
+def _read(where: Location, about: Mapping[str, Any], fields: Sequence[str] | None) -> Listing | None:
+    """Return the listing in a file; None if the file does not exist."""
     from pyarrow import parquet
 
-    where = locate(path, None)
     try:
         if where.filesystem.get_file_info(where.base).type == pyarrow.fs.FileType.NotFound:
             return None
         table = parquet.read_table(where.base, filesystem=where.filesystem)
     except (OSError, pa.ArrowException) as error:
         raise _refused(where, f"cannot be read: {error}") from error
-    about = _about(where, table, writer, options)
-    for name, asked in ({"root": root} | dict(options)).items():
-        if about[name] != (list(asked) if isinstance(asked, tuple) else asked):
-            found = tuple(about[name]) if isinstance(about[name], list) else about[name]
-            raise _refused(where, f"is of {name} {found!r}, asked for is {asked!r}")
-    class_names = tuple(about["class_names"])
-    table = _checked(where, table, class_names, fields, writer)
-    # After the other checks: a damaged table also has another fingerprint, but this message is less precise.
-    found = fingerprint_of(table, class_names)
-    if found != about["fingerprint"]:
-        raise _refused(where, f"is damaged: its rows have the fingerprint {found}, it says {about['fingerprint']}")
-    return Listing(writer, root, options, class_names, found, table, about.get("files"))
-
-
-def _about(where: Location, table: pa.Table, writer: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    # The file may be from any program.
     try:
-        about: dict[str, Any] = json.loads((table.schema.metadata or {})[KEY])
-        version, texts = about["version"], [about["root"], about["fingerprint"], *about["class_names"]]
-        lacking = options.keys() - about.keys()
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-        raise _foreign(where, writer) from None
-    if version != VERSION:
-        raise _refused(where, f"has version {version!r}, this mbaas reads {VERSION}")
-    if lacking or not all(isinstance(text, str) for text in texts):
-        raise _foreign(where, writer)
-    return about
+        found = json.loads(table.schema.metadata[KEY])
+        texts = [found["root"], found["fingerprint"], *found["class_names"]]
+        saved = {name: found[name] for name in about}
+        is_ours = found["writer"] == about["writer"] and all(isinstance(text, str) for text in texts)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):  # the file may be from any program
+        is_ours = False
+    if not is_ours:
+        raise _foreign(where, about)
+    for name, wanted in about.items():
+        if saved[name] != (list(wanted) if isinstance(wanted, tuple) else wanted):
+            got = tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
+            raise _refused(where, f"was made with {name} {got!r}, not {wanted!r}")
+    class_names = tuple(found["class_names"])
+    listing = Listing.of(class_names, _checked(where, about, table, class_names, fields), found.get("files"))
+    # After the other checks: a damaged table also has another fingerprint, but this message is less precise.
+    if listing.fingerprint != found["fingerprint"]:
+        has, wanted = listing.fingerprint, found["fingerprint"]
+        raise _refused(where, f"is damaged: its rows have the fingerprint {has}, it should be {wanted}")
+    return listing
 
 
 def _checked(
-    where: Location, table: pa.Table, class_names: tuple[str, ...], fields: Sequence[str] | None, writer: str
+    where: Location,
+    about: Mapping[str, Any],
+    table: pa.Table,
+    class_names: tuple[str, ...],
+    fields: Sequence[str] | None,
 ) -> pa.Table:
     # Later code uses the rows unchecked.
     try:
         names = table.schema.names
-    except UnicodeDecodeError:  # Parquet stores column names as bytes
-        raise _foreign(where, writer) from None
+        categories = {field.name: categories_of(field) for field in table.schema}
+    except (TypeError, ValueError, RecursionError):  # ValueError: Parquet stores column names as bytes
+        raise _foreign(where, about) from None
     table = table.replace_schema_metadata(None).combine_chunks()
-    place = pa.schema(list(table.schema)[: len(PLACE)])
-    fields = names[len(PLACE) :] if fields is None else fields
-    if not len(table) or names != [*PLACE.names, *fields] or not place.equals(PLACE):
-        raise _foreign(where, writer)
-    places = [table[name].chunk(0) for name in PLACE.names]
+    span = pa.schema(list(table.schema)[: len(SPAN)])
+    fields = names[len(SPAN) :] if fields is None else fields
+    if not len(table) or names != [*SPAN.names, *fields] or not span.equals(SPAN):
+        raise _foreign(where, about)
+    spans = [table[name].chunk(0) for name in SPAN.names]
     # Parquet may rename the items of lists, which would change the fingerprint.
-    found = {name: as_numbers(table[name].chunk(0), as_typed=True) for name in fields}
-    known = {name: values for name, values in found.items() if values is not None}
-    if len(known) < len(found) or any(values.null_count for values in [*places, *known.values()]):
-        raise _foreign(where, writer)
-    least = min(np.min(integers(array)) for array in places[1:])
+    known: dict[str, Any] = {name: as_numbers(table[name].chunk(0), as_typed=True) for name in fields}
+    counts = [(name, len(categories[name])) for name in fields if categories[name]]
     if class_names:
-        labels = next((known[name] for name in (LABEL.name, LABELS) if name in known), None)
-        if labels is not None and pa.types.is_large_list(labels.type):
-            labels = labels.flatten()
-        if labels is None or labels.type != pa.int64():
-            raise _foreign(where, writer)
-        least = min(
-            least, np.min(integers(labels), initial=0), len(class_names) - 1 - np.max(integers(labels), initial=0)
-        )
-    for name, values in known.items():
-        if categories := _categories_of(where, table.schema.field(name), writer):
-            if values.type != pa.int64():
-                raise _foreign(where, writer)
-            least = min(least, np.min(integers(values)), len(categories) - 1 - np.max(integers(values)))
-            known[name] = pa.DictionaryArray.from_arrays(values, pa.array(categories, pa.string()), safe=False)
+        label = next((name for name in (LABEL.name, LABELS) if name in known), None)
+        if label is None:
+            raise _foreign(where, about)
+        counts.append((label, len(class_names)))
+    if any(values is None or values.null_count for values in [*spans, *known.values()]):
+        raise _foreign(where, about)
+    least = min(np.min(integers(array)) for array in spans[1:])
+    for name, count in counts:
+        codes = known[name].flatten() if pa.types.is_large_list(known[name].type) and name == LABELS else known[name]
+        if codes.type != pa.int64():
+            raise _foreign(where, about)
+        least = min(least, np.min(integers(codes), initial=0), count - 1 - np.max(integers(codes), initial=0))
     if least < 0:
         raise _refused(where, "has an offset, a length or a label that no sample can have")
-    return table_of(places, known)
+    for name in fields:
+        if strings := categories[name]:
+            known[name] = pa.DictionaryArray.from_arrays(known[name], pa.array(strings, pa.string()), safe=False)
+    return table_of(spans, known)
 
 
-def _categories_of(where: Location, column: pa.Field, writer: str) -> tuple[str, ...]:
-    try:
-        return categories_of(column)
-    except (TypeError, ValueError, RecursionError):
-        raise _foreign(where, writer) from None
-
-
-def _foreign(where: Location, writer: str) -> DatasetError:
-    return _refused(where, f"is no listing that {writer} wrote")
+def _foreign(where: Location, about: Mapping[str, Any]) -> DatasetError:
+    return _refused(where, f"is not a listing of {about['writer']}")
 
 
 def _refused(where: Location, why: str) -> DatasetError:
-    return DatasetError(f"the listing {where.root} {why}; remove it to have the data listed anew, or name another file")
+    return DatasetError(f"the listing {where.root} {why}; remove it to list the data again, or name another file")

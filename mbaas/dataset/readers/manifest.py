@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import posixpath
+import re
 from collections.abc import Collection, Sequence
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns, checked_fields
-from mbaas.dataset.readers.table_files import TableError, parse_csv, parse_json
+from mbaas.dataset.readers.listing import Listing
 from mbaas.dataset.storage.faults import message_of
-from mbaas.dataset.storage.files import NamedFiles
-from mbaas.dataset.storage.location import Location, locate
-from mbaas.dataset.table import TableDataset, fingerprint_of, table_of
+from mbaas.dataset.storage.location import Location, NamedFiles, locate
+from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import LABEL
 
@@ -76,7 +80,7 @@ def read_manifest(
     where = locate(path, filesystem)
     table = _read_table(where, texts={uri_column}, encoding=encoding)
     columns = Columns(where.root, table)
-    uris = columns.text(uri_column)
+    uris = columns.strings_of(uri_column)
     taken = {uri_column, length_column}
     if label_column is None and LABEL.name in table.column_names:
         label_column = LABEL.name
@@ -88,15 +92,8 @@ def read_manifest(
     files = NamedFiles.of(where, uris, root, filesystem)
     lengths = files.lengths() if length_column is None else columns.lengths(length_column)
     names = pa.array(files.names, pa.large_string())
-    whole = table_of([names, pa.array(np.zeros(len(uris), np.int64)), lengths], known)
-    return TableDataset(
-        root=files.where.root,
-        class_names=class_names,
-        fingerprint=fingerprint_of(whole, class_names),
-        table=whole,
-        filesystem=files.where.filesystem,
-        base=files.where.base,
-    )
+    spans = [names, pa.array(np.zeros(len(uris), np.int64)), lengths]
+    return Listing.of(class_names, table_of(spans, known)).dataset(files.where)
 
 
 def _read_table(where: Location, *, texts: Collection[str], encoding: str | None) -> pa.Table:
@@ -106,7 +103,7 @@ def _read_table(where: Location, *, texts: Collection[str], encoding: str | None
     try:
         with where.filesystem.open_input_file(where.base) as file:
             table = _parse(file, ending, texts, encoding)
-    except TableError as error:
+    except _TableError as error:
         raise DatasetError(f"cannot read the manifest {where.root}: {error}") from None
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"cannot read the manifest {where.root}: {message_of(error)}") from error
@@ -130,5 +127,119 @@ def _parse(file: pa.NativeFile, ending: str, texts: Collection[str], encoding: s
         return pq.read_table(file)
     content = file.read()
     if _FORMATS[ending] == "json":
-        return parse_json(content, encoding=encoding)
-    return parse_csv(content, delimiter="\t" if ending == ".tsv" else ",", texts=texts, encoding=encoding)
+        return _parse_json(content, encoding=encoding)
+    return _parse_csv(content, delimiter="\t" if ending == ".tsv" else ",", texts=texts, encoding=encoding)
+
+
+# ---- tables in CSV and JSON ----
+
+_BLOCK_BYTES = 2**31 - 1
+"""pyarrow's largest block. A file is parsed in one block, because types are inferred per block."""
+
+_NULL_ROW = re.compile(rb"(?:\A|[\r\n])[ \t]*null")
+
+_INTEGER = r"^-?(0|[1-9][0-9]*)$"
+_FLOAT = r"^[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+"""Numbers written in full. Other forms, such as 001, are codes and stay strings."""
+
+_MISSING = pa.array(["nan", "NaN", "NA", "N/A", "#N/A", "null", "NULL", "None"])
+"""Missing values in a numeric column; in a string column they are ordinary strings."""
+
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+
+class _TableError(ValueError):
+    """A table that cannot be parsed; the message is one clause."""
+
+
+def _parse_csv(content: bytes, *, delimiter: str, texts: Collection[str], encoding: str | None) -> pa.Table:
+    """Parse a CSV file. Columns ``texts`` always stay strings.
+
+    Any other column is numeric or boolean if all of its values are. Empty values are null.
+
+    Raises:
+        _TableError: the contents do not match ``encoding``, a Python codec (None: UTF-8).
+        pa.ArrowException: the file cannot be parsed.
+    """
+    # Here: importing all readers takes longer than reading most tables.
+    from pyarrow import csv as arrow_csv
+
+    text = _decoded(content, encoding)
+    names = next((row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row), [])
+    table = arrow_csv.read_csv(
+        pa.BufferReader(text.encode()),
+        read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.large_string()), strings_can_be_null=True, null_values=[""]
+        ),
+    ).combine_chunks()
+    for number, name in enumerate(table.column_names):
+        if name not in texts:
+            table = table.set_column(number, name, _typed(table.column(number)))
+    return table
+
+
+def _parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
+    """Parse JSON lines, or one array of objects; see `_parse_csv` for ``encoding`` and errors.
+
+    Raises:
+        _TableError: also for a row that is not an object.
+    """
+    from pyarrow import json as arrow_json
+
+    lines = _decoded(content, encoding).encode()
+    if lines.lstrip()[:1] == b"[":
+        try:
+            rows = msgspec.json.decode(lines, type=list[msgspec.Raw])
+            lines = b"\n".join(msgspec.json.format(bytes(row), indent=-1) for row in rows)  # one line each
+        except msgspec.DecodeError as error:
+            raise _TableError(str(error)) from None
+    if _NULL_ROW.search(lines):  # pyarrow 26 crashes if a block begins with a null line
+        raise _TableError("a row is null, and must be an object with a value for each column")
+
+    def read(schema: pa.Schema | None) -> pa.Table:
+        return arrow_json.read_json(
+            pa.BufferReader(lines),
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            parse_options=arrow_json.ParseOptions(explicit_schema=schema),
+        )
+
+    table = read(None)
+    # JSON has no timestamps. pyarrow converts strings that look like timestamps, which would change their form.
+    times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
+    return read(pa.schema([(name, pa.string()) for name in times])) if times else table
+
+
+def _typed(column: pa.ChunkedArray) -> pa.Array:
+    """Return integers, floats or booleans if all values are; otherwise the strings."""
+    values = column.combine_chunks()
+    is_missing = pc.or_kleene(pc.is_null(values), pc.is_in(values, pc.cast(_MISSING, values.type)))
+    given = values.filter(pc.invert(is_missing))
+    if not len(given):
+        return values
+    if pc.all(pc.is_in(given, pa.array([*_BOOLEANS], values.type))).as_py():
+        return pc.equal(pc.utf8_lower(pc.if_else(is_missing, None, values)), "true")
+    for pattern, kind in ((_INTEGER, pa.int64()), (_FLOAT, pa.float64())):
+        if pc.all(pc.match_substring_regex(given, pattern)).as_py():
+            try:
+                return pc.cast(pc.if_else(is_missing, None, values), kind)
+            except pa.ArrowInvalid:  # integers beyond 64 bits
+                continue
+    return values
+
+
+def _decoded(content: bytes, encoding: str | None) -> str:
+    named = encoding or "utf-8"
+    if encoding is None and content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise _TableError("by its byte order mark it is UTF-16, and not UTF-8: read it with encoding='utf-16'")
+    try:
+        return content.decode(named).removeprefix("\ufeff")
+    except LookupError:
+        raise _TableError(f"encoding must be a codec of Python's, such as 'latin-1', got {encoding!r}") from None
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise _TableError(
+            f"line {line} is not {named.upper()}: it has the byte 0x{content[error.start]:02x}; read it with its "
+            "encoding, such as encoding='latin-1'"
+        ) from None

@@ -13,8 +13,7 @@ import pyarrow.fs
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.encoded_column import Read, Source, read_encoded
 from mbaas.dataset.storage.faults import s3_attempts
-from mbaas.dataset.storage.files import locate_shards, look_up
-from mbaas.dataset.storage.location import S3_ATTEMPTS, Location, join
+from mbaas.dataset.storage.location import S3_ATTEMPTS, Location, join, locate_shards, look_up
 from mbaas.fields import IMAGE
 
 _BATCH_ROWS = 64  # rows unpacked at a time

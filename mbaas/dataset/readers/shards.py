@@ -16,9 +16,8 @@ from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import gathered
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of, s3_attempts
-from mbaas.dataset.storage.files import locate_shards, look_up
-from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join
-from mbaas.dataset.table import PLACE, fingerprint_of, table_of
+from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join, locate_shards, look_up
+from mbaas.dataset.table import SPAN, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL
 from mbaas.progress import track
@@ -55,7 +54,7 @@ def indexed_once(
     listing: str | os.PathLike[str] | None,
     *,
     writer: str,
-    asked: Mapping[str, Any],
+    options: Mapping[str, Any],
     label: str | None,
     fields: Sequence[str],
     columns: Sequence[str],
@@ -67,7 +66,7 @@ def indexed_once(
     Args:
         shards, filesystem, listing: see `mbaas.read_webdataset`, also for errors.
         writer: name of the function that reads this kind of shards.
-        asked: options that a saved listing must match.
+        options: options that a saved listing must match.
         label: column that becomes the field ``label``, or None.
         fields: columns that become further fields.
         columns: columns with values from ``find``.
@@ -78,25 +77,24 @@ def indexed_once(
     files = look_up(where, names)
 
     def make() -> Listing:
-        places, found = gathered(where.root, _look_through(where, files, columns, find))
+        spans, found = gathered(where.root, _index_all(where, files, columns, find))
         found = found.with_single_values() if single_values else found
         class_names, known = found.fields(label, fields)
-        table = table_of(places, known)
-        return Listing(writer, where.root, asked, class_names, fingerprint_of(table, class_names), table, files)
+        return Listing.of(class_names, table_of(spans, known), files)
 
     found = listed_once(
         listing,
         make,
         writer=writer,
         root=where.root,
-        options=asked,
+        options=options,
         fields=[*([LABEL.name] if label is not None else []), *fields],
-        is_current=lambda kept: bool(kept.files == files),
+        is_current=lambda saved: bool(saved.files == files),
     )
     return found.dataset(where, {name: nbytes for name, nbytes, _ in files})
 
 
-def _look_through(
+def _index_all(
     where: Location, files: list[list[Any]], columns: Sequence[str], find: Find
 ) -> list[tuple[pa.Table, pa.Table]]:
     filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
@@ -104,7 +102,7 @@ def _look_through(
 
     def index(file: list[Any]) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
         name, nbytes, _ = file
-        return _look_through_one(where, filesystem, name, nbytes, columns, find)
+        return _index_one(where, filesystem, name, nbytes, columns, find)
 
     threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(files))
     with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
@@ -113,13 +111,13 @@ def _look_through(
     if left_out:
         more = f" (and {len(left_out) - 1:,} more)" if len(left_out) > 1 else ""
         warnings.warn(f"left out: {left_out[0].reason}{more}", stacklevel=_CALLER)
-    return [(places, found) for places, found, _ in shards]
+    return [(spans, found) for spans, found, _ in shards]
 
 
-def _look_through_one(
+def _index_one(
     where: Location, filesystem: pyarrow.fs.FileSystem, name: str, nbytes: int, columns: Sequence[str], find: Find
 ) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
-    """Return locations as in `PLACE`, the values of labels and fields, and parts that are left out."""
+    """Return locations as in `SPAN`, the values of labels and fields, and parts that are left out."""
     shard = join(where.root, name)
     uris: list[str] = []
     spans: list[tuple[int, int]] = []
@@ -140,9 +138,9 @@ def _look_through_one(
     except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot read {shard}: {message_of(error)}") from error
     offsets, lengths = zip(*spans, strict=True) if spans else ((), ())
-    places = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), PLACE, strict=True)]
+    spans = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), SPAN, strict=True)]
     found = pa.table({column: _array_of(shard, column, each) for column, each in values.items()})
-    return pa.Table.from_arrays(places, schema=PLACE), found, left_out
+    return pa.Table.from_arrays(spans, schema=SPAN), found, left_out
 
 
 def _array_of(shard: str, column: str, values: list[Any]) -> pa.Array:

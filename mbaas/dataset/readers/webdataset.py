@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, BinaryIO
+import posixpath
+import re
+import tarfile
+from collections.abc import Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
 from mbaas.dataset.readers.shards import FoundSample, LeftOut, indexed_once
-from mbaas.dataset.readers.tar_index import Member, TarSample, tar_samples
+from mbaas.dataset.storage.faults import message_of
 from mbaas.errors import ConfigError, DatasetError, shown
 
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp")
@@ -67,7 +70,7 @@ def read_webdataset(
         filesystem,
         listing,
         writer="read_webdataset",
-        asked={"image_column": wanted.images, "label_column": label_column, "fields": wanted.fields},
+        options={"image_column": wanted.images, "label_column": label_column, "fields": wanted.fields},
         label=_CLS_COLUMN if label_column == _CLS else label_column,
         fields=wanted.fields,
         columns=wanted.columns,
@@ -172,3 +175,212 @@ def _object_of(content: bytes, member: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DatasetError(f"{member} must be a JSON object, got {shown(found)}")
     return found
+
+
+# ---- tar files ----
+
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
+"""A member's name: its sample, up to the first dot of the base name, and its ending. Hidden members do not match."""
+
+_ABOUT_SHARD = re.compile(r"__[^/]*__(/|$)")
+"""Members with metadata of the shard, which belong to no sample, as in webdataset."""
+
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+"""First bytes of a compressed file -> format."""
+
+_ENCODING, _ERRORS = "utf-8", "surrogateescape"
+_CONTINUED = b"M"  # GNU tar type: rest of a member from another volume
+_MOST_LINKS = 40  # followed in sequence, as in Linux; a cycle of links leads to no file
+
+
+class Member(NamedTuple):
+    """A file in a tar file: its name, and its bytes within the tar file."""
+
+    name: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class TarSample:
+    """The requested members of one sample.
+
+    Attributes:
+        key: common part of its members' names.
+        images: members with an image ending.
+        contents: lower-case ending -> contents of the other requested members.
+        endings: endings of all its members.
+    """
+
+    key: str
+    images: list[Member] = field(default_factory=list)
+    contents: dict[str, bytes] = field(default_factory=dict)
+    endings: list[str] = field(default_factory=list)
+
+
+def tar_samples(
+    file: BinaryIO, nbytes: int, *, shard: str, images: Collection[str], read: Collection[str]
+) -> Iterator[TarSample | LeftOut]:
+    """Yield the samples of a tar file in order, with at most one member per ending.
+
+    A sample is a run of members whose names are equal up to the first dot of the base name, as in the Python package
+    webdataset. Hidden members, directories, devices, members without an ending, and names `__like this__` are skipped.
+    A hard or symbolic link has the contents of its target. Concatenated tar files are all read, as by `tar
+    --ignore-zeros`.
+
+    Args:
+        file, nbytes, shard: the file at its start, its size, and its name in messages.
+        images: lower-case endings of images, without the dot.
+        read: endings of members whose contents are requested.
+
+    Raises:
+        DatasetError: not a plain tar file, a truncated or damaged one, a sample with two members of one ending, or a
+            requested member that is sparse or continues in another volume.
+    """
+    headers = _Headers(file, nbytes, shard)
+    sample: TarSample | None = None
+    archive = 0
+    for header in headers:
+        if isinstance(header, LeftOut):
+            yield header
+            continue
+        named = _NAME.fullmatch(header.info.name)
+        if named is None or _ABOUT_SHARD.match(header.info.name):
+            continue
+        key, ending = named[1], named[2].lower()
+        if header.info.islnk() or header.info.issym():
+            if ending not in images and ending not in read:
+                continue
+            if (target := headers.target(header.info)) is None:
+                reason = f"is a link to {header.info.linkname!a}, which is not in the shard"
+                yield LeftOut(f"{shard}: the member {header.info.name!a} {reason}")
+                continue
+        else:
+            target = header.info
+        if sample is None or key != sample.key or header.archive != archive:
+            if sample is not None:
+                yield sample
+            sample, archive = TarSample(key), header.archive
+        if ending in sample.endings:
+            raise DatasetError(f"{shard}: the sample {key!a} has two members that end in .{ending}")
+        sample.endings.append(ending)
+        if target.issparse() and (ending in images or ending in read):
+            raise DatasetError(f"{shard}: the member {target.name!a} is stored without its holes (a sparse file)")
+        if ending in images:
+            sample.images.append(Member(header.info.name, target.offset_data, target.size))
+        if ending in read:
+            file.seek(target.offset_data)
+            sample.contents[ending] = file.read(target.size)
+    if sample is not None:
+        yield sample
+
+
+class _Header(NamedTuple):
+    """A file or link; ``archive`` is the index of its concatenated tar file."""
+
+    info: tarfile.TarInfo
+    archive: int
+
+
+class _Headers:
+    """Iterates over files and links; raises DatasetError if the tar file is compressed, truncated or damaged."""
+
+    def __init__(self, file: BinaryIO, nbytes: int, shard: str) -> None:
+        self._file, self._nbytes, self._shard = file, nbytes, shard
+
+    def __iter__(self) -> Iterator[_Header | LeftOut]:
+        self._refuse_compressed()
+        archive, start = 0, 0
+        while True:
+            if archive:
+                self._file.seek(start)
+                try:
+                    tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), _ENCODING, _ERRORS)
+                except tarfile.HeaderError:
+                    what = "which is neither zeros nor another tar file"
+                    yield LeftOut(f"{self._shard}: all after the end mark, from byte {start:,} on, {what}")
+                    return
+            end = yield from self._of_archive(archive, start)
+            found = self._next_archive(end)
+            if found is None:
+                return
+            archive, start = archive + 1, found
+
+    def target(self, link: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        # Like `tarfile`: a hard link leads to the last earlier member with its target name, because names may
+        # repeat. A symbolic link leads to the last such member of all. None if the target is not in the tar file.
+        for _ in range(_MOST_LINKS):
+            name, before = link.linkname, link.offset
+            if link.issym():
+                name, before = posixpath.join(posixpath.dirname(link.name), name), self._nbytes
+            found = [info for info in self._by_name.get(posixpath.normpath(name), ()) if info.offset < before]
+            if not found:
+                return None
+            link = found[-1]
+            if link.isreg():
+                return link
+        return None
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[tarfile.TarInfo]]:
+        # Only needed for a shard with links, because they may lead to later members.
+        found: dict[str, list[tarfile.TarInfo]] = {}
+        for header in self:
+            if isinstance(header, _Header):
+                found.setdefault(posixpath.normpath(header.info.name), []).append(header.info)
+        return found
+
+    def _refuse_compressed(self) -> None:
+        self._file.seek(0)
+        start = self._file.read(6)
+        for signature, how in _COMPRESSED.items():
+            if start.startswith(signature):
+                wanted = "must be a plain tar file, so that single members can be read: decompress it"
+                raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
+
+    def _of_archive(self, archive: int, start: int) -> Generator[_Header, None, int]:
+        """Yield the members of one archive; return the position of its end mark."""
+        shard, nbytes = self._shard, self._nbytes
+        try:
+            self._file.seek(start)
+            # the same names in every locale
+            tar: Any = tarfile.TarFile(fileobj=self._file, encoding=_ENCODING, errors=_ERRORS)
+            at = start
+            while (found := tar.next()) is not None:
+                tar.members = []  # it would keep all members
+                if found.size < 0 or not at < tar.offset <= nbytes:
+                    what = f"the member {found.name!a} at byte {found.offset:,} would end at byte {tar.offset:,}"
+                    raise DatasetError(f"{shard} is cut off or damaged: {what}, and the file has {nbytes:,} bytes")
+                at = tar.offset
+                if found.type == _CONTINUED:
+                    raise DatasetError(f"{shard}: the member {found.name!a} begins in another volume of the tar file")
+                if found.isreg() or found.islnk() or found.issym():
+                    yield _Header(found, archive)
+        except (DatasetError, OSError):
+            raise
+        except Exception as error:  # invalid headers also raise exceptions other than tarfile's
+            raise DatasetError(f"{shard} is not a tar file, or it is damaged: {message_of(error)}") from error
+        # tarfile also ends at an invalid header, without an error.
+        self._file.seek(tar.offset)
+        block = self._file.read(tarfile.BLOCKSIZE)
+        if block != bytes(tarfile.BLOCKSIZE):
+            there = "no header of a member" if block else "nothing"
+            where = f"at byte {tar.offset:,}, where a member or the mark of the end must be"
+            raise DatasetError(f"{shard} is cut off or damaged: {where}, is {there}")
+        end: int = tar.offset
+        return end
+
+    def _next_archive(self, end: int) -> int | None:
+        """Return the position of the next block that is not all zeros; None at the end of the file."""
+        self._file.seek(end)
+        at = end
+        while block := self._file.read(tarfile.RECORDSIZE):
+            if rest := block.lstrip(b"\0"):
+                return at + (len(block) - len(rest)) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+            at += len(block)
+        return None

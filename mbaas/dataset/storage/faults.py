@@ -25,43 +25,23 @@ _PASSING_STATUS = (408, 425, 429)  # request timeout, too early, too many reques
 # samples, and a wrong guess here only costs time.
 _FINAL_CODES = frozenset(
     [
-        "ACCESS_DENIED",
-        "AUTH_FAILURE",
-        "CLIENT_SIGNING_FAILURE",
-        "EXPIRED_TOKEN",
-        "INCOMPLETE_SIGNATURE",
-        "INVALID_ACCESS_KEY_ID",
-        "INVALID_ACTION",
-        "INVALID_CLIENT_TOKEN_ID",
-        "INVALID_OBJECT_STATE",
-        "INVALID_PARAMETER_COMBINATION",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_QUERY_PARAMETER",
-        "INVALID_SIGNATURE",
-        "MALFORMED_QUERY_STRING",
-        "MISSING_ACTION",
-        "MISSING_AUTHENTICATION_TOKEN",
-        "MISSING_PARAMETER",
-        "NO_SUCH_BUCKET",
-        "NO_SUCH_KEY",
-        "NOT_INITIALIZED",
-        "OPT_IN_REQUIRED",
-        "RESOURCE_NOT_FOUND",
-        "SIGNATURE_DOES_NOT_MATCH",
-        "UNRECOGNIZED_CLIENT",
-        "USER_AGENT_REQUIRED",
+        "ACCESS_DENIED", "AUTH_FAILURE", "CLIENT_SIGNING_FAILURE", "EXPIRED_TOKEN", "INCOMPLETE_SIGNATURE",
+        "INVALID_ACCESS_KEY_ID", "INVALID_ACTION", "INVALID_CLIENT_TOKEN_ID", "INVALID_OBJECT_STATE",
+        "INVALID_PARAMETER_COMBINATION", "INVALID_PARAMETER_VALUE", "INVALID_QUERY_PARAMETER",
+        "INVALID_SIGNATURE", "MALFORMED_QUERY_STRING", "MISSING_ACTION", "MISSING_AUTHENTICATION_TOKEN",
+        "MISSING_PARAMETER", "NO_SUCH_BUCKET", "NO_SUCH_KEY", "NOT_INITIALIZED", "OPT_IN_REQUIRED",
+        "RESOURCE_NOT_FOUND", "SIGNATURE_DOES_NOT_MATCH", "UNRECOGNIZED_CLIENT", "USER_AGENT_REQUIRED",
         "VALIDATION",
     ]
-)
+)  # fmt: skip
 
 
 def may_pass(error: BaseException) -> bool:
     """Return whether a retry of the same read may succeed a little later.
 
-    If the error contains an HTTP status, it decides: 5xx, 408, 425 and 429 are transient. Otherwise the AWS SDK's error
-    name decides. Any other `OSError` (a reset, a timeout, no route, an input error, a stale handle) is transient,
-    unless the file is missing, forbidden or not a file. A reader with better information raises `StorageError`. A
-    single missing file may come back too, but is not worth waiting for.
+    An HTTP status in the message decides: 5xx, 408, 425 and 429 are transient. Otherwise the AWS SDK's error name
+    decides. Any other `OSError`, such as a reset or a timeout, is transient, unless the file is missing, forbidden or
+    not a file. A reader with better information raises `StorageError`.
     """
     if isinstance(error, StorageError):
         return not error.is_missing
@@ -85,11 +65,8 @@ def message_of(error: BaseException) -> str:
 def s3_attempts(filesystem: pyarrow.fs.FileSystem, attempts: int) -> pyarrow.fs.FileSystem:
     """Limit the attempts of an S3 file system's AWS SDK; return other file systems unchanged.
 
-    The SDK retries below mbaas, with differing defaults (pyarrow 26, measured). A file system made from a URI retries
-    every 200 ms for 6 s. One made by `S3FileSystem(...)`, or unpickled, retries three times within 3 s. Retries on two
-    levels multiply, to minutes per sample, so each caller chooses one level. Reads retry themselves and allow the SDK
-    one attempt, so that one limit covers all attempts and pauses. A listing, one call with many requests, relies on the
-    SDK.
+    Retries of mbaas and of the SDK would multiply, to minutes per sample, so each caller chooses one level. Reads retry
+    themselves and allow the SDK one attempt. A listing, one call with many requests, relies on the SDK.
     """
     # Some builds of pyarrow lack S3; no file system is an instance of ().
     if not isinstance(filesystem, getattr(pyarrow.fs, "S3FileSystem", ())):

@@ -1,22 +1,26 @@
-"""Locations: a path or URI as a file system and a path in it; sizes and times of many files."""
+"""Locations of files: paths, URIs and patterns as a file system and names in it; sizes and times of many files."""
 
 from __future__ import annotations
 
 import os
+import posixpath
+import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import chain
-from urllib.parse import urlsplit
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs
 from pyarrow.fs import FileInfo, FileType
 
 from mbaas.dataset.storage.faults import message_of, s3_attempts
-from mbaas.errors import DatasetError
+from mbaas.errors import ConfigError, DatasetError
 from mbaas.progress import track
 
 IN_SHARD = "#"
@@ -147,11 +151,189 @@ def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
 
 
 def missing(info: FileInfo) -> str | None:
-    """Return the reason why something is not a file of known size: "is not there" or "is no file"."""
+    """Return the reason why something is not a file of known size: "is not there" or "is not a file"."""
     if info.type == FileType.File and info.size is not None:
         return None
-    return "is not there" if info.type == FileType.NotFound else "is no file"
+    return "is not there" if info.type == FileType.NotFound else "is not a file"
 
 
 def _all(parts: Iterable[list[FileInfo]], total: int) -> list[FileInfo]:
     return [*chain.from_iterable(track(parts, "files", total, amount=len))]
+
+
+_MOST_SHARDS = 1_000_000
+_BRACES = re.compile(r"(\{[^{}]*\})")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+# ---- files named by a table ----
+
+
+@dataclass(frozen=True)
+class NamedFiles:
+    """Files below one folder: the folder, their names there, and for messages the table that lists them."""
+
+    where: Location
+    names: list[str]
+    table: str
+
+    @classmethod
+    def of(
+        cls,
+        table: Location,
+        uris: list[str],
+        root: str | os.PathLike[str] | None,
+        filesystem: pyarrow.fs.FileSystem | None,
+    ) -> NamedFiles:
+        """Return the files with the folder that contains them.
+
+        Args:
+            table: location of the table; its folder is the default for relative names.
+            uris: one file per row. ``file://`` URIs are percent-encoded, and relative paths may leave the folder with
+                ``..``.
+            root, filesystem: the folder of the files, and its file system; None: determined by the other arguments.
+
+        Raises:
+            DatasetError: a file is not below the folder.
+        """
+        if root is not None:
+            where = locate(root, filesystem)
+        elif "://" in uris[0] or uris[0].startswith("/"):
+            scheme, _, rest = uris[0].rpartition("://")
+            is_local = scheme in ("", "file")
+            where = locate("/" if is_local else f"{scheme}://{rest.partition('/')[0]}", filesystem)
+        else:
+            where = replace(table, base=posixpath.dirname(table.base), root=posixpath.dirname(table.root))
+        # The first part of an object store's path, the bucket, must stay.
+        names, most_up = [], where.base.rstrip("/").count("/")
+        for row, uri in enumerate(uris):
+            name = _below(where, uri)
+            if name is None or name.split("/").count("..") > most_up:
+                raise DatasetError(
+                    f"{table.root}: the file of row {row} (counted from 0) must be below {where.root}, got {uri!r}"
+                )
+            names.append(name)
+        where, names = _raised(where, names)
+        return cls(where, names, table.root)
+
+    def lengths(self) -> pa.Array:
+        """Return the lengths of the files in bytes, int64[n]; raise DatasetError if one is missing."""
+        where = self.where
+        infos = file_infos(where, self.names)
+        if gone := [row for row, info in enumerate(infos) if missing(info)]:
+            raise DatasetError(
+                f"{len(gone)} of {len(infos)} files that {self.table} names cannot be read; the first, of row "
+                f"{gone[0]} (counted from 0), {missing(infos[gone[0]])}: {join(where.root, self.names[gone[0]])}"
+            )
+        return pa.array([info.size for info in infos], pa.int64())
+
+
+def _below(where: Location, uri: str) -> str | None:
+    """Return a file's name below the folder, with ``..`` only in front; None if it cannot be there."""
+    path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
+    if ".." in path.split("/"):
+        path = posixpath.normpath(path)
+    folder = where.base if path.startswith("/") else where.root
+    name = path.removeprefix(f"{folder.rstrip('/')}/")
+    return None if "://" in name or name.startswith("/") or not name else name
+
+
+def _raised(where: Location, names: list[str]) -> tuple[Location, list[str]]:
+    """Move the folder up until no name contains ``..``."""
+    up = max((name.split("/").count("..") for name in names), default=0)
+    if not up:
+        return where, names
+    base, root = where.base, where.root
+    steps = []
+    for _ in range(up):
+        steps.append(posixpath.basename(base))
+        base, root = posixpath.dirname(base), posixpath.dirname(root)
+    beside = "/".join(reversed(steps))
+    return replace(where, base=base, root=root), [posixpath.normpath(f"{beside}/{name}") for name in names]
+
+
+# ---- files named by patterns ----
+
+
+def locate_shards(
+    shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], filesystem: pyarrow.fs.FileSystem | None
+) -> tuple[Location, list[str]]:
+    """Return the folder that contains all shards, and their names below it.
+
+    Args:
+        shards: a local path or a URI; a pattern with braces for several shards, such as ``{000..127}.tar`` or
+            ``{a,b}.tar``; or a list of paths and patterns.
+        filesystem: file system of the shards; None: determined by the URI.
+
+    Raises:
+        ConfigError: no shards, too many, or an invalid pattern.
+        DatasetError: several file systems, a duplicate shard, or an invalid name.
+    """
+    given = [shards] if isinstance(shards, (str, os.PathLike)) else shards
+    texts = [text for each in given for text in _expanded(os.fspath(each))]
+    if not texts:
+        raise ConfigError("path must name at least one shard, got none", option="path")
+    if filesystem is None:
+        # Absolute, because names below the current folder may be mixed with others.
+        texts = [text if "://" in text else os.path.abspath(os.path.expanduser(text)) for text in texts]  # noqa: PTH100, PTH111
+    # In a URI, options of the file system follow a question mark.
+    starts = [len(text.partition("?")[0]) if "://" in text else len(text) for text in texts]
+    paths = [text[:at] for text, at in zip(texts, starts, strict=True)]
+    options = {text[at:] for text, at in zip(texts, starts, strict=True)}
+    common = os.path.commonprefix(paths)  # noqa: RUF071 (also URIs; cut at the last slash)
+    folder = common[: common.rfind("/") + 1]
+    if len(options) > 1 or folder.endswith("://") or any(("://" in text) != ("://" in folder) for text in texts):
+        first, last = (without_secrets(text) if "://" in text else text for text in (min(texts), max(texts)))
+        raise DatasetError(f"all shards must be in one file system, got {first} and {last}")
+    where = locate(folder + options.pop(), filesystem)
+    names = [path.removeprefix(folder) for path in paths]
+    if isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):
+        names = [*map(as_utf8, names)]
+    twice, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise DatasetError(f"each shard must be named once, got {join(where.root, twice)} {times} times")
+    if odd := next((name for name in names if IN_SHARD in name), None):
+        raise DatasetError(f"the name of a shard must not have {IN_SHARD!r} in it, got {join(where.root, odd)}")
+    return where, names
+
+
+def look_up(where: Location, names: list[str]) -> list[list[Any]]:
+    """Return name, size in bytes, and modification time in ns since 1970 (if known) of each shard.
+
+    Raises:
+        DatasetError: a shard does not exist or is not a regular file.
+    """
+    files = []
+    for name, info in zip(names, file_infos(where, names), strict=True):
+        if why := missing(info):
+            raise DatasetError(f"the shard {join(where.root, name)} {why}")
+        files.append([name, info.size, info.mtime_ns])
+    return files
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    # Like a shell, but without nested braces.
+    *parts, rest = _BRACES.split(pattern)
+    texts, choices = [*parts[::2], rest], [_choices(pattern, part[1:-1]) for part in parts[1::2]]
+    count = 1
+    for each in choices:
+        count *= len(each)
+    if count > _MOST_SHARDS:
+        raise ConfigError(f"a pattern must name at most {_MOST_SHARDS:,} shards, got {pattern!r}", option="path")
+    for chosen in product(*choices):
+        yield texts[0] + "".join(part + text for part, text in zip(map(str, chosen), texts[1:], strict=True))
+
+
+def _choices(pattern: str, inside: str) -> Sequence[str]:
+    if bounds := _RANGE.fullmatch(inside):
+        first, last = bounds.groups()
+        width = max(len(first), len(last)) if re.match("0.", first) or re.match("0.", last) else 0
+        count = abs(int(last) - int(first)) + 1
+        if count > _MOST_SHARDS:
+            raise ConfigError(f"a pattern must name at most {_MOST_SHARDS:,} shards, got {pattern!r}", option="path")
+        step = 1 if int(last) >= int(first) else -1
+        return [f"{number:0{width}}" for number in range(int(first), int(last) + step, step)]
+    if "," in inside:
+        return inside.split(",")
+    wanted = "braces must hold a range such as {000..127} or a list such as {a,b}"
+    raise ConfigError(f"{wanted}, got {{{inside}}} in {pattern!r}", option="path")

@@ -66,13 +66,13 @@ class FileReader(SampleReader):
         except (BadSampleError, MemoryError):
             raise
         except Exception as error:  # third-party file systems raise any exception
-            raise self._told(where, error) from error
+            raise self._bad_sample(where, error) from error
 
-    def _told(self, where: ByteRange, error: Exception) -> BadSampleError:
+    def _bad_sample(self, where: ByteRange, error: Exception) -> BadSampleError:
         # S3 errors carry their cause in the message, other file systems in errno.
         text = message_of(error)
         if isinstance(error, FileNotFoundError) or any(f"AWS Error {code} " in text for code in _GONE):
-            folder, file = self._look(where.path)
+            folder, file = self._look_up(where.path)
             if file:  # a missing mount, for example, was restored after the read
                 return StorageError(where.uri, "the file was away, and is there again")
             if folder:
@@ -84,7 +84,7 @@ class FileReader(SampleReader):
             where.uri, f"reading failed: {text}"
         )
 
-    def _look(self, path: str) -> tuple[bool, bool]:
+    def _look_up(self, path: str) -> tuple[bool, bool]:
         """Return (folder exists, file exists); False if unknown."""
         try:
             folder, file = self._filesystem.get_file_info([posixpath.dirname(path), path])
@@ -107,7 +107,7 @@ def _read_local(where: ByteRange, view: memoryview) -> None:
         # Check the open file, not its name, which may be reused before the bytes are read.
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise BadSampleError(where.uri, "it is no file any more")
+            raise BadSampleError(where.uri, "it is not a file any more")
         _check_size(where, found.st_size)
         _fill(where, view, lambda rest, done: os.preadv(descriptor, [rest], where.offset + done))
     finally:

@@ -39,8 +39,7 @@ UNCOUNTED = 1_000_000
 class RetryPolicy:
     """Limits on the number and total time of attempts.
 
-    Usually the time is the limit. A store that throttles or restarts is back within seconds, and random pauses make the
-    duration of six attempts vary from 0.5 s to 6 s. With these defaults a store has 15 to 20 s to respond.
+    Usually the time is the limit. With these defaults a store has 15 to 20 s to respond.
 
     Attributes:
         attempts: maximum number of calls, including the first; at least 1.
@@ -64,10 +63,7 @@ class RetryPolicy:
 
 
 class GaveUpError(Exception):
-    """A read that failed in all allowed attempts; ``last`` is the last exception.
-
-    ``elapsed_s`` is the time from the start of the first attempt to the end of the last.
-    """
+    """A read that failed in all allowed attempts within ``elapsed_s``; ``last`` is the last exception."""
 
     def __init__(self, attempts: int, elapsed_s: float, last: BaseException) -> None:
         super().__init__(f"{counted(attempts, 'attempt')} in {seconds(elapsed_s)}, the last answer was: {last}")
@@ -79,11 +75,9 @@ class GaveUpError(Exception):
 def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], None] = time.sleep) -> Retrying:
     """Return a caller of functions that retries according to the policy. Safe to share between threads.
 
-    ``retrying()(function, *arguments)`` returns the function's first result. It raises `GaveUpError` when every allowed
-    attempt failed with a transient error. Any other error is raised at once.
-
-    Pauses have full jitter: each is drawn from zero to a bound that doubles, so that readers that failed together do
-    not retry together. See AWS Architecture Blog, "Exponential Backoff And Jitter", 2015.
+    ``retrying()(function, *arguments)`` returns the function's first result, or raises `GaveUpError` when every allowed
+    attempt failed with a transient error. Any other error is raised at once. Pauses have full jitter, so that readers
+    that failed together do not retry together (AWS Architecture Blog, "Exponential Backoff And Jitter", 2015).
     """
     return Retrying(retry=retry_if_exception(may_pass), **_pace(policy), sleep=sleep)
 
@@ -97,7 +91,7 @@ def _pace(policy: RetryPolicy) -> dict[str, Any]:
     }
 
 
-async def ask_for(
+async def retry_async(
     total_s: float,
     read: Callable[[], Awaitable[_T]],
     *,
@@ -121,7 +115,7 @@ async def ask_for(
     try:
         found: _T = await retry(attempt)
     except GaveUpError as gave_up:
-        raise _verdict(gave_up) from gave_up.last
+        raise _error_of(gave_up) from gave_up.last
     return found
 
 
@@ -144,10 +138,10 @@ class PatientReader(SampleReader):
         try:
             self._retry(self._inner.read_into, sample_id, buffer)
         except GaveUpError as gave_up:
-            raise _verdict(gave_up) from gave_up.last
+            raise _error_of(gave_up) from gave_up.last
 
 
-def _verdict(gave_up: GaveUpError) -> BaseException:
+def _error_of(gave_up: GaveUpError) -> BaseException:
     last = gave_up.last
     if not isinstance(last, BadSampleError):  # a third-party reader
         return last
