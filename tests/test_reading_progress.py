@@ -16,7 +16,7 @@ from pyarrow import parquet
 from rich.console import Console
 
 import mbaas
-from mbaas.cli import feed_file, reading
+from mbaas.cli import feed_data, feed_file
 from mbaas.errors import DatasetError
 from mbaas.progress import Progress, track, watched
 
@@ -93,8 +93,8 @@ def test_a_terminal_shows_how_far_the_listing_is(tmp_path: Path, monkeypatch: py
     file.write_text('name: train\ndata: "[b]train"\nbatch_size: 2\npipeline: [DecodeImage]\n')
     for is_terminal in (True, False):
         err = console(is_terminal=is_terminal)
-        monkeypatch.setattr(reading, "err", err)
-        assert len(reading.read(feed_file.load(file).data)) == 3
+        monkeypatch.setattr(feed_data, "err", err)
+        assert len(feed_data.listed(feed_file.load(file).data)) == 3
         said = written(err)
         assert ("3 of 3 classes" in said, "[b]train" in said) == (is_terminal, is_terminal)
     assert said == ""
@@ -104,7 +104,7 @@ def test_what_cannot_be_read_ends_the_bar_with_its_error(tmp_path: Path, monkeyp
     file = tmp_path / "feed.yaml"
     file.write_text("name: train\ndata: nowhere\nbatch_size: 2\npipeline: [DecodeImage]\n")
     err = console(is_terminal=True)
-    monkeypatch.setattr(reading, "err", err)
+    monkeypatch.setattr(feed_data, "err", err)
     with pytest.raises(DatasetError, match="nowhere does not exist"):
-        reading.read(feed_file.load(file).data)
+        feed_data.listed(feed_file.load(file).data)
     assert written(err).endswith("\x1b[2K")  # erased

@@ -22,7 +22,7 @@ from annotated_types import Ge, Gt, Le
 
 import mbaas
 from mbaas import validation
-from mbaas.cli.feed_file import BoxesFile, FeedFile, KeypointsFile, MasksFile, load, schema
+from mbaas.cli.feed_file import ON_IMAGES, FeedFile, load, schema
 from mbaas.errors import ConfigError
 from mbaas.feed import JoinRequest
 from mbaas.serving import ServeRequest
@@ -236,9 +236,9 @@ def test_the_example_shows_the_defaults() -> None:
         ]
 
     assert differs(shown, FeedOptions(batch_size=1)) == []
-    assert differs(shown["boxes"], BoxesFile()) == ["beside"], "no list is a tuple"
-    assert differs(shown["keypoints"], KeypointsFile()) == ["swaps"]
-    assert differs(shown["masks"], MasksFile()) == []
+    assert differs(shown["boxes"], ON_IMAGES["boxes"]()) == ["beside"], "no list is a tuple"
+    assert differs(shown["keypoints"], ON_IMAGES["keypoints"]()) == ["swaps"]
+    assert differs(shown["masks"], ON_IMAGES["masks"]()) == []
 
 
 @cache
@@ -290,7 +290,10 @@ def test_the_schema_refuses_what_the_command_refuses(group: str, option: str) ->
     assert refused
 
 
-@pytest.mark.parametrize("wrong", [{"timeouts": {"lease": 3}}, {"pipeline": ["Blur"]}, {"ahead_blocks": 2}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"timeouts": {"lease": 3}}, {"pipeline": ["Blur"]}, {"pipeline": [{"Resize": {"sizes": 8}}]}, {"ahead_blocks": 2}],
+)
 def test_the_schema_refuses_names_that_there_are_not(wrong: dict[str, object]) -> None:
     assert not by_schema().is_valid({**yaml.safe_load(EXAMPLE.read_text()), **wrong})
 

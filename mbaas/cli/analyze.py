@@ -19,7 +19,7 @@ import typer
 from mbaas import units
 from mbaas.analysis.whole import STOPPED, Analysis, AnalysisStoppedError, Findings, StoppedAnalysis
 from mbaas.budgets import default_cache, default_staging, free_bytes
-from mbaas.cli import analysis_view, feed_file, reading
+from mbaas.cli import analysis_view, feed_data, feed_file
 from mbaas.cli.connection import connect
 from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
 from mbaas.core.layout import wanted_staging
@@ -188,7 +188,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
 
     options = described.options
     step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
-    dataset = reading.read(described.data)
+    dataset = feed_data.listed(described.data)
     if request.storage_bytes_per_s is not None:
         dataset = portion(dataset, bytes_per_s=request.storage_bytes_per_s)
     cores = cores_here()

@@ -18,15 +18,42 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Discriminator, Tag
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 
+import mbaas
 from mbaas import files
-from mbaas.cli.reader_files import PATHS, DataFile, form
+from mbaas.cli.console import err
+from mbaas.cli.signatures import form, path_parameters, reader_key
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.order import MOST_SEED
+from mbaas.progress import Progress, watched
+from mbaas.units import count
 from mbaas.validation import options
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
+
+READERS = {name: getattr(mbaas, name) for name in mbaas.__all__ if name.startswith("read_")}
+"""Readers of datasets, which are keys of ``data``."""
+
+DataFile = options(within="data")(
+    type(
+        "DataFile",
+        (),
+        {
+            "__doc__": "A reader and its options, for data other than a folder with image folders per class.",
+            "__annotations__": {name: reader_key(read) for name, read in READERS.items()},
+            "__module__": __name__,
+            **dict.fromkeys(READERS),
+        },
+    )
+)
+
+if TYPE_CHECKING:
+    Data = Any
+else:
+    Data = Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(form)]
 
 _OF_SEVERAL = ("in", "not in")
 
@@ -97,10 +124,9 @@ Condition = tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
 class DataOptions:
     """The keys of a feed's file that select its samples."""
 
-    data: Annotated[Annotated[str, Tag("value")] | Annotated[DataFile, Tag("mapping")], Discriminator(form)]
+    data: Data
     """A folder with one folder of images per class: relative to the file, absolute, or a URI such as s3://bucket/train.
-    Or ``read_images``, ``read_manifest``, ``read_webdataset``, ``read_tfrecord``, ``read_parquet``, ``read_coco``,
-    ``read_audio``, ``read_arrays`` or ``read_huggingface`` with its path or its options."""
+    Or a reader such as ``read_manifest``, with its path or its options."""
 
     listing: str | None = None
     """A Parquet file that stores the listing of a folder; relative to the file, absolute, or a URI. It is written if it
@@ -149,10 +175,10 @@ class FeedData:
             top.fields["resample"].made(said.resample.check)
         if isinstance(data, str):
             return cls(_from(top.file, data), said, top)
-        name, options = top.fields["data"].made(lambda: data.reader)
+        name, options = top.fields["data"].made(lambda: _reader_of(data))
         if said.listing is not None:
             raise top.fields["listing"].error(f"listing stores the contents of a folder, and data is for {name}")
-        where = options if isinstance(options, str) else getattr(options, PATHS[name][0])
+        where = options if isinstance(options, str) else getattr(options, path_parameters(READERS[name])[0])
         return cls(_from(top.file, where), said, top)
 
     def read(self) -> Dataset:
@@ -177,25 +203,30 @@ class FeedData:
         return dataset
 
     def _whole(self) -> Dataset:
-        import mbaas
-
         file, data = self.top.file, self.said.data
         if isinstance(data, str):
             listing = self.said.listing
             return mbaas.read_images(self.where, listing=None if listing is None else _from(file, listing))
-        name, said = data.reader
+        name, said = _reader_of(data)
         given = {} if isinstance(said, str) else {each.name: getattr(said, each.name) for each in fields(said)}
-        first, *others = PATHS[name]
+        first, *others = path_parameters(READERS[name])
         given.pop(first, None)
         for option in others:
             if given.get(option) is not None:
                 given[option] = _from(file, given[option])
-        read = getattr(mbaas, name)
         try:
-            dataset: Dataset = self.top.fields["data"].fields[name].made(lambda: read(self.where, **given))
+            dataset: Dataset = self.top.fields["data"].fields[name].made(lambda: READERS[name](self.where, **given))
         except DatasetError as error:
             raise DatasetError(files.in_yaml(str(error))) from None
         return dataset
+
+
+def _reader_of(data: Any) -> tuple[str, Any]:
+    named = [(name, said) for name in READERS if (said := getattr(data, name)) is not None]
+    if len(named) != 1:
+        got = " and ".join(name for name, _ in named) or "none"
+        raise ConfigError(f"name one of {', '.join(READERS)}, got {got}")
+    return named[0]
 
 
 def _from(file: Path, named: str) -> str:
@@ -244,3 +275,27 @@ def _filtered(dataset: Dataset, conditions: Any) -> Dataset:
     except (pa.ArrowException, OverflowError) as error:  # a number with more than 64 bits
         raise ConfigError(str(error)) from None
     return dataset.filter(expression)
+
+
+def listed(data: FeedData) -> Dataset:
+    """List or read the data, with a progress bar on a terminal.
+
+    Raises:
+        ConfigError, DatasetError: see `FeedData.read`.
+    """
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),  # a folder's name may contain brackets
+        BarColumn(20),
+        TextColumn("{task.fields[counted]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with ProgressBar(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task(f"listing {data.where}", total=None, counted="")
+
+        def show(progress: Progress) -> None:
+            counted = f"{count(progress.done)} of {count(progress.total)} {progress.things}"
+            bar.update(task, total=progress.total, completed=progress.done, counted=counted)
+
+        with watched(show):
+            return data.read()

@@ -18,19 +18,18 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from annotated_types import Ge
 from pydantic import TypeAdapter, WithJsonSchema
 
 from mbaas import files, transforms
 from mbaas.cli.feed_data import DataOptions, FeedData
+from mbaas.cli.signatures import parameters_of, schema_of, section
 from mbaas.errors import ConfigError
 from mbaas.named_functions import import_named
 from mbaas.settings import GROUPED, FeedName, FeedOptions
 from mbaas.transforms import Boxes, Keypoints, Masks, Pipeline, Transform
-from mbaas.transforms.boxes import BoxFormat
-from mbaas.validation import instead, options
+from mbaas.validation import descriptions_of, instead, options
 
 TRANSFORMS: dict[str, type[Transform]] = {
     name: kind
@@ -38,51 +37,29 @@ TRANSFORMS: dict[str, type[Transform]] = {
     if isinstance(kind, type) and issubclass(kind, Transform) and kind is not Transform
 }
 
-_STEP = {
-    "anyOf": [
-        {"enum": list(TRANSFORMS)},
-        {"type": "object", "propertyNames": {"enum": list(TRANSFORMS)}, "minProperties": 1, "maxProperties": 1},
-    ]
-}
+ON_IMAGES = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
+"""Keys of the file for what lies on images."""
 
-
-@options(within="boxes")
-class BoxesFile:
-    """Boxes on the images, which transforms move with the pixels."""
-
-    field: str = "boxes"
-    """The field with the boxes: lists of four numbers, in pixels."""
-
-    format: BoxFormat = "xyxy"
-    """xyxy: left, top, right, bottom; xywh: left, top, width, height; cxcywh: centre, width, height."""
-
-    beside: tuple[str, ...] = ()
-    """Fields with a value for each box, such as its class; the value is dropped with its box."""
-
-    min_size: Annotated[float, Ge(0)] = 1.0
-    """Least width and height of a box after all transforms, in pixels."""
-
-
-@options(within="keypoints")
-class KeypointsFile:
-    """Key points on the images, which transforms move with the pixels."""
-
-    field: str = "keypoints"
-    """The field with the key points: lists of points, x and y in pixels, optionally with COCO visibility."""
-
-    swaps: tuple[tuple[int, int], ...] = ()
-    """Pairs of points that are exchanged in a mirror image, such as left and right eye, by their numbers."""
-
-
-@options(within="masks")
-class MasksFile:
-    """Masks of objects, which transforms move with the pixels."""
-
-    source: str = "segmentation"
-    """The field with the segmentations from which masks are made."""
-
-    field: str = "masks"
-    """Name of the masks in minibatches."""
+if TYPE_CHECKING:
+    BoxesFile = Any
+    KeypointsFile = Any
+    MasksFile = Any
+    Steps = list[Any]
+else:
+    BoxesFile, KeypointsFile, MasksFile = (section(kind, within=name) for name, kind in ON_IMAGES.items())
+    _STEP = {
+        "anyOf": [
+            {"enum": list(TRANSFORMS)},
+            {
+                "type": "object",
+                "properties": {name: schema_of(kind) for name, kind in TRANSFORMS.items()},
+                "additionalProperties": False,
+                "minProperties": 1,
+                "maxProperties": 1,
+            },
+        ]
+    }
+    Steps = Annotated[list[Any], WithJsonSchema({"type": "array", "items": _STEP, "minItems": 1})]
 
 
 @options()
@@ -92,7 +69,7 @@ class FeedFile(DataOptions, FeedOptions):
     name: FeedName
     """The name under which trials join the feed."""
 
-    pipeline: Annotated[list[Any], WithJsonSchema({"type": "array", "items": _STEP, "minItems": 1})]
+    pipeline: Steps
     """Steps applied to each sample, in this order: transforms by name, with their parameters."""
 
     boxes: BoxesFile | None = None
@@ -137,7 +114,7 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
     data = FeedData.of(top, said)
     lying = {
         name: top.fields[name].made(partial(kind, **vars(part)))
-        for name, kind in (("boxes", Boxes), ("keypoints", Keypoints), ("masks", Masks))
+        for name, kind in ON_IMAGES.items()
         if (part := getattr(said, name)) is not None
     }
     return FeedConfig(said.name, data, pipeline_of(top.fields["pipeline"], **lying), FeedOptions(**said.given()))
@@ -146,10 +123,7 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of the file, for editors and other programs."""
     whole = TypeAdapter(FeedFile).json_schema()
-    described: dict[str, Any] = {}
-    for base in (FeedOptions, DataOptions):
-        # pydantic takes descriptions from the source of a class, without its base classes
-        described |= TypeAdapter(base).json_schema()["properties"]
+    described = {name: {"description": text} for name, text in descriptions_of(FeedFile).items()}
     properties = {name: {**described.get(name, {}), **part} for name, part in whole["properties"].items()}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "properties": properties}
 
@@ -199,7 +173,7 @@ def _name_and_parameters(item: files.Located) -> tuple[str, files.Located | None
 
 
 def _keywords(name: str, given: files.Located) -> dict[str, Any]:
-    known = [f.name for f in fields(TRANSFORMS[name])]  # type: ignore[arg-type]
+    known = [*parameters_of(TRANSFORMS[name])]
     if not given.fields:
         return {known[0]: given.value}
     for key, field in given.fields.items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.live import Live
 
-from mbaas.cli import feed_file, feed_view, reading
+from mbaas.cli import feed_data, feed_file, feed_view
 from mbaas.cli.connection import connect, ended_on_purpose, is_named
 from mbaas.cli.console import FAILED, end_as_ctrl_c, err, line, out, plain, say_error, write_json
 from mbaas.client.patience import Patience
@@ -66,7 +66,7 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool, lo
     with end_as_ctrl_c(lambda: _see_to_the_end(wanted.name)):
         if detach or (is_named(address) and not local):  # joining an existing cluster succeeds or fails quickly
             _connect(address, detach=detach, local=local)
-        dataset = reading.read(wanted.data)  # before starting Ray: the data may be missing
+        dataset = feed_data.listed(wanted.data)  # before starting Ray: the data may be missing
         _connect(address, detach=detach, local=local)
         feed = _start(wanted, dataset, detach=detach)
         if detach:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mbaas.cli import feed_file, reading
+from mbaas.cli import feed_data, feed_file
 from mbaas.cli.console import err, line, out, plain, say_note
 from mbaas.errors import ConfigError
 from mbaas.messages import BadSample
@@ -33,7 +33,7 @@ def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
         raise ConfigError(f"only images can be drawn, but {wanted.pipeline.decoder!r} makes none")
     grid.check_path(to)
     options = wanted.options
-    dataset = reading.read(wanted.data)
+    dataset = feed_data.listed(wanted.data)
     most = count if count is not None else min(COUNT, options.batch_size)
     with err.status(plain(f"preparing {counted(most, 'sample')} ...")):
         found = first_samples(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from annotated_types import Ge
 
 from mbaas.errors import ConfigError, shown
 from mbaas.fields import Field
@@ -34,7 +35,7 @@ class Boxes:
     field: str = "boxes"
     format: BoxFormat = "xyxy"
     beside: tuple[str, ...] = ()
-    min_size: float = 1.0
+    min_size: Annotated[float, Ge(0)] = 1.0
 
     def __post_init__(self) -> None:
         if self.format not in get_args(BoxFormat):

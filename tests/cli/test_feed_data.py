@@ -10,7 +10,6 @@ import signal
 import sys
 import tarfile
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +26,11 @@ from tfrecord import TFRecordWriter
 
 import mbaas
 from mbaas import (
-    read_arrays,
-    read_audio,
-    read_coco,
-    read_huggingface,
     read_images,
     read_manifest,
-    read_parquet,
-    read_tfrecord,
-    read_webdataset,
 )
-from mbaas.cli.feed_file import BoxesFile, KeypointsFile, MasksFile, load
-from mbaas.cli.reader_files import (
-    ArraysFile,
-    AudioFile,
-    CocoFile,
-    HuggingfaceFile,
-    ImagesFile,
-    ManifestFile,
-    ParquetFile,
-    TfrecordFile,
-    WebdatasetFile,
-)
+from mbaas.cli.feed_data import READERS
+from mbaas.cli.feed_file import ON_IMAGES, load, schema
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.transforms import Boxes, Keypoints, Masks
 
@@ -92,32 +74,18 @@ def test_a_folder_is_listed_once(write: Write, images: Path) -> None:
     assert (images.parent / "kept.parquet").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "read"),
-    [
-        (ManifestFile, read_manifest),
-        (ImagesFile, read_images),
-        (WebdatasetFile, read_webdataset),
-        (TfrecordFile, read_tfrecord),
-        (ParquetFile, read_parquet),
-        (CocoFile, read_coco),
-        (AudioFile, read_audio),
-        (ArraysFile, read_arrays),
-        (HuggingfaceFile, read_huggingface),
-    ],
-)
-def test_each_option_is_one_of_what_reads_the_data_with_its_default(kind: Any, read: Any) -> None:
+@pytest.mark.parametrize("call", [*READERS.values(), *ON_IMAGES.values()], ids=lambda call: call.__name__)
+def test_the_schema_has_each_parameter_with_its_default_and_description(call: Any) -> None:
     """Except the file system, which a file cannot name."""
-    parameters = {name: each for name, each in inspect.signature(read).parameters.items() if name != "filesystem"}
-    assert {*parameters} == {each.name for each in fields(kind)}
-    options = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
-    assert options == {name: each.default for name, each in parameters.items() if each.default is not each.empty}
-
-
-@pytest.mark.parametrize("kinds", [(BoxesFile, Boxes), (KeypointsFile, Keypoints), (MasksFile, Masks)])
-def test_what_lies_on_images_is_as_a_pipeline_has_it_with_its_defaults(kinds: Any) -> None:
-    said, meant = ({each.name: each.default for each in fields(kind)} for kind in kinds)
-    assert said == meant
+    parameters = {name: each for name, each in inspect.signature(call).parameters.items() if name != "filesystem"}
+    section = schema()["$defs"][call.__name__]
+    assert [*section["properties"]] == [*parameters]
+    required = [name for name, each in parameters.items() if each.default is each.empty]
+    assert section.get("required", []) == required
+    defaults = {name: part["default"] for name, part in section["properties"].items() if name not in required}
+    given = {name: each.default for name, each in parameters.items() if name not in required}
+    assert defaults == json.loads(json.dumps(given))
+    assert all(part["description"] for part in section["properties"].values())
 
 
 def test_boxes_key_points_and_masks_of_a_file(write: Write) -> None:
@@ -259,13 +227,12 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ),
         (
             "data: {}\n",
-            "1: data: name one of read_images, read_manifest, read_webdataset, read_tfrecord, read_parquet, rea",
+            "1: data: name one of read_arrays, read_audio, read_coco, read_huggingface, read_images, ",
         ),
         (
             "data:\n  read_manifest: x\n  read_webdataset: y\n",
-            "1: data: name one of read_images, read_manifest, read_webdataset, read_tfrecord, read_parquet, read_coco, "
-            "read_audio, read_arrays, read_huggingface, "
-            "got read_manifest and read_webdataset",
+            "1: data: name one of read_arrays, read_audio, read_coco, read_huggingface, read_images, read_manifest, "
+            "read_parquet, read_tfrecord, read_webdataset, got read_manifest and read_webdataset",
         ),
         ("data: {read_parquet: x}\n", "1: data.read_parquet must be 'key: value' lines, got 'x' (text)"),
         ("data:\n  read_parquet: {path: x}\n", "2: data.read_parquet lacks 'unpacked'"),

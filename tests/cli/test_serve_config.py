@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
+import yaml
 from commandline import mbaas
 
 import mbaas.transforms as T
-from mbaas.cli.feed_file import load
+from mbaas.cli.feed_file import load, schema
 from mbaas.errors import ConfigError
 from mbaas.settings import FeedOptions, Timeouts
 
@@ -65,6 +67,8 @@ pipeline:
 """
     decode = T.DecodeArray("raw", None, "int16", (None, 3, 4), 50)
     assert load(write(start + arrays)).pipeline == T.Pipeline([decode, T.CropOrPad((10, 3))])
+    for text in (sound, arrays):
+        jsonschema.validate(yaml.safe_load(start + text), schema())
     line = len(start.splitlines()) + 2
     for wrong, sentence in {
         "  - DecodeAudio: {rate: 0}": f"{line}: DecodeAudio's rate must be a whole number in [1, 10,000,000], got 0",
