@@ -26,11 +26,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mbaas.allocation.balance import assign
-from mbaas.allocation.forms import SampleCosts
 from mbaas.budgets import MemoryClaim
 from mbaas.errors import MbaasError
 from mbaas.fields import SAMPLE_ID, Field
+from mbaas.model.balance import assign
+from mbaas.model.forms import SampleCosts
 from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import BlockPart, Placement
 

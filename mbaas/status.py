@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbaas.allocation.forms import SampleCosts
 from mbaas.costs import LoadingCosts
 from mbaas.messages import Amount, Claims, ConsumerReport, EpochLedger, FetchCounts, FetchSpeeds
+from mbaas.model.forms import SampleCosts
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ LAYERS = (
     "transforms",
     "dataset",
     "placement",
-    "allocation",
+    "model",
     "settings",
     "order",
     "fields",
@@ -75,7 +75,7 @@ USES_PRIVATE = {"examples/comparing.py": "mbaas.prep.engines", "examples/tune_di
 """Exceptions: the examples compare a feed with a DataLoader that prepares samples with the same code."""
 
 CORE_MAY_IMPORT = (
-    *("core", "order", "placement", "messages", "settings", "errors", "allocation", "units", "fields", "budgets"),
+    *("core", "order", "placement", "messages", "settings", "errors", "model", "units", "fields", "budgets"),
 )
 """Parts of mbaas that the pure core may import: values and arithmetic, no side effects."""
 

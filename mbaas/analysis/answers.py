@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas import units
-from mbaas.allocation.throughput import MOST_COUNT, ROUNDING
 from mbaas.analysis import words
 from mbaas.analysis.quantity import Bound, plain_fields
 from mbaas.analysis.rates import Rates
@@ -17,6 +16,7 @@ from mbaas.analysis.setup import Setup
 from mbaas.analysis.stages import Stages, stages
 from mbaas.analysis.whatif import Prediction, predict
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MOST_COUNT, ROUNDING
 
 PARAMETERS = (
     *("cache_bytes", "disk_bytes", "dram_bytes", "cores", "prep_workers", "readers", "storage_factor"),

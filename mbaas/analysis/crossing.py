@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mbaas import units
-from mbaas.allocation.devices import DevicePlan, Devices, Stage, Way, best_plan, gpu_seconds
 from mbaas.analysis.gpu_rates import GpuRates, OnGpu
 from mbaas.analysis.kept import stored_share
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.errors import ConfigError
+from mbaas.model.gpu_stages import DevicePlan, Devices, Stage, Way, best_plan, gpu_seconds
 
 
 def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> DevicePlan:

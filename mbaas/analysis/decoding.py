@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas import units
-from mbaas.allocation.forms import WORTHWHILE
 from mbaas.analysis import words
 from mbaas.analysis.kept import form_plan, node_prep_rate, stored_share
 from mbaas.analysis.quantity import Bound, Quantity, plain_fields, spanning
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import predict, speedup
+from mbaas.model.forms import WORTHWHILE
 
 LEAST_GAIN = 1.02
 """Minimum speedup of epochs to count as a gain."""

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mbaas.allocation.forms import FormPlan, SampleCosts, plan_forms
 from mbaas.analysis.quantity import Bound
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.setup import Setup
+from mbaas.model.forms import FormPlan, SampleCosts, plan_forms
 
 PLANS = 4096
 """Number of memoized plans: answering one question needs each plan several times."""

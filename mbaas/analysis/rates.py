@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Any
 
 from mbaas import units
-from mbaas.allocation.throughput import Fit, ThroughputCurve, blended_rate, fit_curve
 from mbaas.analysis.gpu_rates import GpuRates
 from mbaas.analysis.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain, plain_fields, spanning, stated
 from mbaas.errors import ConfigError
+from mbaas.model.curves import Fit, ThroughputCurve, blended_rate, fit_curve
 
 FREE = stated(0.0, unit="CPU-s")
 

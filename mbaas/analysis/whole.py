@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from mbaas import units
-from mbaas.allocation.devices import DevicePlan
 from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
 from mbaas.analysis.costs import EpochCosts, epoch_costs
 from mbaas.analysis.crossing import crossing
@@ -47,6 +46,7 @@ from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.rates import MeasuredCurve, Rates
 from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import Prediction, Waits, predict
+from mbaas.model.gpu_stages import DevicePlan
 
 STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
 """Note of an analysis that was stopped early."""

@@ -1,6 +1,6 @@
 """Decides from measured speeds whether a cache node uses its disk tier, and how far it reads ahead. Pure.
 
-The model is `mbaas.allocation.bandwidth`. Storage never replaces another node's memory, even if it is faster: mbaas
+The model is `mbaas.model.tiers`. Storage never replaces another node's memory, even if it is faster: mbaas
 guarantees that cached samples are read from storage only once.
 """
 
@@ -14,7 +14,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import units
-from mbaas.allocation.bandwidth import (
+from mbaas.messages import FetchSpeeds
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.tiers import (
     STORAGE,
     Bandwidths,
     Locality,
@@ -23,8 +25,6 @@ from mbaas.allocation.bandwidth import (
     Tier,
     readahead_depth,
 )
-from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.messages import FetchSpeeds
 
 MEMORY, DISK = 0, 1
 """Levels of a node's storage classes."""

@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas import units
-from mbaas.allocation.devices import DevicePlan
 from mbaas.analysis import words
 from mbaas.analysis.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.analysis.changes import Change, Offer, verdict
@@ -21,6 +20,7 @@ from mbaas.analysis.setup import Setup
 from mbaas.analysis.whatif import Epoch, predict
 from mbaas.analysis.whole import Analysis, StoppedAnalysis
 from mbaas.cli.console import stack, table_of
+from mbaas.model.gpu_stages import DevicePlan
 
 WIDTH = 40
 """Cells of the bar that shows an epoch."""

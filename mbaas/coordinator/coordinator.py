@@ -16,9 +16,6 @@ import ray
 from msgspec import Struct
 
 from mbaas import units
-from mbaas.allocation.lending import DemandReport
-from mbaas.allocation.scaling import Observation, Scaler
-from mbaas.allocation.throughput import MOST_COUNT
 from mbaas.coordinator import kept_claims, recovery, written_epochs
 from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
@@ -57,6 +54,9 @@ from mbaas.messages import (
     RankReport,
 )
 from mbaas.metrics import FeedMetrics
+from mbaas.model.curves import MOST_COUNT
+from mbaas.model.lending import DemandReport
+from mbaas.model.scaling import Observation, Scaler
 from mbaas.order import Shuffle
 from mbaas.placement import PlacementUpdate
 from mbaas.prep.engines import resolve_engine

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbaas.allocation.bandwidth import STORAGE, Locality, Tier
 from mbaas.cache.bandwidth import STEADY_LOOKS, Advisor, UpcomingBytes, bandwidths_of, speeds_told
 from mbaas.cache.speeds import Speedometer, TransferSums
 from mbaas.messages import FetchSpeeds
+from mbaas.model.tiers import STORAGE, Locality, Tier
 
 MB = 10**6
 

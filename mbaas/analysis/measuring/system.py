@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas import units
-from mbaas.allocation.throughput import blended_rate
 from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.gpu import gpu_rates
@@ -30,6 +29,7 @@ from mbaas.analysis.measuring.storage import (
 )
 from mbaas.analysis.quantity import Quantity, measured, spanning, stated
 from mbaas.analysis.rates import FREE, INSTANT, MeasuredCurve, Rates, step_overhead
+from mbaas.model.curves import blended_rate
 from mbaas.prep.engines import resolve_engine, workers_per_gpu
 
 EPOCH_S = 2.0

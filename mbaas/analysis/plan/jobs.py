@@ -10,8 +10,8 @@ from typing import Annotated
 from msgspec.structs import replace
 from pydantic import Field
 
-from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve
 from mbaas.errors import ConfigError
+from mbaas.model.curves import Fit, ThroughputCurve, fit_curve
 from mbaas.units import Bytes, BytesPerS, exact
 from mbaas.validation import options
 

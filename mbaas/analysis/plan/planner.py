@@ -7,10 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbaas import units
-from mbaas.allocation.scaling import Observation
-from mbaas.allocation.threads import Split, divide_threads, split_threads
-from mbaas.allocation.throughput import Fit, ThroughputCurve
-from mbaas.allocation.workers import Job, JobWorkers, allocate
 from mbaas.analysis.plan.decoded import KeptDecoded, about_decoding, fill_with_decoded
 from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob
 from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Limit, Plan
@@ -27,6 +23,10 @@ from mbaas.analysis.plan.supply import (
 )
 from mbaas.costs import HOUR_S
 from mbaas.errors import ConfigError
+from mbaas.model.curves import Fit, ThroughputCurve
+from mbaas.model.lending import Job, JobWorkers, allocate
+from mbaas.model.scaling import Observation
+from mbaas.model.threads import Split, divide_threads, split_threads
 
 AS_GOOD = 0.99
 """Fewer nodes are preferred if jobs reach this share of the best speed."""

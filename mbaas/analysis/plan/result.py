@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mbaas.allocation.threads import Split
 from mbaas.analysis.quantity import plain_fields
+from mbaas.model.threads import Split
 
 Limit = Literal["training", "prep", "pool", "memory", "disk", "storage", "network"]
 """Bottleneck of a job: its step, its own prep at its peak, the pool's size, a tier that bytes come from, or the network

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbaas import units
-from mbaas.allocation.threads import TierBytes
-from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
-from mbaas.allocation.workers import Job
 from mbaas.analysis.plan.jobs import Cluster, Samples, TrainingJob
 from mbaas.budgets import STORE_SHARE, default_staging
 from mbaas.core.layout import wanted_staging
+from mbaas.model.curves import ROUNDING, ThroughputCurve
+from mbaas.model.lending import Job
+from mbaas.model.threads import TierBytes
 
 
 def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:

@@ -13,14 +13,14 @@ questions.
 
 from __future__ import annotations
 
-from mbaas.allocation.bandwidth import StagingClass, StorageClass
-from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator.caches import hit_fractions
 from mbaas.analysis.simulator.chance import Frequency, Imbalance, frequency, imbalance
 from mbaas.analysis.simulator.policies import POLICIES
 from mbaas.analysis.simulator.simulation import Outcome, locations_of, policies_of, simulate
 from mbaas.analysis.simulator.sweep import Axis, Sweep, sweep
 from mbaas.analysis.simulator.system import Cores, DatasetShape, Machine, System, Training, system_of
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.tiers import StagingClass, StorageClass
 
 __all__ = [
     "POLICIES",

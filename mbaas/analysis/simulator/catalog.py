@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from mbaas import files
-from mbaas.allocation.bandwidth import StagingClass, StorageClass
-from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator.policies import POLICIES
 from mbaas.analysis.simulator.system import Cores, DatasetShape, Machine, System, Training
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.tiers import StagingClass, StorageClass
 from mbaas.units import Bytes, BytesPerS, Seconds
 
 _PRESETS = Path(__file__).parent / "presets"

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.bandwidth import Locality, Tier
 from mbaas.analysis.simulator.system import Cores, Machine
+from mbaas.model.tiers import Locality, Tier
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -1,6 +1,6 @@
 """Inputs of a simulation: dataset, machines and training (NoPFS, SC 2021, section 4).
 
-The rates of a machine are `mbaas.allocation.bandwidth`. Shared storage is called the PFS here, as in the paper.
+The rates of a machine are `mbaas.model.tiers`. Shared storage is called the PFS here, as in the paper.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.bandwidth import STORAGE, Bandwidths, StagingClass, StorageClass
-from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.tiers import STORAGE, Bandwidths, StagingClass, StorageClass
 from mbaas.order import check_seed
 
 Sizes = NDArray[np.float32]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.model import Floats, Ints, Load, Tiers
 from mbaas.analysis.simulator.system import Sizes, System
+from mbaas.model.tiers import StorageClass
 from mbaas.order import SampleOrder, Shuffle
 
 Samples = NDArray[np.int32]

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas import units
-from mbaas.allocation.forms import TOLERANCE, FormPlan, SampleCosts, plan_forms
 from mbaas.analysis.simulator.model import Floats, Load, write_seconds
 from mbaas.analysis.simulator.policies.partitioned import Mbaas
 from mbaas.analysis.simulator.system import Sizes
 from mbaas.analysis.simulator.world import NOWHERE, Codes, Traffic, World
+from mbaas.model.forms import TOLERANCE, FormPlan, SampleCosts, plan_forms
 
 Flags = NDArray[np.bool_]
 

@@ -12,10 +12,10 @@ from typing import ClassVar
 import numpy as np
 
 from mbaas import units
-from mbaas.allocation.bandwidth import StorageClass
 from mbaas.analysis.simulator.model import Floats, fetch_seconds, write_seconds
 from mbaas.analysis.simulator.policies.base import Policy
 from mbaas.analysis.simulator.world import NOWHERE, Codes, Owners, Traffic, World
+from mbaas.model.tiers import StorageClass
 
 
 def classes_at_home(world: World, classes: Sequence[StorageClass]) -> Codes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep, node_for_part
+from mbaas.model.lending import GpuRoom, PrepResources, default_prep, node_for_part
 
 
 def in_turn(cpus: int, feeds: int) -> list[PrepResources]:

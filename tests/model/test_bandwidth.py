@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.allocation.bandwidth import (
+from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.tiers import (
     STORAGE,
     Bandwidths,
     Depth,
@@ -19,8 +21,6 @@ from mbaas.allocation.bandwidth import (
     Tier,
     readahead_depth,
 )
-from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.errors import ConfigError
 
 MB = 10**6
 

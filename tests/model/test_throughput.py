@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
 
 RISE_PEAK_FALL = ThroughputCurve(((4, 400), (8, 600)), slope=-25)
 """100 per worker up to 4, 50 more for each up to 8, then 25 less for each further worker."""

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.devices import DevicePlan, Devices, Stage, Way, best_plan, gpu_seconds
 from mbaas.errors import ConfigError
+from mbaas.model.gpu_stages import DevicePlan, Devices, Stage, Way, best_plan, gpu_seconds
 
 MS = 1e-3
 DECODE = Way(first_on_gpu="decode", cpu_s=0.2 * MS, gpu_s=0.4 * MS, up_bytes=100e3, down_bytes=150e3, memory_bytes=3e9)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.allocation.threads import TierBytes, divide_threads, load_time_s, split_threads, straggler_threads
-from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.threads import TierBytes, divide_threads, load_time_s, split_threads, straggler_threads
 
 PREP = ThroughputCurve(((6, 600),), slope=-20)
 """100 samples/s per thread, with the peak at 6 threads."""

@@ -19,8 +19,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
 
 BytesT = TypeVar("BytesT", float, NDArray[np.float64])
 """One or many numbers of bytes."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from mbaas.allocation.scaling import Decision, Observation, Scaler
+from mbaas.model.scaling import Decision, Observation, Scaler
 
 PERIOD_S = 5.0
 """Time between two observations."""

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.balance import SampleMove, assign, balance, even_targets
 from mbaas.errors import ConfigError
+from mbaas.model.balance import SampleMove, assign, balance, even_targets
 
 
 def test_the_largest_surplus_goes_to_the_largest_deficit() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.allocation.workers import Job, allocate
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.lending import Job, allocate
 
 PEAKS_AT_4 = ThroughputCurve(((4, 360),), slope=-20)
 

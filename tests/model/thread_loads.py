@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.threads import NodeLoad, ThreadTuner, Tuned
 from mbaas.settings import Threads
 
 BATCH = 100

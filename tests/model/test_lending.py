@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mbaas.allocation.lending import DemandReport, Lender, WorkerMove, allocate_workers
+from mbaas.model.lending import DemandReport, Lender, WorkerMove, allocate_workers
 from mbaas.settings import Lending
 
 AT_ONCE = Lending(hold_s=0, pause_s=0)

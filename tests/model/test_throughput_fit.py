@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.throughput import ThroughputCurve, fit_curve
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve, fit_curve
 
 THREE_STAGES = ThroughputCurve(((4, 400), (8, 600)), slope=0)
 RISE_PEAK_FALL = ThroughputCurve(((6, 600), (10, 800)), slope=-40)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.forms import (
+from mbaas.errors import ConfigError
+from mbaas.model.forms import (
     WORTHWHILE,
     FormPlan,
     SampleCosts,
@@ -18,7 +19,6 @@ from mbaas.allocation.forms import (
     room_for_decoded,
     seconds_per_sample,
 )
-from mbaas.errors import ConfigError
 
 PHOTOS = SampleCosts(encoded_bytes=100_000, decoded_bytes=500_000, encoded_s=2e-3, decoded_s=0.2e-3, storage_s=0.2e-3)
 """Photographs on fast storage: two threads prepare 1,000/s. Decoded samples are five times as large and save 90 %."""

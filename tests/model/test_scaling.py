@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from load_curves import PERIOD_S, WORKER_PER_S, Load, diurnal, noisy, on_and_off, play, sampled, sawtooth, spikes, step
 
-from mbaas.allocation.scaling import Decision, Hold, Observation, Scaler
 from mbaas.errors import ConfigError, StateError
+from mbaas.model.scaling import Decision, Hold, Observation, Scaler
 from mbaas.settings import Scaling
 
 AT_ONCE = Scaling(grow_hold_s=0, idle_hold_s=0, cooldown_s=0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.allocation.giving_back import SETTLED_S, KeptBytes, Machine, to_let_go
+from mbaas.model.scaling import SETTLED_S, KeptBytes, Machine, to_let_go
 
 
 def machine(node: str, workers: int = 1, keeps: float = 0, room: float = 0, **more: int) -> Machine:

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_loads import BATCH, WINDOW_S, Node, capped, fast, late, tuned
 
-from mbaas.allocation.threads import TierBytes
-from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.allocation.tuning import NodeLoad, ObservedCurve, ThreadTuner, Tuned
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.threads import NodeLoad, ObservedCurve, ThreadTuner, TierBytes, Tuned
 from mbaas.settings import Threads
 
 HOUR_S = 3600.0
