@@ -11,15 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mbaas import units
-from mbaas.analysis import words
-from mbaas.analysis.answers import fewest_prep_cores, smallest_cache
 from mbaas.analysis.decoding import decoding
-from mbaas.analysis.kept import stored_share
-from mbaas.analysis.quantity import Quantity, plain_fields
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Epoch, Prediction, Waits, predict, speedup
 from mbaas.errors import ConfigError
+from mbaas.model import words
+from mbaas.model.answers import fewest_prep_cores, smallest_cache
+from mbaas.model.pace import Epoch, Prediction, Waits, predict, speedup
+from mbaas.model.quantity import Quantity, plain_fields
+from mbaas.model.rates import Rates, Setup
+from mbaas.model.supply import stored_share
 from mbaas.units import BYTES, BytesPerS
 from mbaas.validation import options
 
@@ -320,7 +319,7 @@ class Offer:
         machine: name of the type.
         cost: in the currency of the price list.
         alone_cost: cost of the same job on the same machines without a shared feed.
-        limit: bottleneck of steady epochs, a resource of `mbaas.analysis.stages`.
+        limit: bottleneck of steady epochs, a resource of `mbaas.model.pace`.
         in_time: whether the job is predicted to meet the deadline; always true without one.
     """
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mbaas.analysis import words
-from mbaas.analysis.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain_fields, spanning, stated
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.stages import stages
 from mbaas.costs import HOUR_S, LoadingCosts
+from mbaas.model import words
+from mbaas.model.pace import stages
+from mbaas.model.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain_fields, spanning, stated
+from mbaas.model.rates import Rates, Setup
 
 
 @dataclass(frozen=True, kw_only=True)

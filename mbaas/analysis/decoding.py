@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas import units
-from mbaas.analysis import words
-from mbaas.analysis.kept import form_plan, node_prep_rate, stored_share
-from mbaas.analysis.quantity import Bound, Quantity, plain_fields, spanning
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import predict, speedup
+from mbaas.model import words
 from mbaas.model.forms import WORTHWHILE
+from mbaas.model.pace import predict, speedup
+from mbaas.model.quantity import Bound, Quantity, plain_fields, spanning
+from mbaas.model.rates import Rates, Setup
+from mbaas.model.supply import form_plan, node_prep_rate, stored_share
 
 LEAST_GAIN = 1.02
 """Minimum speedup of epochs to count as a gain."""

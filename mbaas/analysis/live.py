@@ -13,16 +13,15 @@ from mbaas import units
 from mbaas.analysis.costs import costs_so_far
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.storage import memory_rate
-from mbaas.analysis.quantity import Quantity, measured
-from mbaas.analysis.rates import MeasuredCurve, Rates
-from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import EPOCHS, simulated_epoch_s, system_for
 from mbaas.analysis.simulator import Outcome, System, simulate
-from mbaas.analysis.whatif import Waits
 from mbaas.analysis.whole import Analysis, conclude
 from mbaas.core.demand import of_trials
 from mbaas.errors import StateError
 from mbaas.messages import ConsumerReport, FeedInfo
+from mbaas.model.pace import Waits
+from mbaas.model.quantity import Quantity, measured
+from mbaas.model.rates import MeasuredCurve, Rates, Setup
 from mbaas.status import FeedStatus
 
 QUICK = Effort(least=6, most=6, window_s=0.02)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas import units
-from mbaas.analysis.quantity import Quantity
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import Quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

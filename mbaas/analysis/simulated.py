@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from statistics import mean
 
-from mbaas.analysis.kept import form_plan, node_prep_rate
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulator import Cores, System, simulate, system_of
+from mbaas.model.rates import Rates, Setup
+from mbaas.model.supply import form_plan, node_prep_rate
 
 EPOCHS = 3
 """The first epoch fills caches; the others are the same."""

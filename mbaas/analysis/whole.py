@@ -15,7 +15,6 @@ from typing import Any
 from mbaas import units
 from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
 from mbaas.analysis.costs import EpochCosts, epoch_costs
-from mbaas.analysis.crossing import crossing
 from mbaas.analysis.decoding import Decoding, decoding, largest_cache
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.pace import Pace
@@ -42,11 +41,10 @@ from mbaas.analysis.measuring.verify import (
     split_epoch,
     verify,
 )
-from mbaas.analysis.quantity import plain_fields
-from mbaas.analysis.rates import MeasuredCurve, Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Prediction, Waits, predict
-from mbaas.model.gpu_stages import DevicePlan
+from mbaas.model.gpu_stages import DevicePlan, crossing
+from mbaas.model.pace import Prediction, Waits, predict
+from mbaas.model.quantity import plain_fields
+from mbaas.model.rates import MeasuredCurve, Rates, Setup
 
 STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
 """Note of an analysis that was stopped early."""

@@ -8,19 +8,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas import units
-from mbaas.analysis import words
-from mbaas.analysis.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.analysis.changes import Change, Offer, verdict
 from mbaas.analysis.costs import epoch_costs
 from mbaas.analysis.decoding import Decoding, decoding
 from mbaas.analysis.measuring.verify import Split, Verification
-from mbaas.analysis.quantity import Quantity
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Epoch, predict
 from mbaas.analysis.whole import Analysis, StoppedAnalysis
 from mbaas.cli.console import stack, table_of
+from mbaas.model import words
+from mbaas.model.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.model.gpu_stages import DevicePlan
+from mbaas.model.pace import Epoch, predict
+from mbaas.model.quantity import Quantity
+from mbaas.model.rates import Rates, Setup
 
 WIDTH = 40
 """Cells of the bar that shows an epoch."""

@@ -183,8 +183,8 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
     from mbaas.analysis.measuring.service import Workload
     from mbaas.analysis.measuring.steps import PacedStep, load_step
     from mbaas.analysis.measuring.system import cores_here, workers_here
-    from mbaas.analysis.setup import Setup
     from mbaas.analysis.whole import analyze
+    from mbaas.model.rates import Setup
 
     options = described.options
     step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)

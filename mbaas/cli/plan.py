@@ -11,9 +11,9 @@ from pydantic import Discriminator, Field, Tag
 
 from mbaas import files, validation
 from mbaas.analysis.plan.jobs import Cluster, Node, Samples, TrainingJob
-from mbaas.analysis.rates import Rates
 from mbaas.cli.console import out, write_json
 from mbaas.errors import ConfigError
+from mbaas.model.rates import Rates
 from mbaas.units import Bytes, BytesPerS
 
 MEASURED = ("step_per_s", "prep", "batch_size", "pixel_bytes")

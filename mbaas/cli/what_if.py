@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from mbaas import files, validation
-from mbaas.analysis.answers import PARAMETERS
 from mbaas.analysis.changes import MachineType, verdict
-from mbaas.analysis.quantity import plain_fields
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
 from mbaas.cli.analysis_view import what_if_page
 from mbaas.cli.console import out, write_json
 from mbaas.errors import ConfigError
+from mbaas.model.answers import PARAMETERS
+from mbaas.model.quantity import plain_fields
+from mbaas.model.rates import Rates, Setup
 
 
 def what_if(
@@ -42,14 +41,14 @@ def what_if(
     Raises:
         ConfigError: an invalid file or change.
     """
-    from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
-    from mbaas.analysis.answers import curve as curve_of
     from mbaas.analysis.changes import offers
     from mbaas.analysis.costs import epoch_costs
-    from mbaas.analysis.crossing import crossing
     from mbaas.analysis.decoding import decoding
-    from mbaas.analysis.gpu_rates import GpuRates
-    from mbaas.analysis.whatif import predict
+    from mbaas.model.answers import bottleneck, fewest_prep_cores, smallest_cache
+    from mbaas.model.answers import curve as curve_of
+    from mbaas.model.gpu_stages import crossing
+    from mbaas.model.pace import predict
+    from mbaas.model.rates import GpuRates
 
     rates, setup = load(file)
     asked = changed(setup, changes)

@@ -11,11 +11,10 @@ from mbaas.analysis.changes import recommend, verdict
 from mbaas.analysis.costs import epoch_costs
 from mbaas.analysis.decoding import decoding
 from mbaas.analysis.measuring.verify import Check, Split, Verification
-from mbaas.analysis.quantity import stated
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import predict
 from mbaas.analysis.whole import Analysis, Subject
+from mbaas.model.pace import predict
+from mbaas.model.quantity import stated
+from mbaas.model.rates import Rates, Setup
 
 NASTY = '/data/<b>train</b> & "more"\'s \x1b[31m\udcff'
 """A path with markup, quotes, an escape sequence and a byte that is invalid in UTF-8."""

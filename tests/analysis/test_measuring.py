@@ -41,7 +41,6 @@ from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, ste
 from mbaas.analysis.measuring.storage import disk_rate, kept_cold, memory_rate, spans_of, storage_rate
 from mbaas.analysis.measuring.system import TRIALS, cost_s, costs_of, slower_s
 from mbaas.analysis.measuring.verify import split_of
-from mbaas.analysis.quantity import Quantity, stated
 from mbaas.bench.cpu import CpuReading
 from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import synthetic
@@ -49,6 +48,7 @@ from mbaas.dataset.base import SampleReader, WrappedDataset
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import LABEL, Field
 from mbaas.messages import SampleSpec
+from mbaas.model.quantity import Quantity, stated
 from mbaas.prep.decoded import container_bytes
 from mbaas.prep.engines import make_engine
 from mbaas.settings import FeedOptions

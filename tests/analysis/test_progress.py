@@ -29,12 +29,12 @@ from mbaas.analysis.measuring.service import EpochRun, ServiceRun
 from mbaas.analysis.measuring.steps import PacedStep
 from mbaas.analysis.measuring.system import NO_COSTS, QUICK_COSTS, begun, expected_s, workers_here
 from mbaas.analysis.measuring.verify import points, verify
-from mbaas.analysis.quantity import stated
-from mbaas.analysis.rates import MeasuredCurve
 from mbaas.analysis.whole import AnalysisStoppedError
 from mbaas.cli import app
 from mbaas.dataset import synthetic
 from mbaas.dataset.base import SampleReader, WrappedDataset
+from mbaas.model.quantity import stated
+from mbaas.model.rates import MeasuredCurve
 from mbaas.settings import Disk, FeedOptions
 
 WORKLOAD = Workload(

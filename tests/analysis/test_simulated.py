@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
-from mbaas.analysis.quantity import stated
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import simulated_epoch_s, system_for
-from mbaas.analysis.whatif import predict
+from mbaas.model.pace import predict
+from mbaas.model.quantity import stated
+from mbaas.model.rates import Rates, Setup
 
 MB = 1_000_000
 

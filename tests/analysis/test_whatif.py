@@ -14,12 +14,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
-from mbaas.analysis.kept import lru_hits, stored_share
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import MeasuredCurve, Rates, step_overhead
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Epoch, predict
 from mbaas.errors import ConfigError
+from mbaas.model.pace import Epoch, predict
+from mbaas.model.quantity import Quantity, stated
+from mbaas.model.rates import MeasuredCurve, Rates, Setup, step_overhead
+from mbaas.model.supply import lru_hits, stored_share
 
 CLOSE = 1 + 1e-9
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mbaas.analysis.quantity import Quantity, measured
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import Quantity, measured
 
 
 @dataclass(frozen=True, kw_only=True)

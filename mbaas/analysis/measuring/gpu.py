@@ -6,13 +6,12 @@ import time
 
 import ray
 
-from mbaas.analysis.gpu_rates import GpuRates, OnGpu
 from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.prep import ANSWER_S, PrepProcessActor, Raw, Seen, prep_rate
 from mbaas.analysis.measuring.service import EPOCH_S, Workload, training
-from mbaas.analysis.rates import Rates
 from mbaas.fields import Field
+from mbaas.model.rates import GpuRates, OnGpu, Rates
 from mbaas.prep.engines import workers_per_gpu
 
 

@@ -14,14 +14,14 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.analysis.measuring.effort import Effort, repeated
-from mbaas.analysis.quantity import Quantity, measured
-from mbaas.analysis.rates import MeasuredCurve
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
+from mbaas.model.quantity import Quantity, measured
+from mbaas.model.rates import MeasuredCurve
 from mbaas.order import in_share
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine

@@ -8,8 +8,8 @@ from typing import Any
 
 from mbaas import units
 from mbaas.analysis.measuring.service import Workload
-from mbaas.analysis.quantity import Quantity, plain, stated
-from mbaas.analysis.rates import Rates
+from mbaas.model.quantity import Quantity, plain, stated
+from mbaas.model.rates import Rates
 
 Points = list[tuple[float, Quantity]]
 """Pairs (number of readers or workers, measured rate)."""

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from mbaas.analysis.measuring.effort import Effort, repeated
-from mbaas.analysis.quantity import Quantity, measured
 from mbaas.client.collate import collating
 from mbaas.client.convert import Minibatch, make_converter
 from mbaas.errors import ConfigError
 from mbaas.fields import SAMPLE_ID, Packed
 from mbaas.messages import SampleSpec
+from mbaas.model.quantity import Quantity, measured
 from mbaas.named_functions import import_named
 from mbaas.transforms import Normalize
 

@@ -21,14 +21,14 @@ from mbaas import units
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.portion import Span, drop, local_spans, resident_share
 from mbaas.analysis.measuring.prep import Raw
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import MeasuredCurve
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.slab import pack
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import Quantity, stated
+from mbaas.model.rates import MeasuredCurve
 
 Part = TypeVar("Part")
 

@@ -14,16 +14,15 @@ from itertools import product
 from statistics import mean, median
 from typing import Any
 
-from mbaas.analysis import words
 from mbaas.analysis.decoding import largest_cache
 from mbaas.analysis.measuring.pace import Pace
 from mbaas.analysis.measuring.progress import Progress
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, run_service
-from mbaas.analysis.quantity import Quantity, measured, plain_fields, spanning
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
 from mbaas.analysis.simulated import simulated_epoch_s
-from mbaas.analysis.whatif import Waits, predict
+from mbaas.model import words
+from mbaas.model.pace import Waits, predict
+from mbaas.model.quantity import Quantity, measured, plain_fields, spanning
+from mbaas.model.rates import Rates, Setup
 
 SPLIT_EPOCHS = 5
 """Minimum number of epochs that count in a run for the split, which is run only once."""

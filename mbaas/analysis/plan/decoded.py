@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbaas import units
-from mbaas.analysis import words
 from mbaas.analysis.plan.jobs import Cluster, TrainingJob
 from mbaas.analysis.plan.supply import Kept
-from mbaas.analysis.quantity import spanning
+from mbaas.model import words
 from mbaas.model.forms import WORTHWHILE
+from mbaas.model.quantity import spanning
 
 
 @dataclass(frozen=True)

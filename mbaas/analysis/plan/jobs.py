@@ -193,7 +193,7 @@ class TrainingJob:
         """Return samples/s against workers of one node with ``cores`` cores.
 
         Workers contend for cores. On n times the measured cores, n times the workers are each as fast as measured, as
-        in `mbaas.analysis.stages`.
+        in `mbaas.model.pace`.
         """
         return self.prep_fit.curve.over(cores / (self.prep_cores or cores))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mbaas.analysis.quantity import plain_fields
+from mbaas.model.quantity import plain_fields
 from mbaas.model.threads import Split
 
 Limit = Literal["training", "prep", "pool", "memory", "disk", "storage", "network"]

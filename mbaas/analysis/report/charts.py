@@ -14,14 +14,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mbaas import units
-from mbaas.analysis import plots, words
+from mbaas.analysis import plots
 from mbaas.analysis.measuring.verify import Check, Split
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import MeasuredCurve
 from mbaas.analysis.report import pipeline
 from mbaas.analysis.report.studies import Study
-from mbaas.analysis.whatif import Epoch
 from mbaas.analysis.whole import Analysis
+from mbaas.model import words
+from mbaas.model.pace import Epoch
+from mbaas.model.quantity import Quantity, stated
+from mbaas.model.rates import MeasuredCurve
 
 PARTS = (("training", plots.GREY, ""), ("waiting for prep", plots.BLUE, "//"), ("waiting for reads", plots.RED, "xx"))
 """Parts of a trial's epoch: (name, colour, hatch pattern). Patterns make them distinguishable without colours."""

@@ -14,14 +14,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mbaas import units
-from mbaas.analysis import words
-from mbaas.analysis.answers import bottleneck
 from mbaas.analysis.changes import DISAGREEMENT
 from mbaas.analysis.report.charts import PARTS, Chart, bars_of, charts
 from mbaas.analysis.report.inline import inline
 from mbaas.analysis.report.pipeline import MOST_ROOM, SETS_THE_PACE, boxes_of, links_of
 from mbaas.analysis.report.studies import studies
 from mbaas.analysis.whole import Analysis, StoppedAnalysis
+from mbaas.model import words
+from mbaas.model.answers import bottleneck
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]|[\ud800-\udfff]")
 """Characters that are allowed in paths, but not in HTML or XML."""

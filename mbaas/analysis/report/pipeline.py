@@ -14,10 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Polygon
 
 from mbaas import units
-from mbaas.analysis import plots, words
-from mbaas.analysis.quantity import BOUNDS, Quantity, spanning
-from mbaas.analysis.stages import Stages, stages
+from mbaas.analysis import plots
 from mbaas.analysis.whole import Analysis
+from mbaas.model import words
+from mbaas.model.pace import Stages, stages
+from mbaas.model.quantity import BOUNDS, Quantity, spanning
 
 MOST_ROOM = 4.0
 """Maximum width of a pipe relative to its arrow."""

@@ -9,15 +9,13 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from mbaas import units
-from mbaas.analysis import words
-from mbaas.analysis.answers import Curve, Enough, curve, fewest_prep_cores, smallest_cache
 from mbaas.analysis.decoding import largest_cache
 from mbaas.analysis.measuring.verify import Check
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.stages import stages
-from mbaas.analysis.whatif import Epoch
 from mbaas.analysis.whole import Analysis
+from mbaas.model import words
+from mbaas.model.answers import Curve, Enough, curve, fewest_prep_cores, smallest_cache
+from mbaas.model.pace import Epoch, stages
+from mbaas.model.rates import Rates, Setup
 
 QUESTIONS = {
     "cache_bytes": ("A larger cache", "cache of a node"),

@@ -22,7 +22,7 @@ def hit_fractions(
     """Return hits / samples of each epoch; the cache is empty before the first one.
 
     MinIO never evicts, so in every epoch it hits exactly its contents. LRU is simulated access by access; in a long run
-    it converges to `mbaas.analysis.kept.lru_hits`. All samples have one size. ``cached`` is the share of the samples
+    it converges to `mbaas.model.supply.lru_hits`. All samples have one size. ``cached`` is the share of the samples
     that the cache holds, rounded down to whole samples.
 
     Raises:

@@ -9,12 +9,12 @@ import numpy as np
 
 from mbaas import units
 from mbaas.analysis import plots
-from mbaas.analysis.quantity import stated
 from mbaas.analysis.simulator.chance import Frequency, Imbalance
 from mbaas.analysis.simulator.report import axis_labels, fastest_first, seconds, title_of
 from mbaas.analysis.simulator.simulation import Outcome, locations_of
 from mbaas.analysis.simulator.sweep import Sweep
 from mbaas.analysis.simulator.system import System
+from mbaas.model.quantity import stated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

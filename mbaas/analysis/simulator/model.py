@@ -13,7 +13,7 @@ There are two additions. Workers synchronize at the end of each step to sum grad
 worker has its minibatch. The staging buffer is finite, which limits read-ahead.
 
 If a machine's cores are given, prep, reading and training share them (`Load`), as in the row ``cores`` of
-`mbaas.analysis.stages`. With T trials on N workers, a step needs, in CPU seconds on each machine,
+`mbaas.model.pace`. With T trials on N workers, a step needs, in CPU seconds on each machine,
 
     made (prep + staging) + read from shared storage x read + T / N x trained (delivery + step)
 

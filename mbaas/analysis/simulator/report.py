@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas import units
-from mbaas.analysis.quantity import plain_fields
 from mbaas.analysis.simulator.simulation import Outcome, locations_of
 from mbaas.analysis.simulator.sweep import Axis, Sweep
 from mbaas.analysis.simulator.system import System
+from mbaas.model.quantity import plain_fields
 
 
 def plain_outcomes(system: System, outcomes: Sequence[Outcome]) -> dict[str, Any]:

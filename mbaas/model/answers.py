@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas import units
-from mbaas.analysis import words
-from mbaas.analysis.quantity import Bound, plain_fields
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.stages import Stages, stages
-from mbaas.analysis.whatif import Prediction, predict
 from mbaas.errors import ConfigError
+from mbaas.model import words
 from mbaas.model.curves import MOST_COUNT, ROUNDING
+from mbaas.model.pace import Prediction, Stages, predict, stages
+from mbaas.model.quantity import Bound, plain_fields
+from mbaas.model.rates import Rates, Setup
 
 PARAMETERS = (
     *("cache_bytes", "disk_bytes", "dram_bytes", "cores", "prep_workers", "readers", "storage_factor"),
@@ -50,7 +48,7 @@ class Enough:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The resource that sets the pace of steady epochs, by its name in `mbaas.analysis.stages`.
+    """The resource that sets the pace of steady epochs, by its name in `mbaas.model.pace`.
 
     Attributes:
         certain: whether it is the bottleneck at all ends of the rates' intervals.

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mbaas.analysis.quantity import Bound
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
 from mbaas.model.forms import FormPlan, SampleCosts, plan_forms
+from mbaas.model.quantity import Bound
+from mbaas.model.rates import Rates, Setup
 
 PLANS = 4096
 """Number of memoized plans: answering one question needs each plan several times."""

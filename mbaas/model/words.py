@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mbaas import units
-from mbaas.analysis.quantity import Quantity
+from mbaas.model.quantity import Quantity
 
 RESOURCES = {
     "step": "the training step",
@@ -18,7 +18,7 @@ RESOURCES = {
     "disk": "the local disk",
     "storage": "storage",
 }
-"""Names of the resources in `mbaas.analysis.stages`, for lists of several."""
+"""Names of the resources in `mbaas.model.pace`, for lists of several."""
 
 NAMES = {
     **RESOURCES,
