@@ -120,19 +120,6 @@ class FetchCounts:
         return FetchCounts(Amount(), self.remote + self.local, self.disk, self.storage, self.decoded)
 
 
-@dataclass(frozen=True)
-class FetchSpeeds:
-    """Bytes/s that one thread of a node gets from each tier while all other threads read there, too.
-
-    None means not measured yet. The names are the same as in `FetchCounts`.
-    """
-
-    local: float | None = None
-    remote: float | None = None
-    disk: float | None = None
-    storage: float | None = None
-
-
 # ---- samples and blocks, as prep workers make them ----
 
 ROW = "row"

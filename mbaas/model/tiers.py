@@ -1,29 +1,29 @@
-"""Bandwidth model: read time of a sample from each tier, and read-ahead depth.
+"""Storage tiers of a node, and what follows from their speeds: the use of a disk, and how far to read ahead.
 
-The model comes from Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O" (NoPFS), SC 2021,
-section 4; its symbols are given in parentheses. All functions are pure, in bytes and seconds. Cache nodes choose with
-them what to read ahead, and the simulator predicts with them.
+Rates are those of the performance model of Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning
+I/O" (NoPFS), SC 2021, section 4; its symbols are given in parentheses. A rate is the total of all threads that use a
+tier at the same time, divided evenly between them. A time is one thread's, and several threads work in parallel.
 
-A rate is the total of all threads that use a resource at the same time, divided evenly between them. A time is one
-thread's, and several threads work in parallel.
+A cache node measures the speeds (`FetchSpeeds`) and follows the `Advisor`. The simulator has machines whose tiers are
+`StorageClass` and `StagingClass`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 
-BytesT = TypeVar("BytesT", float, NDArray[np.float64])
-"""One or many numbers of bytes."""
+Floats = NDArray[np.float64]
 
 RESERVED = ("compute", "staging", "remote", "pfs")
 """Names reserved for other entries of results."""
@@ -35,7 +35,7 @@ class StorageClass:
 
     Attributes:
         capacity_bytes: capacity (d_j).
-        threads: concurrent readers, at least 1 (p_j).
+        threads: concurrent readers (p_j).
         read: total bytes/s against the number of threads (r_j).
 
     Raises:
@@ -65,7 +65,7 @@ class StagingClass:
 
     Attributes:
         capacity_bytes: capacity (d_0).
-        threads: number of threads; each fetches a sample, prepares it and writes it here (p_0).
+        threads: threads that each fetch a sample, prepare it and write it here (p_0).
         write: total bytes/s against the number of threads (w_0); None if the measured prep rate includes writing.
 
     Raises:
@@ -86,98 +86,9 @@ class StagingClass:
         return math.inf if self.write is None else self.write.rate_of_each(self.threads)
 
 
-class Locality(Enum):
-    """Location of bytes: on the node itself, on another node, or in shared storage."""
-
-    OWN = "own"
-    REMOTE = "remote"
-    STORAGE = "storage"
-
-
-@dataclass(frozen=True)
-class Tier:
-    """A source of samples. ``level`` is the index of the storage class, and has no meaning for shared storage."""
-
-    locality: Locality
-    level: int = 0
-
-
-STORAGE = Tier(Locality.STORAGE)
-"""Shared storage, which contains every sample."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bandwidths:
-    """Transfer rates of a node; all nodes are the same.
-
-    Attributes:
-        network_bytes_per_s: rate between two nodes (b_c).
-        storage: total rate of shared storage against the number of reading threads of all nodes (t).
-        staging: the buffer that consumers read.
-        classes: storage classes of every node, from level 0.
-        prep_bytes_per_s: raw bytes/s that one thread prepares on the way into staging (beta); infinite if prep runs
-            elsewhere.
-
-    Raises:
-        ConfigError: a rate is not above 0.
-    """
-
-    network_bytes_per_s: float
-    storage: ThroughputCurve
-    staging: StagingClass
-    classes: tuple[StorageClass, ...] = ()
-    prep_bytes_per_s: float = math.inf
-
-    def __post_init__(self) -> None:
-        for name in ("network_bytes_per_s", "prep_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
-
-    def fetch_bytes_per_s(self, tier: Tier, *, readers: int) -> float:
-        """Return the bytes/s that one thread reads from a tier.
-
-        Local class j: r_j(p_j)/p_j. Another node: min(b_c, r_j(p_j)/p_j). Shared storage: t(gamma)/gamma, where gamma
-        is ``readers``, the threads of all nodes that read it at the same time, at least 1.
-        """
-        if tier.locality is Locality.STORAGE:
-            _check_least("readers", readers, 1)
-            return self.storage.rate_of_each(readers)
-        own = self.classes[tier.level].thread_bytes_per_s
-        return own if tier.locality is Locality.OWN else min(self.network_bytes_per_s, own)
-
-    @property
-    def write_bytes_per_s(self) -> float:
-        """Bytes/s that one thread prepares and writes to staging: the slower of the two, because they overlap."""
-        return min(self.prep_bytes_per_s, self.staging.thread_bytes_per_s)
-
-    def read_s(self, parts: Mapping[Tier, BytesT], *, readers: int) -> BytesT:
-        """Return the seconds of one thread to fetch and write bytes from several tiers, one after the other (read).
-
-        ``parts`` has the bytes by tier, of a sample or a block, or float64[n] of n blocks; at least one tier.
-        """
-        # One thread does one thing at a time, so times add up. Callers account for parallel threads.
-        times = [
-            nbytes / self.fetch_bytes_per_s(tier, readers=readers) + nbytes / self.write_bytes_per_s
-            for tier, nbytes in parts.items()
-        ]
-        return sum(times[1:], times[0])
-
-    def fastest(self, tiers: Collection[Tier], *, readers: int) -> Tier:
-        """Return the fastest tier; shared storage is always a candidate, because it has every sample.
-
-        The sample's size does not matter, because every time is proportional to it. Ties go to the local node, then to
-        remote nodes, and to the lower level.
-        """
-        rank = {Locality.OWN: 0, Locality.REMOTE: 1, Locality.STORAGE: 2}
-        rates = {tier: self.fetch_bytes_per_s(tier, readers=readers) for tier in {*tiers, STORAGE}}
-        return min(rates, key=lambda tier: (-rates[tier], rank[tier.locality], tier.level))
-
-    def worthwhile(self, *, readers: int) -> list[int]:
-        """Return the indices of this node's classes that are faster than shared storage, fastest first."""
-        rates = [each.thread_bytes_per_s for each in self.classes]
-        storage = self.fetch_bytes_per_s(STORAGE, readers=readers)
-        useful = [level for level, rate in enumerate(rates) if rate > storage]
-        return sorted(useful, key=lambda level: -rates[level])
+def _check_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -194,7 +105,7 @@ class Depth:
 
 
 def readahead_depth(
-    read_s: Sequence[float] | NDArray[np.float64],
+    read_s: Sequence[float] | Floats,
     nbytes: Sequence[int] | NDArray[np.int64],
     *,
     consume_bytes_per_s: float,
@@ -237,12 +148,12 @@ def readahead_depth(
     return Depth(low, int((held[low:] - held[:-low]).max()), bool(read_before[-1] <= consumed_before[-1]))
 
 
-def _before(amounts: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.float64]:
+def _before(amounts: Floats | NDArray[np.int64]) -> Floats:
     """Return the sums of the first 0, 1, ... n amounts."""
     return np.concatenate([[0.0], np.cumsum(amounts, dtype=np.float64)])
 
 
-def _never_waits(read_before: NDArray[np.float64], consumed_before: NDArray[np.float64], depth: int) -> bool:
+def _never_waits(read_before: Floats, consumed_before: Floats, depth: int) -> bool:
     """Return whether every block k >= depth is read before the consumer, which never waited, reaches it."""
     first = np.arange(depth, len(read_before) - 1)
     # Block i may start at consumed_before[i - depth + 1], and i..k take read_before[k + 1] - read_before[i]. The
@@ -253,6 +164,133 @@ def _never_waits(read_before: NDArray[np.float64], consumed_before: NDArray[np.f
     return not (late > tolerance).any()
 
 
-def _check_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
+MEMORY_GUESS = 5e9
+"""Speed of memory in bytes/s until it is measured; far above storage in any case."""
+
+AGAIN = 1.25
+"""An unused disk is used again when it is this many times as fast as storage; near 1 the decision would oscillate."""
+
+READS_IN_FLIGHT = 2
+"""Minimum number of samples read ahead per storage thread; with fewer, threads would be idle."""
+
+STEADY_LOOKS = 10
+"""The depth is reduced only after this many consecutive updates that needed less."""
+
+LOGGED_CHANGE = 2.0
+"""Changes of the depth by this factor are logged."""
+
+
+@dataclass(frozen=True)
+class FetchSpeeds:
+    """Bytes/s that one thread of a node gets from each tier while all other threads read there, too.
+
+    None means not measured yet. The names are the same as in `mbaas.messages.FetchCounts`.
+    """
+
+    local: float | None = None
+    remote: float | None = None
+    disk: float | None = None
+    storage: float | None = None
+
+    def read_s(self, *, storage_bytes: Floats, disk_bytes: Floats) -> Floats:
+        """Return the seconds of one thread to fetch blocks and write them to memory, one after the other (read)."""
+        memory = self.local or MEMORY_GUESS
+        fetch_s = storage_bytes / (self.storage or memory) + disk_bytes / (self.disk or memory)
+        return fetch_s + (storage_bytes + disk_bytes) / memory
+
+    def __str__(self) -> str:
+        known = (
+            ("memory", self.local),
+            ("the disk tier", self.disk),
+            ("other nodes' memory", self.remote),
+            ("storage", self.storage),
+        )
+        return ", ".join(f"{name} {units.rate(rate)}" for name, rate in known if rate is not None)
+
+
+class UpcomingBytes(Struct, frozen=True, eq=False):
+    """Missing bytes of the next blocks, float64[n] by location, and the number of all samples in these blocks."""
+
+    samples: int
+    from_storage: Floats
+    from_disk: Floats
+
+    @property
+    def lacking(self) -> Floats:
+        """float64[n], missing bytes of each block."""
+        return self.from_storage + self.from_disk
+
+
+class Advisor:
+    """Decides from measured speeds whether a cache node uses its disk tier, and how far it reads ahead.
+
+    Storage never replaces another node's memory, even if it is faster: mbaas guarantees that cached samples are read
+    from storage only once.
+
+    Attributes:
+        uses_disk: the disk tier is read and written.
+        prefers_disk: samples on disk and in another node's memory are read from disk.
+        depth_bytes: bytes to read ahead.
+    """
+
+    def __init__(self, *, has_disk: bool, readahead_bytes: int) -> None:
+        self._has_disk, self._most_bytes = has_disk, readahead_bytes
+        self._logged_bytes = readahead_bytes
+        self._enough_bytes: deque[int] = deque([readahead_bytes], maxlen=STEADY_LOOKS)  # at the last updates
+        self.uses_disk = has_disk
+        self.prefers_disk = False
+        self.depth_bytes = readahead_bytes
+
+    def weigh(self, speeds: FetchSpeeds) -> list[str]:
+        """Decide whether to use the disk, once both speeds of a comparison are measured. Return log lines."""
+        if not self._has_disk or speeds.disk is None:
+            return []
+        log = []
+        if speeds.storage is not None:
+            again = 1.0 if self.uses_disk else AGAIN
+            is_worthwhile = speeds.disk > speeds.storage and speeds.disk >= again * speeds.storage
+            if is_worthwhile != self.uses_disk:
+                self.uses_disk = is_worthwhile
+                log.append(
+                    f"the disk tier is {'used again' if is_worthwhile else 'not used'}: a thread gets "
+                    f"{units.rate(speeds.disk)} from it, and {units.rate(speeds.storage)} from storage"
+                )
+        if speeds.remote is not None:
+            # Another node's bytes cross the network and leave its memory; the slower of the two counts.
+            memory = speeds.local or MEMORY_GUESS
+            self.prefers_disk = self.uses_disk and speeds.disk >= min(speeds.remote, memory)
+        return log
+
+    def look_ahead(self, upcoming: UpcomingBytes, speeds: FetchSpeeds, *, threads: int, pace_per_s: float) -> list[str]:
+        """Set the depth for prep that could consume ``pace_per_s`` samples/s; 0 if unknown. Return log lines.
+
+        The model's depth is the least at which prep never waits. It takes rates as given, without the concurrent reads
+        that they require, so `READS_IN_FLIGHT` sets a lower bound.
+        """
+        lacking_bytes = float(upcoming.lacking.sum())
+        if speeds.storage is None or not pace_per_s or not lacking_bytes:
+            # No data yet, so use the whole budget, as at the start.
+            self._enough_bytes.append(self._most_bytes)
+            self.depth_bytes = self._most_bytes
+            return []
+        # Per sample of the order rather than per missing sample: prep consumes cached samples at the same rate.
+        consumed_bytes_per_s = pace_per_s * lacking_bytes / upcoming.samples
+        depth = readahead_depth(
+            speeds.read_s(storage_bytes=upcoming.from_storage, disk_bytes=upcoming.from_disk),
+            np.ceil(upcoming.lacking).astype(np.int64),
+            consume_bytes_per_s=consumed_bytes_per_s,
+            threads=threads,
+        )
+        in_flight = int(READS_IN_FLIGHT * threads * lacking_bytes / upcoming.samples)
+        # If prep waits in any case, every byte read ahead saves time.
+        self._enough_bytes.append(max(depth.nbytes, in_flight) if depth.keeps_up else self._most_bytes)
+        # The maximum of the last updates: increased at once, reduced only when all of them agree.
+        self.depth_bytes = min(max(self._enough_bytes), self._most_bytes)
+        if self._logged_bytes / LOGGED_CHANGE < self.depth_bytes < self._logged_bytes * LOGGED_CHANGE:
+            return []
+        self._logged_bytes = self.depth_bytes
+        why = "storage keeps up with prep" if depth.keeps_up else "storage is slower than prep"
+        return [
+            f"{units.size(self.depth_bytes)} of at most {units.size(self._most_bytes)} are read ahead: {why}, which "
+            f"could take {units.rate(consumed_bytes_per_s)}"
+        ]

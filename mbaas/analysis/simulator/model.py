@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.analysis.simulator.system import Cores, Machine
-from mbaas.model.tiers import Locality, Tier
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -76,8 +75,9 @@ class Tiers:
 
     def fetch_s_per_byte(self) -> Floats:
         """Return the seconds of one thread per byte from each tier, with an unsaturated PFS: float64[count]."""
-        cached = [Tier(locality, level) for locality in (Locality.OWN, Locality.REMOTE) for level in range(self.remote)]
-        rates = [self.machine.fetch_bytes_per_s(tier, readers=self.readers) for tier in cached]
+        # Another worker's class: min(b_c, r_j(p_j) / p_j).
+        own = [each.thread_bytes_per_s for each in self.machine.classes]
+        rates = [*own, *(min(self.machine.network_bytes_per_s, rate) for rate in own)]
         return np.array([*(1 / rate for rate in rates), self.machine.idle_pfs_s_per_byte(self.readers), 0.0, 0.0])
 
     def fastest(self) -> NDArray[np.int8]:

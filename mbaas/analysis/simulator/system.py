@@ -1,6 +1,6 @@
 """Inputs of a simulation: dataset, machines and training (NoPFS, SC 2021, section 4).
 
-The rates of a machine are `mbaas.model.tiers`. Shared storage is called the PFS here, as in the paper.
+Shared storage is called the PFS here, as in the paper.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
-from mbaas.model.tiers import STORAGE, Bandwidths, StagingClass, StorageClass
+from mbaas.model.tiers import StagingClass, StorageClass
 from mbaas.order import check_seed
 
 Sizes = NDArray[np.float32]
@@ -156,11 +156,16 @@ CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "re
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(Bandwidths):
+class Machine:
     """A worker's machine; all workers have the same.
 
     Attributes:
         compute_bytes_per_s: c, raw bytes/s of the samples that a worker trains on.
+        prep_bytes_per_s: raw bytes/s that one thread prepares on the way into staging (beta).
+        network_bytes_per_s: rate between two machines (b_c).
+        storage: total rate of shared storage against the number of reading threads of all machines (t).
+        staging: the buffer that training reads.
+        classes: storage classes, from level 0.
         cores: cores shared by prep, reading and training; None for enough.
 
     Raises:
@@ -168,12 +173,17 @@ class Machine(Bandwidths):
     """
 
     compute_bytes_per_s: float
+    prep_bytes_per_s: float = math.inf
+    network_bytes_per_s: float
+    storage: ThroughputCurve
+    staging: StagingClass
+    classes: tuple[StorageClass, ...] = ()
     cores: Cores | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.compute_bytes_per_s > 0:
-            raise ConfigError(f"compute_bytes_per_s must be above 0, got {self.compute_bytes_per_s}")
+        for name in ("compute_bytes_per_s", "prep_bytes_per_s", "network_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         names = [each.name for each in self.classes]  # results are by name
         if len(set(names)) < len(names):
             raise ConfigError(f"storage classes must have different names, got {', '.join(names)}")
@@ -181,11 +191,11 @@ class Machine(Bandwidths):
     @property
     def write_s_per_byte(self) -> float:
         """Seconds of one staging thread per byte: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0))."""
-        return 1 / self.write_bytes_per_s
+        return 1 / min(self.prep_bytes_per_s, self.staging.thread_bytes_per_s)
 
     def pfs_s_per_byte(self, readers: int) -> float:
         """Return the seconds per byte of one of ``readers`` readers: 1 / (t(gamma) / gamma)."""
-        return 1 / self.fetch_bytes_per_s(STORAGE, readers=readers)
+        return 1 / self.storage.rate_of_each(readers)
 
     def idle_pfs_s_per_byte(self, most: int) -> float:
         """Return the seconds per byte of one reader at its best: the minimum of gamma / t(gamma) up to ``most``."""

@@ -104,7 +104,7 @@ def decoded_s_per_byte(world: World) -> float:
     """Return the thread-seconds to prepare and stage a sample cached decoded, per raw byte."""
     machine = world.system.machine
     faster = machine.prep_bytes_per_s * world.system.dataset.decoded_speedup
-    return 1 / min(faster, machine.staging.thread_bytes_per_s)  # as `Bandwidths.write_bytes_per_s`
+    return 1 / min(faster, machine.staging.thread_bytes_per_s)  # as `Machine.write_s_per_byte`
 
 
 def classes_by_form(world: World, plan: FormPlan) -> tuple[Codes, Flags]:

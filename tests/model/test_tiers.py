@@ -1,59 +1,20 @@
-"""The bandwidth model agrees with arithmetic by hand; MB is 10^6 bytes."""
+"""The rates of tiers and the read-ahead depth agree with arithmetic by hand."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
-from mbaas.model.tiers import (
-    STORAGE,
-    Bandwidths,
-    Depth,
-    Locality,
-    StagingClass,
-    StorageClass,
-    Tier,
-    readahead_depth,
-)
-
-MB = 10**6
-
-
-READERS = 4
-"""Threads that read shared storage simultaneously."""
+from mbaas.model.tiers import Depth, StagingClass, StorageClass, readahead_depth
 
 
 def storage_class(name: str, capacity: int, read: float, *, threads: int = 1) -> StorageClass:
     return StorageClass(name=name, capacity_bytes=capacity, read=ThroughputCurve.flat(read), threads=threads)
-
-
-def nopfs(**changes: Any) -> Bandwidths:
-    """The setup of the NoPFS paper: staging, RAM and SSD with 8, 4 and 2 threads at 111,000, 85,000 and 4,000 MB/s."""
-    settings: dict[str, Any] = {
-        "staging": StagingClass(capacity_bytes=5_000 * MB, write=ThroughputCurve.flat(111_000 * MB), threads=8),
-        "classes": (
-            storage_class("RAM", 120_000 * MB, 85_000 * MB, threads=4),
-            storage_class("SSD", 900_000 * MB, 4_000 * MB, threads=2),
-        ),
-        "network_bytes_per_s": 24_000 * MB,
-        "storage": ThroughputCurve.through({1: 330 * MB, 2: 730 * MB, 4: 1540 * MB, 8: 2870 * MB}),
-        "prep_bytes_per_s": 200 * MB,
-    }
-    return Bandwidths(**(settings | changes))
-
-
-def fetch_s(bandwidths: Bandwidths, tier: Tier, nbytes: float) -> float:
-    return nbytes / bandwidths.fetch_bytes_per_s(tier, readers=READERS)
-
-
-OWN_RAM, OWN_SSD = Tier(Locality.OWN, 0), Tier(Locality.OWN, 1)
-REMOTE_RAM, REMOTE_SSD = Tier(Locality.REMOTE, 0), Tier(Locality.REMOTE, 1)
 
 
 def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() -> None:
@@ -63,74 +24,11 @@ def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() 
     assert [rate.rate_of_each(threads) for threads in (1, 2, 4, 8)] == [50, 50, 40, 20]
 
 
-@pytest.mark.parametrize(
-    ("tier", "seconds"),
-    [
-        (OWN_RAM, 42.5 / 21_250),
-        (OWN_SSD, 42.5 / 2_000),
-        (REMOTE_RAM, 42.5 / 21_250),
-        (REMOTE_SSD, 42.5 / 2_000),
-        (STORAGE, 42.5 / 385),
-    ],
-)
-def test_fetch_times_of_the_papers_machines(tier: Tier, seconds: float) -> None:
-    """42.5 MB; per thread: RAM 85,000 / 4 = 21,250 MB/s, SSD 4,000 / 2 = 2,000, storage 1,540 / 4 = 385.
-
-    The network's 24,000 MB/s is faster than either class, so remote is as fast as local.
-    """
-    assert fetch_s(nopfs(), tier, 42.5 * MB) == pytest.approx(seconds)
-
-
-def test_a_slow_network_bounds_what_is_remote_and_nothing_else() -> None:
-    """42.5 MB at min(1,000, 21,250) MB/s takes 42.5 ms from a remote RAM; local RAM still takes 2 ms."""
-    slow = nopfs(network_bytes_per_s=1_000 * MB)
-    assert fetch_s(slow, REMOTE_RAM, 42.5 * MB) == pytest.approx(0.0425)
-    assert fetch_s(slow, OWN_RAM, 42.5 * MB) == pytest.approx(0.002)
-
-
-def test_writing_takes_as_long_as_the_slower_of_preparing_and_storing() -> None:
-    """100 MB: prep takes 100 / 200 = 0.5 s, storing 100 / (111,000 / 8) = 7.2 ms, the time without prep."""
-    assert 100 * MB / nopfs().write_bytes_per_s == pytest.approx(0.5)
-    assert 100 * MB / nopfs(prep_bytes_per_s=float("inf")).write_bytes_per_s == pytest.approx(100 / 13_875)
-
-
-def test_a_block_from_two_tiers_takes_the_sum() -> None:
-    """20 MB of local SSD and 77 MB of storage: 20/2,000 + 77/385 = 0.01 + 0.2, and 97/200 = 0.485 to write."""
-    assert nopfs().read_s({OWN_SSD: 20.0 * MB, STORAGE: 77.0 * MB}, readers=READERS) == pytest.approx(0.695)
-    blocks = nopfs().read_s(
-        {OWN_SSD: np.array([20.0, 0.0]) * MB, STORAGE: np.array([77.0, 38.5]) * MB}, readers=READERS
-    )
-    assert blocks.tolist() == pytest.approx([0.695, 0.1 + 0.1925])
-
-
-def test_the_fastest_tier_is_taken() -> None:
-    """Remote RAM (21,250) beats local SSD (2,000).
-
-    With a network of 1,000 MB/s it does not, but still beats storage (385).
-    """
-    assert nopfs().fastest([OWN_SSD, REMOTE_RAM], readers=READERS) == REMOTE_RAM
-    assert nopfs(network_bytes_per_s=1_000 * MB).fastest([OWN_SSD, REMOTE_RAM], readers=READERS) == OWN_SSD
-    assert nopfs(network_bytes_per_s=1_000 * MB).fastest([REMOTE_SSD], readers=READERS) == REMOTE_SSD
-    assert nopfs(network_bytes_per_s=300 * MB).fastest([REMOTE_RAM, REMOTE_SSD], readers=READERS) == STORAGE
-    assert nopfs().fastest([], readers=READERS) == STORAGE
-
-
-def test_own_comes_before_remote_if_both_are_as_fast() -> None:
-    assert (
-        nopfs().fastest([REMOTE_RAM, OWN_RAM], readers=READERS)
-        == nopfs().fastest([OWN_RAM, REMOTE_RAM], readers=READERS)
-        == OWN_RAM
-    )
-
-
-def test_classes_that_are_faster_than_storage_are_worth_while_the_fastest_first() -> None:
-    """Storage gives 1,540 / 4 = 385 MB/s: a disk of 380 MB/s is not worthwhile, one of 390 MB/s is."""
-    assert nopfs(classes=(storage_class("SSD", 6, 4e9), storage_class("RAM", 10, 85e9))).worthwhile(
-        readers=READERS
-    ) == [1, 0]
-    assert nopfs(classes=(storage_class("disk", 9, 380e6),)).worthwhile(readers=READERS) == []
-    assert nopfs(classes=(storage_class("disk", 9, 390e6),)).worthwhile(readers=READERS) == [0]
-    assert nopfs(classes=()).worthwhile(readers=READERS) == []
+def test_a_thread_gets_an_even_share_of_its_class() -> None:
+    """The machine of the NoPFS paper: RAM 85,000 / 4 = 21,250 MB/s, SSD 4,000 / 2 = 2,000, staging 111,000 / 8."""
+    ram, ssd = storage_class("RAM", 120, 85_000, threads=4), storage_class("SSD", 900, 4_000, threads=2)
+    staging = StagingClass(capacity_bytes=5, write=ThroughputCurve.flat(111_000), threads=8)
+    assert [each.thread_bytes_per_s for each in (ram, ssd, staging)] == [21_250, 2_000, 13_875]
 
 
 def test_even_blocks_need_one_block_ahead() -> None:
@@ -208,8 +106,6 @@ def test_the_depth_is_the_smallest_with_which_the_consumer_never_waits(blocks: l
         (lambda: storage_class("SSD", 1, 5, threads=0), "threads of SSD must be at least 1, got 0"),
         (lambda: storage_class("remote", 1, 5), "may not be called compute, staging, remote, pfs, got 'remote'"),
         (lambda: StagingClass(capacity_bytes=1, threads=0), "threads of staging must be at least 1, got 0"),
-        (lambda: nopfs().fetch_bytes_per_s(STORAGE, readers=0), "readers must be at least 1, got 0"),
-        (lambda: nopfs(network_bytes_per_s=0.0), "network_bytes_per_s must be above 0, got 0"),
         (lambda: readahead_depth([], [], consume_bytes_per_s=1, threads=1), "at least one, got 0, 0"),
         (lambda: readahead_depth([1], [1, 2], consume_bytes_per_s=1, threads=1), "got 1, 2"),
         (lambda: readahead_depth([1], [1], consume_bytes_per_s=0, threads=1), "above 0, got 0"),

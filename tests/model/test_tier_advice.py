@@ -7,16 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbaas.cache.bandwidth import STEADY_LOOKS, Advisor, UpcomingBytes, bandwidths_of, speeds_told
 from mbaas.cache.speeds import Speedometer, TransferSums
-from mbaas.messages import FetchSpeeds
-from mbaas.model.tiers import STORAGE, Locality, Tier
+from mbaas.model.tiers import STEADY_LOOKS, Advisor, FetchSpeeds, UpcomingBytes
 
 MB = 10**6
 
 
 def weighed(advisor: Advisor, **mb_per_s: float) -> list[str]:
-    return advisor.weigh(FetchSpeeds(**{name: rate * MB for name, rate in mb_per_s.items()}), threads=8)
+    return advisor.weigh(FetchSpeeds(**{name: rate * MB for name, rate in mb_per_s.items()}))
 
 
 def test_a_disk_is_used_until_both_rates_are_known_and_it_is_no_faster() -> None:
@@ -60,10 +58,16 @@ def test_what_lies_on_the_disk_and_in_another_nodes_memory_comes_from_the_faster
     assert not advisor.prefers_disk, "it is not used at all"
 
 
-def test_the_model_has_the_speeds_that_were_measured() -> None:
-    model = bandwidths_of(FetchSpeeds(local=9.0 * MB, disk=4.0 * MB, remote=5.0 * MB, storage=2.0 * MB), threads=3)
-    tiers = (STORAGE, Tier(Locality.OWN, 0), Tier(Locality.OWN, 1), Tier(Locality.REMOTE, 0))
-    assert [model.fetch_bytes_per_s(tier, readers=3) / MB for tier in tiers] == pytest.approx([2, 9, 4, 5])
+def test_a_block_takes_the_time_of_all_its_bytes_at_the_measured_speeds() -> None:
+    """4 MB from storage at 2 MB/s, 8 MB from disk at 4 MB/s, 12 MB written to memory at 6 MB/s: 2 + 2 + 2 s.
+
+    Without a measurement, a tier is as fast as memory.
+    """
+    storage_bytes, disk_bytes = np.array([4.0, 0.0]) * MB, np.array([8.0, 0.0]) * MB
+    speeds = FetchSpeeds(local=6.0 * MB, disk=4.0 * MB, remote=5.0 * MB, storage=2.0 * MB)
+    assert speeds.read_s(storage_bytes=storage_bytes, disk_bytes=disk_bytes).tolist() == pytest.approx([6.0, 0.0])
+    unknown = FetchSpeeds(local=6.0 * MB)
+    assert unknown.read_s(storage_bytes=storage_bytes, disk_bytes=disk_bytes).tolist() == pytest.approx([4.0, 0.0])
 
 
 def ahead(blocks: int = 20, *, storage_mb: float = 1.0, disk_mb: float = 0.0, samples: int = 100) -> UpcomingBytes:
@@ -160,4 +164,4 @@ def test_a_disk_that_was_read_is_known_better_than_one_that_was_tried_out() -> N
 
 
 def test_what_is_known_is_told() -> None:
-    assert speeds_told(FetchSpeeds(local=5e9, storage=2e6)) == "a thread gets from memory 5 GB/s, storage 2 MB/s"
+    assert str(FetchSpeeds(local=5e9, storage=2e6)) == "memory 5 GB/s, storage 2 MB/s"
