@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from mbaas.analysis.changes import MachineType, offers, recommend, verdict
 from mbaas.late import imported_late
-from mbaas.model.answers import bottleneck, curve, fewest_prep_cores, smallest_cache
-from mbaas.model.pace import predict
+from mbaas.model.pace import bottleneck, curve, fewest_prep_cores, predict, smallest_cache
 from mbaas.model.quantity import Quantity, measured, stated
 from mbaas.model.rates import MeasuredCurve, Rates, Setup
 

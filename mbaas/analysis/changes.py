@@ -14,11 +14,10 @@ from mbaas import units
 from mbaas.analysis.decoding import decoding
 from mbaas.errors import ConfigError
 from mbaas.model import words
-from mbaas.model.answers import fewest_prep_cores, smallest_cache
-from mbaas.model.pace import Epoch, Prediction, Waits, predict, speedup
+from mbaas.model.pace import Epoch, Prediction, Waits, fewest_prep_cores, predict, smallest_cache, speedup
 from mbaas.model.quantity import Quantity, plain_fields
 from mbaas.model.rates import Rates, Setup
-from mbaas.model.supply import stored_share
+from mbaas.model.supply import read_shares
 from mbaas.units import BYTES, BytesPerS
 from mbaas.validation import options
 
@@ -124,7 +123,7 @@ def _decoded(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candid
     if not setup.decoded:
         yield "setting", "keep samples decoded (decoded: true)", keeping
     if found.enough_bytes > setup.cache_bytes:
-        share = stored_share(rates, replace(keeping, cache_bytes=found.enough_bytes), steady=True).decoded
+        share = read_shares(rates, replace(keeping, cache_bytes=found.enough_bytes), steady=True).decoded
         kept = "all samples are" if share > 0.995 else f"{units.percent(share)} of samples are"
         advice = f"{_about_cache(setup, found.enough_bytes)}, so that {kept} kept decoded"
         # Decoded samples can take more memory than all encoded ones, so this is a setting only if the node is known to

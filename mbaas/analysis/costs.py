@@ -7,9 +7,9 @@ from typing import Any
 
 from mbaas.costs import HOUR_S, LoadingCosts
 from mbaas.model import words
-from mbaas.model.pace import stages
 from mbaas.model.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain_fields, spanning, stated
 from mbaas.model.rates import Rates, Setup
+from mbaas.model.supply import resource_times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def _said(hours: Quantity, price: Quantity | None) -> str:
 
 def _loading_s(rates: Rates, setup: Setup, bound: Bound) -> float:
     """Return the CPU-seconds of loading per sample of one trial; ``bound`` refers to speed, as in `stages`."""
-    found = stages(rates, setup, steady=True, step=bound, prep=bound)
+    found = resource_times(rates, setup, steady=True, step=bound, prep=bound)
     # busy time of a node's cores for one sample of every trial, without the steps of its trials
     busy_s = max(found.prep["cores"], found.cores_s) - found.compute["steps' cores"]
     delivery_s, trials = rates.delivery_cpu_s.at(OPPOSITE[bound]), setup.node_trials

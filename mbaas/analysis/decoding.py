@@ -13,7 +13,7 @@ from mbaas.model.forms import WORTHWHILE
 from mbaas.model.pace import predict, speedup
 from mbaas.model.quantity import Bound, Quantity, plain_fields, spanning
 from mbaas.model.rates import Rates, Setup
-from mbaas.model.supply import form_plan, node_prep_rate, stored_share
+from mbaas.model.supply import form_plan, node_prep_rate, read_shares
 
 LEAST_GAIN = 1.02
 """Minimum speedup of epochs to count as a gain."""
@@ -68,7 +68,7 @@ def decoding(rates: Rates, setup: Setup) -> Decoding | None:
         return None
     whole_bytes = math.ceil(setup.read_bytes(rates.samples * rates.decoded_bytes))
     whole = replace(setup, decoded=True, cache_bytes=max(setup.cache_bytes, float(whole_bytes)))
-    plan, decoded = form_plan(rates, setup), stored_share(rates, setup, steady=True).decoded
+    plan, decoded = form_plan(rates, setup), read_shares(rates, setup, steady=True).decoded
     encoded, cost = rates.cpu_s(0.0), rates.cpu_s(1.0)
     # measured independently, so the two may be off in opposite directions
     share = spanning(

@@ -15,9 +15,8 @@ from mbaas.analysis.measuring.verify import Split, Verification
 from mbaas.analysis.whole import Analysis, StoppedAnalysis
 from mbaas.cli.console import stack, table_of
 from mbaas.model import words
-from mbaas.model.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
 from mbaas.model.gpu_stages import DevicePlan
-from mbaas.model.pace import Epoch, predict
+from mbaas.model.pace import Epoch, WhatIfCurve, bottleneck, fewest_prep_cores, predict, smallest_cache
 from mbaas.model.quantity import Quantity
 from mbaas.model.rates import Rates, Setup
 
@@ -69,7 +68,7 @@ def what_if_page(
     setup: Setup,
     changed: Setup,
     *,
-    curve: Curve | None,
+    curve: WhatIfCurve | None,
     offered: Sequence[Offer] | None,
     crosses: DevicePlan | None = None,
 ) -> RenderableType:
@@ -224,7 +223,7 @@ def _comparison(before: Epoch, after: Epoch) -> RenderableType:
     return table
 
 
-def _curve(curve: Curve) -> RenderableType:
+def _curve(curve: WhatIfCurve) -> RenderableType:
     table = table_of(curve.parameter, ">samples/s of a trial", ">epoch", "limit")
     for value, prediction in curve.points:
         epoch = prediction.steady

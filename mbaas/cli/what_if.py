@@ -12,7 +12,7 @@ from mbaas.analysis.changes import MachineType, verdict
 from mbaas.cli.analysis_view import what_if_page
 from mbaas.cli.console import out, write_json
 from mbaas.errors import ConfigError
-from mbaas.model.answers import PARAMETERS
+from mbaas.model.pace import PARAMETERS
 from mbaas.model.quantity import plain_fields
 from mbaas.model.rates import Rates, Setup
 
@@ -44,10 +44,9 @@ def what_if(
     from mbaas.analysis.changes import offers
     from mbaas.analysis.costs import epoch_costs
     from mbaas.analysis.decoding import decoding
-    from mbaas.model.answers import bottleneck, fewest_prep_cores, smallest_cache
-    from mbaas.model.answers import curve as curve_of
     from mbaas.model.gpu_stages import crossing
-    from mbaas.model.pace import predict
+    from mbaas.model.pace import bottleneck, fewest_prep_cores, predict, smallest_cache
+    from mbaas.model.pace import curve as curve_of
     from mbaas.model.rates import GpuRates
 
     rates, setup = load(file)

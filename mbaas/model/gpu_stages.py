@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from mbaas import units
 from mbaas.errors import ConfigError
 from mbaas.model.rates import GpuRates, OnGpu, Rates, Setup
-from mbaas.model.supply import stored_share
+from mbaas.model.supply import read_shares
 
 Stage = Literal["decode", "resize", "normalize"]
 """First stage on a GPU; "resize" stands for everything between decoding and normalizing."""
@@ -298,7 +298,7 @@ def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> DevicePlan:
     )
     told: str | None = None
     staging_s = rates.staging_cpu_s.value  # the same for samples made on either device
-    decoded = stored_share(rates, setup, steady=True).decoded
+    decoded = read_shares(rates, setup, steady=True).decoded
     cpu_s = rates.cpu_s(decoded).value
     if gpu.cpu_s is not None:
         cpu_s = (1 - decoded) * gpu.cpu_s

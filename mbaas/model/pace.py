@@ -1,181 +1,29 @@
-"""The seconds that each resource needs for one sample of every trial: the arithmetic of every prediction.
+"""Predictions of training speed and stalls from measured rates, and the answers that follow from them.
 
-All trials advance together: each receives one sample in the time in which every resource has met that sample's demand,
-demand / capacity. The slowest resource sets the pace (an asymptotic bound). With T trials, n nodes, K = ceil(T / n)
-trials on a node, and shared feeds:
+The model is DS-Analyzer's (VLDB 2021), speed = min(F, P, G). It is extended to several trials, shared feeds, several
+nodes, and cores shared by prep and steps. `mbaas.model.supply` has the table of resources. An epoch is split by the
+differential method. Compute is its time on synthetic data. Prep stall is the time added by prep with all data in
+memory. Fetch stall is the time added by fetching.
 
-===============  ==========================================================  =========
-resource         seconds for a sample of every trial                         part of
-===============  ==========================================================  =========
-``step``         1 / G                                                       compute
-``accelerators`` K / (accelerators G)                                        compute
-``steps' cores`` K step_cpu / free cores                                     compute
-``prep``         (1 / P(workers) + serving / workers) / n                    prep
-``cores``        ((prep_cpu + staging_cpu) / n                               prep
-                 + K (delivery_cpu + step_cpu)) / free cores
-``network``      pixel_bytes (n - 1) / n / network                           prep
-``memory``       x b / (n C), x cached encoded in memory                     fetch
-``disk``         y b / (n disk), y cached on disk                            fetch
-``storage``      z / S, z = 1 - x - y; / n if each node has its own storage  fetch
-===============  ==========================================================  =========
-
-The parts of fetch add up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021). The parts of prep overlap, and so
-do the parts of compute. Free cores exclude ``background_cores``. Reading needs cores too: fetch takes at least the time
-of ``cores`` plus (y + z) read_cpu / (n free cores).
-
-Without sharing, a node prepares and fetches K times, no samples travel between nodes, and each trial has its part of
-the node's cache. With decoded samples (`mbaas.model.supply`), 1 / P, prep_cpu, and b on disk are sums over both forms,
-weighted by their shares.
+If steps, prep and fetch do not overlap perfectly (``overlap`` below 1), a sample takes the longest time of the three
+plus ``1 - overlap`` of the other two.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mbaas import units
 from mbaas.errors import ConfigError
-from mbaas.model.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain_fields, spanning
+from mbaas.model import words
+from mbaas.model.curves import MOST_COUNT, ROUNDING
+from mbaas.model.quantity import BOUNDS, AsJson, Bound, Quantity, spanning
 from mbaas.model.rates import Rates, Setup
-from mbaas.model.supply import Reads, made_on_a_node, node_prep_rate, storage_s, stored_share
-from mbaas.units import size
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The seconds for one sample of every trial, by resource.
-
-    Attributes:
-        compute, prep, fetch: seconds by resource, as in the table above. The parts of ``compute`` and ``prep`` overlap;
-            those of ``fetch`` add up.
-        cores_s: seconds of all cores including the work of reading, 0 without reads. The rest of fetch overlaps with
-            it.
-    """
-
-    compute: dict[str, float]
-    prep: dict[str, float]
-    fetch: dict[str, float]
-    cores_s: float = 0.0
-
-    @property
-    def compute_s(self) -> float:
-        """Return the seconds of training on synthetic data."""
-        return max(self.compute.values())
-
-    @property
-    def prep_s(self) -> float:
-        """Return the seconds of preparing and delivering, with all data in memory."""
-        return max(self.prep.values())
-
-    @property
-    def fetch_s(self) -> float:
-        """Return the seconds of fetching, 1 / F."""
-        return max(sum(self.fetch.values()), self.cores_s)
-
-    @property
-    def limit(self) -> str:
-        """Return the resource that sets the pace; if that is fetch, its slowest part."""
-        # Ties go to compute, then to prep: data that arrives exactly as fast as needed is not a bottleneck.
-        if self.compute_s >= max(self.prep_s, self.fetch_s):
-            return max(self.compute, key=self.compute.__getitem__)
-        if self.prep_s >= self.fetch_s:
-            return max(self.prep, key=self.prep.__getitem__)
-        return "cores" if self.cores_s >= self.fetch_s else max(self.fetch, key=self.fetch.__getitem__)
-
-
-def stages(
-    rates: Rates,
-    setup: Setup,
-    *,
-    steady: bool,
-    step: Bound = "value",
-    prep: Bound = "value",
-    supply: Bound = "value",
-) -> Stages:
-    """Compute the seconds of each resource.
-
-    Args:
-        steady: whether the epoch is later than the first, in which nothing is cached yet.
-        step: end of the measured interval to use for training; "low" is slow.
-        prep: the same for prep and the work of cores.
-        supply: the same for memory, disk and storage.
-
-    Raises:
-        ConfigError: the setup uses a disk whose rate was not measured.
-    """
-    reads = stored_share(rates, setup, steady=steady)
-    prepared_s, reading_s = _prep_s(rates, setup, reads, prep), _reading_s(rates, setup, reads, prep)
-    # Without reads the cores only prepare; counting them in fetch would give a fetch stall without a fetch.
-    return Stages(
-        _compute_s(rates, setup, step),
-        prepared_s,
-        _fetch_s(rates, setup, reads, supply),
-        prepared_s["cores"] + reading_s if reading_s else 0.0,
-    )
-
-
-def _compute_s(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
-    batch_size = rates.batch_size if setup.batch_size is None else setup.batch_size
-    step_s = rates.step_s(batch_size, bound) / setup.accelerator_factor
-    seconds = {
-        "step": step_s,
-        # K trials on a node need K times the CPU time of a step there, regardless of the number of accelerators
-        "steps' cores": setup.node_trials * _step_cpu_s(rates, setup, bound) / _free_cores(rates, setup, bound),
-    }
-    if setup.accelerators is not None:  # trials take turns if there are fewer
-        seconds["accelerators"] = setup.node_trials * step_s / setup.accelerators
-    return seconds
-
-
-def _prep_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str, float]:
-    cores, nodes = _free_cores(rates, setup, bound), setup.nodes
-    made, cost = made_on_a_node(setup), OPPOSITE[bound]
-    # Prep, serving, delivery and steps compete for the node's cores. P was measured without training, so it does not
-    # include waits for a core: the work of cores is a resource in addition to the workers.
-    made_cpu_s = rates.cpu_s(reads.decoded).at(cost) + rates.staging_cpu_s.at(cost)
-    taken_cpu_s = rates.delivery_cpu_s.at(cost) + _step_cpu_s(rates, setup, bound)
-    # home nodes are spread evenly, so each node makes 1 / n of the samples of its trials; only pixels travel
-    elsewhere = (nodes - 1) / nodes if setup.sharing else 0.0
-    return {
-        "prep": made / node_prep_rate(rates, setup, bound, decoded=reads.decoded),
-        "cores": (made * made_cpu_s + setup.node_trials * taken_cpu_s) / cores,
-        "network": rates.pixel_bytes * elsewhere / setup.network_bytes_per_s,
-    }
-
-
-def _fetch_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> dict[str, float]:
-    made = made_on_a_node(setup)
-    # `Stages.fetch_s` adds up the seconds of the tiers, because a reader takes one sample at a time from any tier.
-    # Decoded samples in memory take no fetch time: prep reads them there, as it did when its rate was measured.
-    in_memory = (reads.memory - reads.decoded_memory) * rates.sample_bytes
-    seconds = {"memory": made * in_memory / rates.cache.at(bound)}
-    if rates.disk is not None:
-        seconds["disk"] = made * _disk_bytes(rates, reads) / rates.disk.at(bound)
-    elif setup.disk_bytes:
-        raise ConfigError(f"disk_bytes of {size(setup.disk_bytes)} needs the rate of the disk, and rates have none")
-    return {**seconds, "storage": reads.storage * storage_s(rates, setup, bound)}
-
-
-def _reading_s(rates: Rates, setup: Setup, reads: Reads, bound: Bound) -> float:
-    # Reading from disk costs as much CPU time per byte as reading from storage, and a decoded sample has more bytes
-    # than an encoded one.
-    read = made_on_a_node(setup) * (reads.storage + _disk_bytes(rates, reads) / rates.sample_bytes)
-    return read * rates.read_cpu_s.at(OPPOSITE[bound]) / _free_cores(rates, setup, bound)
-
-
-def _free_cores(rates: Rates, setup: Setup, bound: Bound) -> float:
-    return rates.free_cores(setup.cores_of(rates.cores), bound)
-
-
-def _disk_bytes(rates: Rates, reads: Reads) -> float:
-    """Return the mean bytes of a sample that are read from disk."""
-    encoded = (reads.disk - reads.decoded_disk) * rates.sample_bytes
-    return encoded + reads.decoded_disk * (rates.decoded_bytes or 0.0)
-
-
-def _step_cpu_s(rates: Rates, setup: Setup, bound: Bound) -> float:
-    # a step at twice the speed is assumed to need half the CPU time, which is exact for steps on a CPU
-    return rates.step_cpu_s.at(OPPOSITE[bound]) / setup.accelerator_factor
+from mbaas.model.supply import ReadShares, ResourceTimes, read_shares, resource_times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +44,14 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch:
+class Epoch(AsJson):
     """Prediction of one epoch of every trial.
 
     Attributes:
         trial_per_s: samples/s of each trial.
         total_per_s: samples/s of all trials together.
         compute_s, prep_stall_s, fetch_stall_s: the parts of ``epoch_s`` for one trial; their values add up to it.
-        limit: the resource that sets the pace, by its name in `mbaas.model.pace`.
+        limit: the resource that sets the pace, by its name in `mbaas.model.supply`.
         limits: ``limit`` at the median, slow and fast ends of the rates, without duplicates; a single name is certain.
         bounds: samples/s of each trial that each resource alone would allow; unlimited resources are left out.
     """
@@ -217,7 +65,7 @@ class Epoch:
     limit: str
     limits: tuple[str, ...]
     bounds: dict[str, Quantity]
-    reads: Reads
+    reads: ReadShares
 
     @property
     def prep_stall(self) -> float:
@@ -234,13 +82,9 @@ class Epoch:
         """Return both shares."""
         return Waits(prep=self.prep_stall, fetch=self.fetch_stall)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return plain_fields(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class Prediction(AsJson):
     """Predictions of the first epoch, with empty caches, and of later ones; ``notes`` are reasons for doubt."""
 
     setup: Setup
@@ -253,10 +97,6 @@ class Prediction:
         if epochs < 1:
             raise ConfigError(f"epochs must be at least 1, got {epochs}")
         return self.first.epoch_s.plus(self.steady.epoch_s.scaled(epochs - 1))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return plain_fields(self)
 
 
 def predict(rates: Rates, setup: Setup) -> Prediction:
@@ -294,15 +134,15 @@ class _Times:
     whole_s: float
 
     @classmethod
-    def of(cls, found: Stages, overlap: float) -> _Times:
-        # each run adds one part to the previous run; the added time is that part's stall, as in DS-Analyzer
+    def of(cls, found: ResourceTimes, overlap: float) -> _Times:
+        # Each run adds one part to the previous run; the added time is that part's stall, as in DS-Analyzer.
         parts = (found.compute_s, found.prep_s, found.fetch_s)
         first, second, third = (overlap * max(parts[:n]) + (1 - overlap) * sum(parts[:n]) for n in (1, 2, 3))
         return cls(first, second, third)
 
 
 def _epoch(rates: Rates, setup: Setup, *, steady: bool) -> Epoch:
-    middle, slow, fast = (stages(rates, setup, steady=steady, step=b, prep=b, supply=b) for b in BOUNDS)
+    middle, slow, fast = (resource_times(rates, setup, steady=steady, step=b, prep=b, supply=b) for b in BOUNDS)
     at_middle, at_slow, at_fast = times = [_Times.of(found, rates.overlap) for found in (middle, slow, fast)]
     samples = rates.samples
 
@@ -327,11 +167,11 @@ def _epoch(rates: Rates, setup: Setup, *, steady: bool) -> Epoch:
         limit=middle.limit,
         limits=limits,
         bounds=_bounds(middle, slow, fast),
-        reads=stored_share(rates, setup, steady=steady),
+        reads=read_shares(rates, setup, steady=steady),
     )
 
 
-def _bounds(middle: Stages, slow: Stages, fast: Stages) -> dict[str, Quantity]:
+def _bounds(middle: ResourceTimes, slow: ResourceTimes, fast: ResourceTimes) -> dict[str, Quantity]:
     """Return the samples/s that each resource allows; fetch counts as one because its parts add up."""
     middle_s, slow_s, fast_s = ({**s.compute, **s.prep, "fetch": s.fetch_s} for s in (middle, slow, fast))
     return {
@@ -358,3 +198,163 @@ def _notes(rates: Rates, setup: Setup) -> list[str]:
         most = f"{units.exact(rates.storage.most)} readers"
         notes.append(f"storage was measured with up to {most}; {setup.readers} are not taken to be faster")
     return notes
+
+
+PARAMETERS = (
+    *("cache_bytes", "disk_bytes", "dram_bytes", "cores", "prep_workers", "readers", "storage_factor"),
+    *("network_bytes_per_s", "accelerator_factor", "accelerators", "nodes", "trials", "batch_size"),
+)
+"""Numeric fields of `Setup`, which a curve can follow."""
+
+
+@dataclass(frozen=True)
+class Enough(AsJson):
+    """The smallest sufficient amount, with its uncertainty.
+
+    Attributes:
+        amount: sufficient by the medians of the rates; None: no amount suffices.
+        low: sufficient at the favourable ends of the rates' intervals; None: even then no amount suffices.
+        high: sufficient at the unfavourable ends; None: possibly no amount suffices.
+        unit: unit of the amounts.
+        reason: the answer as a clause.
+    """
+
+    amount: int | None
+    low: int | None
+    high: int | None
+    unit: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """The resource that sets the pace of steady epochs, by its name in `mbaas.model.supply`.
+
+    Attributes:
+        certain: whether it is the bottleneck at all ends of the rates' intervals.
+        gain: speedup if this resource were unlimited; 1 if another one is just as slow.
+        next: the resource that would set the pace then.
+        sentence: the answer as a clause.
+    """
+
+    resource: str
+    certain: bool
+    gain: float
+    next: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class WhatIfCurve:
+    """Predictions along one field of `Setup`; ``points`` are (value, prediction) in the order of the given values."""
+
+    parameter: str
+    points: tuple[tuple[float, Prediction], ...]
+
+
+def smallest_cache(rates: Rates, setup: Setup) -> Enough:
+    """Find the smallest memory cache per node, in bytes, with which fetch does not limit steady epochs.
+
+    All samples are taken as encoded; see `mbaas.analysis.decoding` for decoded ones. The answer is the cache share x at
+    which F = D / (D x / C + D (1 - x) / S) reaches min(P, G). It is found by bisection to the byte, because more cache
+    is never slower.
+    """
+    whole_bytes = math.ceil(setup.read_bytes(rates.dataset_bytes))
+
+    def fewest(others: Bound, supply: Bound) -> int | None:
+        def suffices(cache_bytes: int) -> bool:
+            tried = replace(setup, cache_bytes=cache_bytes, decoded=False)
+            found = resource_times(rates, tried, steady=True, step=others, prep=others, supply=supply)
+            return found.fetch_s <= max(found.compute_s, found.prep_s)
+
+        # tried first: if memory is slower than storage, more cache is slower, and bisection would not be valid
+        if suffices(0):
+            return 0
+        if not suffices(whole_bytes):
+            return None
+        return bisect_left(range(whole_bytes), True, key=suffices)
+
+    # The smallest cache suffices for a slow step with fast storage, the largest for the reverse.
+    amount = fewest("value", "value")
+    return Enough(
+        amount, fewest("low", "high"), fewest("high", "low"), "bytes", _about_cache(amount, whole_bytes, setup)
+    )
+
+
+def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> Enough:
+    """Find the fewest prep workers per node, each with a core, that end prep stalls.
+
+    The number of the node's other cores does not change: a worker more or less is a core more or less.
+    """
+    workers = setup.workers_of(rates.cores)
+    # the cores of steps and readers stay theirs; otherwise more workers would only take cores from training
+    others = max(0, setup.cores_of(rates.cores) - workers)
+
+    def fewest(step: Bound, prep: Bound) -> int | None:
+        def suffices(count: int) -> bool:
+            tried = replace(setup, prep_workers=count, cores=others + count)
+            found = resource_times(rates, tried, steady=True, step=step, prep=prep)
+            # equal speed suffices, within rounding
+            return found.prep_s * (1 - ROUNDING) <= found.compute_s
+
+        # No bisection: one more worker may slow prep down even if many more speed it up. Doubling finds a sufficient
+        # number in a few steps; only the numbers below it are tried one by one.
+        doubled = next(filter(suffices, [*(2**power for power in range(most.bit_length())), most]), None)
+        return None if doubled is None else next(filter(suffices, range(1, doubled + 1)))
+
+    amount = fewest("value", "value")
+    if amount is None:
+        reason = f"not even {most:,} prep cores on each node end prep stalls"
+    else:
+        others_too = f" beside {units.counted(others, 'other core')}" if others else ""
+        verb = "ends" if amount == 1 else "end"
+        reason = (
+            f"{units.counted(amount, 'prep core')} on each node{others_too} {verb} prep stalls; it has {workers} now"
+        )
+    return Enough(amount, fewest("low", "high"), fewest("high", "low"), "cores", reason)
+
+
+def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
+    """Return the resource that sets the pace of steady epochs, and the next one if it were unlimited."""
+    found = resource_times(rates, setup, steady=True)
+    rest = found.without(found.limit)
+    limits = predict(rates, setup).steady.limits
+    gain = found.pace_s / rest.pace_s
+    # the first limit is the one at the medians, which the sentence names already
+    doubt = "" if len(limits) == 1 else f" (or, within the measured interval, {_listed(limits[1:])})"
+    sentence = (
+        f"{words.NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {units.number(gain)} "
+        f"times as fast, and {words.NAMES[rest.limit]} would set it"
+    )
+    return Bottleneck(found.limit, len(limits) == 1, gain, rest.limit, sentence)
+
+
+def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -> WhatIfCurve:
+    """Predict along one numeric field of the setup.
+
+    Raises:
+        ConfigError: ``parameter`` is not in `PARAMETERS`, or a value is out of range.
+    """
+    if parameter not in PARAMETERS:
+        raise ConfigError(f"parameter must be one of {', '.join(PARAMETERS)}, got {parameter!r}")
+
+    def at(value: float) -> Prediction:
+        changed: dict[str, Any] = {parameter: value}
+        return predict(rates, replace(setup, **changed))
+
+    return WhatIfCurve(parameter, tuple((value, at(value)) for value in values))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(words.NAMES[name] for name in names)
+
+
+def _about_cache(amount: int | None, whole_bytes: int, setup: Setup) -> str:
+    each = " on each node" if setup.nodes > 1 else ""
+    if amount is None:
+        return f"fetch sets the pace even if all {units.size(whole_bytes)} that are read{each} are cached"
+    if amount == 0:
+        return "fetch does not set the pace, even without a cache"
+    part = units.percent(amount / whole_bytes)
+    has = f"it is {units.size(setup.cache_bytes)} now"
+    return f"a cache of {units.size(amount)}{each}, {part} of what is read there, ends fetch stalls; {has}"

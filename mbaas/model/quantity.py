@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from statistics import median
 from typing import Any, Literal
 
@@ -27,8 +27,16 @@ CONFIDENCE = 0.95
 """Probability that the interval of enough repeated measurements contains the true median."""
 
 
+class AsJson:
+    """A dataclass with a JSON form."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name, as JSON types; an infinite number is None."""
+        return plain_fields(self)
+
+
 @dataclass(frozen=True)
-class Quantity:
+class Quantity(AsJson):
     """A number with an interval.
 
     Attributes:
@@ -83,10 +91,6 @@ class Quantity:
     def plus(self, other: Quantity) -> Quantity:
         """Add a quantity of the same unit, low to low and high to high."""
         return Quantity(self.value + other.value, low=self.low + other.low, high=self.high + other.high, unit=self.unit)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict with ``value``, ``low``, ``high``, ``unit`` and ``samples``."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Quantity:

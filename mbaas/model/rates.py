@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt
 from mbaas import units
 from mbaas.errors import ConfigError
 from mbaas.model.curves import Fit, ThroughputCurve, blended_rate, fit_curve
-from mbaas.model.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain, plain_fields, spanning, stated
+from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, plain, spanning, stated
 from mbaas.units import BYTES, Bytes, BytesPerS, Seconds
 from mbaas.validation import options
 
@@ -133,7 +133,7 @@ class MeasuredCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
+class Rates(AsJson):
     """G, P, S, C and the costs of a sample, measured on one machine.
 
     Attributes:
@@ -292,10 +292,6 @@ class Rates:
             **{name: cost.scaled(1 / pace) for name, cost in costs.items() if cost is not None},
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return plain_fields(self)
-
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Rates:
         """Read the output of `to_json`. Fields missing from an older file get their defaults.
@@ -407,7 +403,7 @@ class GpuRates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Setup(AsJson):
     """Nodes, caches and trials. The default is one trial on the measured machine, without a cache.
 
     Attributes:
@@ -474,6 +470,11 @@ class Setup:
         """Return the number of trials on the node with the most; that node sets the pace."""
         return math.ceil(self.trials / self.nodes)
 
+    @property
+    def made_on_node(self) -> float:
+        """Return the number of samples that a node prepares for one sample of every trial."""
+        return 1 / self.nodes if self.sharing else self.node_trials
+
     def cores_of(self, measured: int) -> int:
         """Return the cores of each node, given the ``measured`` machine's cores."""
         return measured if self.cores is None else self.cores
@@ -485,7 +486,3 @@ class Setup:
     def read_bytes(self, dataset_bytes: float) -> float:
         """Return the bytes that the busiest node reads in an epoch of ``dataset_bytes`` without a cache."""
         return dataset_bytes / self.nodes if self.sharing else dataset_bytes * self.node_trials
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name; None is unlimited or a default."""
-        return plain_fields(self)

@@ -26,8 +26,8 @@ from mbaas.analysis.report.pipeline import links_of
 from mbaas.analysis.report.studies import pace, studies
 from mbaas.errors import ConfigError
 from mbaas.model import words
-from mbaas.model.answers import curve
 from mbaas.model.gpu_stages import crossing
+from mbaas.model.pace import curve
 from mbaas.model.rates import GpuRates, OnGpu, Rates, Setup
 
 COMMAND = "mbaas analyze 'a <b>.yaml' --rate 50"

@@ -18,7 +18,7 @@ from mbaas.errors import ConfigError
 from mbaas.model.pace import Epoch, predict
 from mbaas.model.quantity import Quantity, stated
 from mbaas.model.rates import MeasuredCurve, Rates, Setup, step_overhead
-from mbaas.model.supply import lru_hits, stored_share
+from mbaas.model.supply import lru_hits, read_shares
 
 CLOSE = 1 + 1e-9
 
@@ -337,8 +337,8 @@ def test_hits_of_a_cache_that_drops_the_least_recently_used(share: float) -> Non
 def test_the_page_cache_is_shared_by_trials_that_read_the_same_files() -> None:
     """All files fit. In the first epoch 4 trials read each sample once; later epochs read nothing."""
     setup = Setup(trials=4, sharing=False, dram_bytes=100e6)
-    assert stored_share(round_rates(), setup, steady=False).storage == pytest.approx(1 / 4)
-    assert stored_share(round_rates(), setup, steady=True).storage == 0
+    assert read_shares(round_rates(), setup, steady=False).storage == pytest.approx(1 / 4)
+    assert read_shares(round_rates(), setup, steady=True).storage == 0
 
 
 def test_guesses_are_noted() -> None:

@@ -21,7 +21,7 @@ from mbaas.analysis.report.pipeline import MOST_ROOM, SETS_THE_PACE, boxes_of, l
 from mbaas.analysis.report.studies import studies
 from mbaas.analysis.whole import Analysis, StoppedAnalysis
 from mbaas.model import words
-from mbaas.model.answers import bottleneck
+from mbaas.model.pace import bottleneck
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]|[\ud800-\udfff]")
 """Characters that are allowed in paths, but not in HTML or XML."""

@@ -17,8 +17,8 @@ from mbaas import units
 from mbaas.analysis import plots
 from mbaas.analysis.whole import Analysis
 from mbaas.model import words
-from mbaas.model.pace import Stages, stages
 from mbaas.model.quantity import BOUNDS, Quantity, spanning
+from mbaas.model.supply import ResourceTimes, resource_times
 
 MOST_ROOM = 4.0
 """Maximum width of a pipe relative to its arrow."""
@@ -126,11 +126,11 @@ def boxes_of(analysis: Analysis) -> list[Box]:
 def links_of(analysis: Analysis) -> list[Link]:
     """Return the five links between the boxes, with their separate capacities in a steady epoch."""
     rates, setup, epoch = analysis.rates, analysis.setup, analysis.prediction.steady
-    found = {bound: stages(rates, setup, steady=True, step=bound, prep=bound, supply=bound) for bound in BOUNDS}
+    found = {bound: resource_times(rates, setup, steady=True, step=bound, prep=bound, supply=bound) for bound in BOUNDS}
 
     def link(
         verb: str,
-        seconds: Callable[[Stages], float],
+        seconds: Callable[[ResourceTimes], float],
         names: tuple[str, ...],
         *,
         share: float = 1.0,
@@ -158,7 +158,7 @@ def links_of(analysis: Analysis) -> list[Link]:
     ]
 
 
-def _from_caches(found: Stages) -> float:
+def _from_caches(found: ResourceTimes) -> float:
     return sum(seconds for name, seconds in found.fetch.items() if name != "storage")
 
 
