@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from mbaas.analysis.changes import MachineType, offers, recommend, verdict
 from mbaas.late import imported_late
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import bottleneck, curve, fewest_prep_cores, predict, smallest_cache
 from mbaas.model.quantity import Quantity, measured, stated
-from mbaas.model.rates import MeasuredCurve, Rates, Setup
+from mbaas.model.rates import Rates, Setup
 
 if TYPE_CHECKING:
     from mbaas.analysis.live import analyze_feed

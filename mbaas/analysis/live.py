@@ -19,9 +19,10 @@ from mbaas.analysis.whole import Analysis, conclude
 from mbaas.core.demand import of_trials
 from mbaas.errors import StateError
 from mbaas.messages import ConsumerReport, FeedInfo
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import Waits
 from mbaas.model.quantity import Quantity, measured
-from mbaas.model.rates import MeasuredCurve, Rates, Setup
+from mbaas.model.rates import Rates, Setup
 from mbaas.status import FeedStatus
 
 QUICK = Effort(least=6, most=6, window_s=0.02)

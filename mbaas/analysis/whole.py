@@ -41,10 +41,11 @@ from mbaas.analysis.measuring.verify import (
     split_epoch,
     verify,
 )
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.gpu_stages import DevicePlan, crossing
 from mbaas.model.pace import Prediction, Waits, predict
 from mbaas.model.quantity import plain_fields
-from mbaas.model.rates import MeasuredCurve, Rates, Setup
+from mbaas.model.rates import Rates, Setup
 
 STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
 """Note of an analysis that was stopped early."""

@@ -11,15 +11,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import BOUNDS, Bound, Quantity, measured, plain, spanning
 
 MOST_COUNT = 4096
 """Largest number of workers or threads that searches consider."""
@@ -123,19 +126,21 @@ class ThroughputCurve(Struct, frozen=True):
         """Return the rate of each of ``count`` workers: an even share of the total."""
         return self.rate(count) / count
 
-    def smallest_reaching(self, rate_per_s: float, *, most: int = MOST_COUNT) -> int | None:
-        """Return the smallest count in [1, most] with at least this rate, or None."""
-        # Tries every count, because a curve that falls may reach a rate at one count and miss it at the next.
-        reached = self.rates(np.arange(1.0, most + 1)) >= rate_per_s * (1 - ROUNDING)
-        return int(reached.argmax()) + 1 if reached.any() else None
+    def workers_for(self, rate_per_s: float) -> float:
+        """Return the workers at which a rate is reached, with a fraction of the last one (A-Dloader's d').
 
-    def fraction_reaching(self, rate_per_s: float, *, most: int = MOST_COUNT) -> float | None:
-        """Return `smallest_reaching` minus the unneeded part of its last worker (A-Dloader's d')."""
-        count = self.smallest_reaching(rate_per_s, most=most)
-        if count is None:
-            return None
-        below, reached = self.rates(np.array([count - 1.0, count]))
-        return count - 1 + float(np.clip((rate_per_s - below) / (reached - below), 0, 1)) if reached > below else count
+        If no number of workers reaches it, this is the count at the peak.
+        """
+        if not self.knots and self.slope:  # a line has no limit
+            return rate_per_s / self.slope
+        # Tries every count, because a curve that falls may reach a rate at one count and miss it at the next.
+        rates = self.rates(np.arange(MOST_COUNT + 1.0))
+        reached = rates[1:] >= rate_per_s * (1 - ROUNDING)
+        if not reached.any():
+            return float(self.peak().count)
+        count = int(reached.argmax()) + 1
+        below, above = rates[count - 1 : count + 1]
+        return count - 1 + float(np.clip((rate_per_s - below) / (above - below), 0, 1)) if above > below else count
 
     def peak(self, *, most: int = MOST_COUNT) -> Peak:
         """Return the smallest count in [1, most] whose rate is within `PEAK_TOLERANCE` of the highest in that range."""
@@ -186,6 +191,11 @@ class ThroughputCurve(Struct, frozen=True):
         counts = sorted({count for count, _ in (*self.knots, *other.knots)} | set(range(1, math.floor(last) + 1)))
         rates = [blended_rate(self.rate(count), other.rate(count), share) for count in (*counts, last + 1)]
         return ThroughputCurve(tuple(zip(counts, rates, strict=False)), rates[-1] - (rates[-2] if counts else 0.0))
+
+
+def whole(workers: float) -> int:
+    """Return the number of workers rounded up; 3.0000000004 are 3."""
+    return math.ceil(workers * (1 - ROUNDING))
 
 
 def blended_rate(rate: float, other: float, share: float) -> float:
@@ -308,3 +318,118 @@ def _one_peak(slopes: Floats) -> NDArray[np.bool_]:
     later = slopes[:, 1:] <= np.maximum(slopes[:, :-1], 0.0) + 1e-9
     allowed: NDArray[np.bool_] = (slopes[:, 0] >= 0) & later.all(axis=1)
     return allowed
+
+
+TINY = 1e-6
+"""Lower limit of a curve, as a share of its highest rate. It keeps predictions finite."""
+
+
+@dataclass(frozen=True)
+class MeasuredCurve:
+    """Rates measured at several counts of workers or readers, with a piecewise linear fit.
+
+    Attributes:
+        points: (count, rate) pairs; counts ascend, rates are above 0.
+
+    Raises:
+        ConfigError: no points, counts that do not ascend from above 0, or a rate of 0 or less.
+    """
+
+    points: tuple[tuple[float, Quantity], ...]
+
+    def __post_init__(self) -> None:
+        counts = (0.0, *(count for count, _ in self.points))
+        if not self.points or any(not left < right for left, right in pairwise(counts)):
+            raise ConfigError(f"a curve needs counts that ascend from above 0, got {list(counts[1:])}")
+        if slow := [rate.low for _, rate in self.points if not rate.low > 0]:
+            raise ConfigError(f"rates of a curve must be above 0, got {slow[0]} {self.points[0][1].unit}")
+
+    @classmethod
+    def of(cls, points: Sequence[tuple[float, float]], *, unit: str) -> MeasuredCurve:
+        """Return the curve of (count, rate) pairs in any order; repeated counts give an interval.
+
+        Raises:
+            ConfigError: a number is not above 0 and finite.
+        """
+        if not points or any(not 0 < number < math.inf for point in points for number in point):
+            raise ConfigError(f"a curve needs points (count, rate), all above 0 and finite, got {list(points)}")
+        rates: dict[float, list[float]] = {}
+        for count, rate in sorted(points):
+            rates.setdefault(float(count), []).append(rate)
+        return cls(tuple((count, measured(found, unit=unit)) for count, found in rates.items()))
+
+    @classmethod
+    def linear(cls, rate: Quantity) -> MeasuredCurve:
+        """Return a curve of workers that all add the same rate."""
+        return cls(((1.0, rate),))
+
+    @cached_property
+    def fit(self) -> Fit:
+        """Return the lines fitted through the medians, with the quality of the fit."""
+        return fit_curve([(count, rate.value) for count, rate in self.points])
+
+    @property
+    def most(self) -> float:
+        """Return the highest measured count; beyond it the curve is an extrapolation."""
+        return self.points[-1][0]
+
+    @property
+    def fastest(self) -> tuple[float, Quantity]:
+        """Return the point with the highest rate: (count, rate)."""
+        return max(self.points, key=lambda point: point[1].value)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Return the lowest and highest ratio of a measurement to the fit, for example (0.95, 1.02)."""
+        return self._factors["low"], self._factors["high"]
+
+    @cached_property
+    def worst_error(self) -> float:
+        """Return the largest relative error of a fitted rate against its median."""
+        return max(abs(self.rate(count) / rate.value - 1) for count, rate in self.points)
+
+    @cached_property
+    def _factors(self) -> dict[Bound, float]:
+        # One factor for all counts, so that intervals are as wide beyond the measured counts as within them. The
+        # factors cover the error of the fit as well as the scatter of the measurements.
+        lows = [rate.low / self._fitted(count) for count, rate in self.points]
+        highs = [rate.high / self._fitted(count) for count, rate in self.points]
+        return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
+
+    def rate(self, count: float, bound: Bound = "value") -> float:
+        """Return the total rate of ``count`` workers; a fraction is a worker that helps part of the time."""
+        return self._fitted(count) * self._factors[bound]
+
+    def quantity(self, count: float) -> Quantity:
+        """Return the total rate of ``count`` workers with its interval."""
+        return spanning(*(self.rate(count, bound) for bound in BOUNDS), unit=self.points[0][1].unit)
+
+    def best_rate(self, count: float, bound: Bound = "value") -> float:
+        """Return the highest rate that ``count`` or fewer workers reach."""
+        # a piecewise linear curve peaks at a knot or at its end
+        bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
+        return max(self.rate(n, bound) for n in (count, *bends))
+
+    @cached_property
+    def _lines(self) -> ThroughputCurve:
+        # If the fit falls beyond the measured counts, continue it flat: workers that slow prep down would not be used,
+        # and a falling line would reach 0.
+        return self.fit.curve.flat_beyond(self.most) if self.fit.curve.slope < 0 else self.fit.curve
+
+    def _fitted(self, count: float) -> float:
+        highest = max(rate.value for _, rate in self.points)
+        return max(self._lines.rate(count), TINY * highest * count / self.most)
+
+    def scaled(self, factor: float) -> MeasuredCurve:
+        """Return the curve with all rates multiplied by ``factor``."""
+        return MeasuredCurve(tuple((count, rate.scaled(factor)) for count, rate in self.points))
+
+    def to_json(self) -> list[list[Any]]:
+        """Return a list of [count, quantity] pairs."""
+        listed: list[list[Any]] = plain(self.points)
+        return listed
+
+    @classmethod
+    def from_json(cls, plain: Sequence[Sequence[Any]]) -> MeasuredCurve:
+        """Read the output of `to_json`."""
+        return cls(tuple((count, Quantity.from_json(rate)) for count, rate in plain))

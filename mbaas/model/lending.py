@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from mbaas import units
 from mbaas.errors import ConfigError
-from mbaas.model.curves import ROUNDING, ThroughputCurve
+from mbaas.model.curves import ROUNDING, ThroughputCurve, whole
 from mbaas.settings import Lending
 
 Limit = Literal["prep", "training", "pool"]
@@ -57,18 +57,17 @@ class Job:
     @cached_property
     def reachable(self) -> bool:
         """True if some number of workers prepares as fast as training consumes."""
-        return self.prep.smallest_reaching(self.demand_per_s) is not None
+        return self.prep.rate(self.useful) >= self.demand_per_s * (1 - ROUNDING)
 
     @cached_property
     def needed(self) -> float:
         """Workers at which loading is as fast as training (d'), or the count at prep's peak if it never is."""
-        fraction = self.prep.fraction_reaching(self.demand_per_s)
-        return float(self.prep.peak().count) if fraction is None else fraction
+        return self.prep.workers_for(self.demand_per_s)
 
     @cached_property
     def useful(self) -> int:
         """The most workers that the job can use: `needed` rounded up, at least one."""
-        return max(1, math.ceil(self.needed * (1 - ROUNDING)))  # 3.0000000004 workers are 3
+        return max(1, whole(self.needed))
 
 
 class JobWorkers(Struct, frozen=True):
@@ -90,6 +89,16 @@ class Allocation(Struct, frozen=True):
     def workers(self) -> dict[str, int]:
         """Number of workers by job, including jobs without workers."""
         return {given.job: given.workers for given in self.by_job}
+
+
+def fair_shares(needs: Sequence[float], capacity: float) -> list[float]:
+    """Divide a capacity by max-min fairness: small needs are met, and the others get equal shares."""
+    shares = [0.0] * len(needs)
+    # Smallest need first: the unused rest of its even share goes to the others.
+    for served, number in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):
+        shares[number] = min(needs[number], capacity / (len(needs) - served))
+        capacity -= shares[number]
+    return shares
 
 
 def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:

@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from functools import cached_property
-from itertools import pairwise
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
 from mbaas import units
 from mbaas.errors import ConfigError
-from mbaas.model.curves import Fit, ThroughputCurve, blended_rate, fit_curve
-from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, plain, spanning, stated
+from mbaas.model.curves import MeasuredCurve, blended_rate
+from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, spanning, stated
 from mbaas.units import BYTES, Bytes, BytesPerS, Seconds
 from mbaas.validation import options
 
@@ -30,106 +28,6 @@ NO_CORES = stated(0.0, unit="cores")
 LEAST_FREE = 0.5
 """Minimum share of a node's cores left by background processes; a node may have fewer cores than the measured machine.
 """
-
-TINY = 1e-6
-"""Lower limit of a curve, as a share of its highest rate. It keeps predictions finite."""
-
-
-@dataclass(frozen=True)
-class MeasuredCurve:
-    """Rates measured at several counts of workers or readers, with a piecewise linear fit.
-
-    Attributes:
-        points: (count, rate) pairs; counts ascend, rates are above 0.
-
-    Raises:
-        ConfigError: no points, counts that do not ascend from above 0, or a rate of 0 or less.
-    """
-
-    points: tuple[tuple[float, Quantity], ...]
-
-    def __post_init__(self) -> None:
-        counts = (0.0, *(count for count, _ in self.points))
-        if not self.points or any(not left < right for left, right in pairwise(counts)):
-            raise ConfigError(f"a curve needs counts that ascend from above 0, got {list(counts[1:])}")
-        if slow := [rate.low for _, rate in self.points if not rate.low > 0]:
-            raise ConfigError(f"rates of a curve must be above 0, got {slow[0]} {self.points[0][1].unit}")
-
-    @classmethod
-    def linear(cls, rate: Quantity) -> MeasuredCurve:
-        """Return a curve of workers that all add the same rate."""
-        return cls(((1.0, rate),))
-
-    @cached_property
-    def fit(self) -> Fit:
-        """Return the lines fitted through the medians, with the quality of the fit."""
-        return fit_curve([(count, rate.value) for count, rate in self.points])
-
-    @property
-    def most(self) -> float:
-        """Return the highest measured count; beyond it the curve is an extrapolation."""
-        return self.points[-1][0]
-
-    @property
-    def fastest(self) -> tuple[float, Quantity]:
-        """Return the point with the highest rate: (count, rate)."""
-        return max(self.points, key=lambda point: point[1].value)
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """Return the lowest and highest ratio of a measurement to the fit, for example (0.95, 1.02)."""
-        return self._factors["low"], self._factors["high"]
-
-    @cached_property
-    def worst_error(self) -> float:
-        """Return the largest relative error of a fitted rate against its median."""
-        return max(abs(self.rate(count) / rate.value - 1) for count, rate in self.points)
-
-    @cached_property
-    def _factors(self) -> dict[Bound, float]:
-        # One factor for all counts, so that intervals are as wide beyond the measured counts as within them. The
-        # factors cover the error of the fit as well as the scatter of the measurements.
-        lows = [rate.low / self._fitted(count) for count, rate in self.points]
-        highs = [rate.high / self._fitted(count) for count, rate in self.points]
-        return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
-
-    def rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the total rate of ``count`` workers; a fraction is a worker that helps part of the time."""
-        return self._fitted(count) * self._factors[bound]
-
-    def quantity(self, count: float) -> Quantity:
-        """Return the total rate of ``count`` workers with its interval."""
-        return spanning(*(self.rate(count, bound) for bound in BOUNDS), unit=self.points[0][1].unit)
-
-    def best_rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the highest rate that ``count`` or fewer workers reach."""
-        # a piecewise linear curve peaks at a knot or at its end
-        bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
-        return max(self.rate(n, bound) for n in (count, *bends))
-
-    @cached_property
-    def _lines(self) -> ThroughputCurve:
-        # If the fit falls beyond the measured counts, continue it flat: workers that slow prep down would not be used,
-        # and a falling line would reach 0.
-        return self.fit.curve.flat_beyond(self.most) if self.fit.curve.slope < 0 else self.fit.curve
-
-    def _fitted(self, count: float) -> float:
-        highest = max(rate.value for _, rate in self.points)
-        return max(self._lines.rate(count), TINY * highest * count / self.most)
-
-    def scaled(self, factor: float) -> MeasuredCurve:
-        """Return the curve with all rates multiplied by ``factor``."""
-        return MeasuredCurve(tuple((count, rate.scaled(factor)) for count, rate in self.points))
-
-    def to_json(self) -> list[list[Any]]:
-        """Return a list of [count, quantity] pairs."""
-        listed: list[list[Any]] = plain(self.points)
-        return listed
-
-    @classmethod
-    def from_json(cls, plain: Sequence[Sequence[Any]]) -> MeasuredCurve:
-        """Read the output of `to_json`."""
-        return cls(tuple((count, Quantity.from_json(rate)) for count, rate in plain))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,16 +151,11 @@ class Rates(AsJson):
         """Return `feed_rate` with its interval."""
         return spanning(*(self.feed_rate(workers, bound) for bound in BOUNDS), unit="samples/s")
 
-    @property
-    def feed_points(self) -> tuple[tuple[float, float], ...]:
-        """Return `feed_rate` at the measured counts: (workers, samples/s)."""
-        return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in self.prep.points)
-
-    @property
-    def decoded_feed_points(self) -> tuple[tuple[float, float], ...]:
-        """Return `feed_points` of decoded samples; empty if the decoded tier was not measured."""
-        points = self.decoded_prep.points if self.decoded_prep is not None else ()
-        return tuple((n, _served(rate.value, n, self.serving_s.value)) for n, rate in points)
+    def served(self, curve: MeasuredCurve) -> MeasuredCurve:
+        """Return a curve of prep with the median of `serving_s` at each measured count, and its relative interval."""
+        return MeasuredCurve(
+            tuple((n, rate.scaled(1 / (1 + rate.value * self.serving_s.value / n))) for n, rate in curve.points)
+        )
 
     def step_s(self, batch_size: int, bound: Bound = "value") -> float:
         """Return the seconds of a trial's step per sample at another batch size; ``bound`` refers to speed.

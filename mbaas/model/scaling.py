@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from mbaas import units
 from mbaas.errors import ConfigError, StateError
-from mbaas.model.curves import ROUNDING
+from mbaas.model.curves import ThroughputCurve, whole
 from mbaas.settings import Scaling
 
 SHOWN_STALL = 0.005
@@ -93,8 +93,7 @@ class Observation:
 
     def workers_for(self, useful_per_s: float, worker_per_s: float) -> int:
         """Return the workers that prepare ``useful_per_s`` at ``worker_per_s`` samples/s each, within the bounds."""
-        count = math.ceil(useful_per_s / worker_per_s * (1 - ROUNDING)) if useful_per_s else 0
-        return min(max(count, self.reserved), self.most)
+        return bounded_workers(useful_per_s, worker_per_s, reserved=self.reserved, most=self.most)
 
     def spare(self, wanted: int) -> float:
         """Return the share of ``wanted`` workers that had nothing to prepare or is not up yet."""
@@ -115,6 +114,12 @@ class Observation:
         prep, fetch, peers = map(units.percent, (self.prep_stall, self.fetch_stall, self.peer_stall))
         on_peers = f", and wait {peers} for each other" if self.peer_stall >= SHOWN_STALL else ""
         return f"trials stall {prep} on prep and {fetch} on fetch{on_peers}"
+
+
+def bounded_workers(useful_per_s: float, worker_per_s: float, *, reserved: int, most: int) -> int:
+    """Return the workers that prepare ``useful_per_s`` at ``worker_per_s`` samples/s each, within the bounds."""
+    count = whole(ThroughputCurve.linear(worker_per_s).workers_for(useful_per_s)) if useful_per_s else 0
+    return min(max(count, reserved), most)
 
 
 @dataclass

@@ -49,7 +49,7 @@ class TierBytes(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Split:
+class ThreadSplit:
     """Prep and fetch threads of a machine, at least one each, and their seconds per minibatch.
 
     ``idle`` threads would make both slower. ``reason`` is a sentence on why the split is not different.
@@ -77,7 +77,7 @@ def load_time_s(tiers: Sequence[TierBytes], *, threads: Sequence[int]) -> float:
 
 def split_threads(
     total: int, *, prep: ThroughputCurve, samples: float, tiers: Sequence[TierBytes], step_s: float, tau_s: float = 0.0
-) -> Split:
+) -> ThreadSplit:
     """Split ``total`` threads between prep and fetch.
 
     Prep is the bottleneck when it takes longer than both fetch and the step. Threads also stop moving when a move makes
@@ -114,7 +114,7 @@ def split_threads(
         f"prep takes {units.seconds(now[0])} on {preparing} and fetch {units.seconds(now[1])} on {fetching} "
         f"of {total} threads: {why}"
     )
-    return Split(preparing, fetching, total - preparing - fetching, *now, reason)
+    return ThreadSplit(preparing, fetching, total - preparing - fetching, *now, reason)
 
 
 def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity, stated
-from mbaas.model.rates import MeasuredCurve, Rates, Setup
+from mbaas.model.rates import Rates, Setup
 
 
 def about(value: float, spread: float = 0.0, unit: str = "samples/s") -> Quantity:

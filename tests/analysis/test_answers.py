@@ -11,9 +11,10 @@ from stated_rates import about, any_rates, any_setup, line, round_rates
 
 from mbaas.analysis.changes import MachineType, Offer, offers, recommend
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import bottleneck, curve, fewest_prep_cores, predict, smallest_cache
 from mbaas.model.quantity import Quantity, stated
-from mbaas.model.rates import MeasuredCurve, Rates, Setup
+from mbaas.model.rates import Rates, Setup
 
 NO_CPU = stated(0, unit="CPU-s")
 

@@ -33,8 +33,8 @@ from mbaas.analysis.whole import AnalysisStoppedError
 from mbaas.cli import app
 from mbaas.dataset import synthetic
 from mbaas.dataset.base import SampleReader, WrappedDataset
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import stated
-from mbaas.model.rates import MeasuredCurve
 from mbaas.settings import Disk, FeedOptions
 
 WORKLOAD = Workload(

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import Epoch, predict
 from mbaas.model.quantity import Quantity, stated
-from mbaas.model.rates import MeasuredCurve, Rates, Setup, step_overhead
+from mbaas.model.rates import Rates, Setup, step_overhead
 from mbaas.model.supply import lru_hits, read_shares
 
 CLOSE = 1 + 1e-9
@@ -259,7 +260,7 @@ def test_a_worker_of_a_feed_also_hands_on_what_it_made() -> None:
     assert [prep_s(prep_workers=n) for n in (1, 2, 4)] == pytest.approx([0.0055, 0.00275, 0.001375])
     assert [prep_s(cores=8), prep_s(nodes=2)] == pytest.approx([0.0006875] * 2)
     assert prep_s(trials=4, sharing=False) == pytest.approx(0.0055)
-    assert [1 / rate for _, rate in rates.feed_points] == pytest.approx([0.0055, 0.00275, 0.001375])
+    assert [1 / rate.value for _, rate in rates.served(rates.prep).points] == pytest.approx([0.0055, 0.00275, 0.001375])
     slow, fast = (getattr(rates.feed_quantity(1), end) for end in ("low", "high"))
     assert (1 / slow, 1 / fast) == pytest.approx((0.0057, 0.0053))
 

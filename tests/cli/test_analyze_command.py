@@ -13,8 +13,9 @@ from mbaas import files
 from mbaas.cli import app
 from mbaas.cli.analyze import request_of
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import stated
-from mbaas.model.rates import GpuRates, MeasuredCurve, Rates, Setup
+from mbaas.model.rates import GpuRates, Rates, Setup
 
 NOTHING = {
     "file": None,

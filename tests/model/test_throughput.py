@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas.errors import ConfigError
-from mbaas.model.curves import ThroughputCurve
+from mbaas.model.curves import ThroughputCurve, whole
 
 RISE_PEAK_FALL = ThroughputCurve(((4, 400), (8, 600)), slope=-25)
 """100 per worker up to 4, 50 more for each up to 8, then 25 less for each further worker."""
@@ -23,25 +23,18 @@ def test_the_rate_follows_the_lines() -> None:
     assert RISE_PEAK_FALL.rates(np.array(counts)).tolist() == [0, 50, 200, 400, 500, 600, 550, 0]
 
 
-def test_the_smallest_count_that_is_fast_enough() -> None:
-    """440 = 400 + 0.8 x 50 needs 4.8, so 5; the peak is 600; no count reaches 601."""
-    reaching = {rate: RISE_PEAK_FALL.smallest_reaching(rate) for rate in (0, 100, 101, 440, 600, 601)}
-    assert reaching == {0: 1, 100: 1, 101: 2, 440: 5, 600: 8, 601: None}
-    assert RISE_PEAK_FALL.smallest_reaching(440, most=4) is None
-
-
-def test_the_fraction_of_the_last_worker() -> None:
-    """250 = 2.5 x 100; 440 = 400 + 0.8 x 50; 0 needs no worker."""
-    assert RISE_PEAK_FALL.fraction_reaching(250) == pytest.approx(2.5)
-    assert RISE_PEAK_FALL.fraction_reaching(440) == pytest.approx(4.8)
-    assert RISE_PEAK_FALL.fraction_reaching(0) == 0
-    assert RISE_PEAK_FALL.fraction_reaching(601) is None
+def test_the_workers_that_reach_a_rate() -> None:
+    """250 = 2.5 x 100; 440 = 400 + 0.8 x 50; 0 needs no worker; no count reaches 601, so it is the peak."""
+    needed = [RISE_PEAK_FALL.workers_for(rate) for rate in (0, 100, 250, 440, 600, 601)]
+    assert needed == pytest.approx([0, 1, 2.5, 4.8, 8, 8])
+    assert ThroughputCurve.linear(0.5).workers_for(1e6) == 2e6, "a line has no limit"
 
 
 def test_a_rate_that_is_met_on_paper_needs_no_further_worker() -> None:
     """49 x (1/49) is slightly below 1 in floating point."""
     assert 49 * (1 / 49) < 1
-    assert ThroughputCurve.linear(1 / 49).smallest_reaching(1) == 49
+    assert whole(ThroughputCurve.linear(1 / 49).workers_for(1)) == 49
+    assert whole(3.0000000004) == 3
 
 
 def test_the_peak_is_the_smallest_count_near_the_highest_rate() -> None:
@@ -100,11 +93,11 @@ def test_what_is_read_off_agrees_with_the_rates(
     assert [curve.rate(count) for count in counts.tolist()] == curve.rates(counts).tolist(), "one by one, bit for bit"
     goal = share * max(rates)
     first_reaching = next((c for c, rate in enumerate(rates, 1) if rate >= goal * (1 - 1e-9)), None)
-    assert curve.smallest_reaching(goal, most=64) == first_reaching
-    fraction = curve.fraction_reaching(goal, most=64)
-    if fraction is not None and first_reaching is not None:
-        assert first_reaching - 1 - 1e-6 <= fraction <= first_reaching
-    peak = curve.peak(most=64)
+    needed, peak = curve.workers_for(goal), curve.peak(most=64)
+    if first_reaching is not None:
+        assert first_reaching - 1 - 1e-6 <= needed <= first_reaching
+    else:
+        assert needed == peak.count
     assert peak.rate_per_s >= 0.98 * max(rates)
     assert all(rate < peak.rate_per_s for rate in rates[: peak.count - 1])
 

@@ -20,8 +20,8 @@ from mbaas.dataset.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity, measured
-from mbaas.model.rates import MeasuredCurve
 from mbaas.order import in_share
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine

@@ -27,8 +27,8 @@ from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity, stated
-from mbaas.model.rates import MeasuredCurve
 
 Part = TypeVar("Part")
 

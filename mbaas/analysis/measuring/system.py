@@ -27,9 +27,9 @@ from mbaas.analysis.measuring.storage import (
     memory_rate,
     storage_rate,
 )
-from mbaas.model.curves import blended_rate
+from mbaas.model.curves import MeasuredCurve, blended_rate
 from mbaas.model.quantity import Quantity, measured, spanning, stated
-from mbaas.model.rates import FREE, INSTANT, MeasuredCurve, Rates, step_overhead
+from mbaas.model.rates import FREE, INSTANT, Rates, step_overhead
 from mbaas.prep.engines import resolve_engine, workers_per_gpu
 
 EPOCH_S = 2.0

@@ -20,9 +20,9 @@ from mbaas.analysis.report import pipeline
 from mbaas.analysis.report.studies import Study
 from mbaas.analysis.whole import Analysis
 from mbaas.model import words
+from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import Epoch
 from mbaas.model.quantity import Quantity, stated
-from mbaas.model.rates import MeasuredCurve
 
 PARTS = (("training", plots.GREY, ""), ("waiting for prep", plots.BLUE, "//"), ("waiting for reads", plots.RED, "xx"))
 """Parts of a trial's epoch: (name, colour, hatch pattern). Patterns make them distinguishable without colours."""
