@@ -11,8 +11,8 @@ from mbaas import units
 from mbaas.analysis.changes import Change, Offer, verdict
 from mbaas.analysis.costs import epoch_costs
 from mbaas.analysis.decoding import Decoding, decoding
-from mbaas.analysis.measuring.verify import Split, Verification
-from mbaas.analysis.whole import Analysis, StoppedAnalysis
+from mbaas.analysis.measuring.verify import EpochSplit, Verification
+from mbaas.analysis.whole import Analysis
 from mbaas.cli.console import stack, table_of
 from mbaas.model import words
 from mbaas.model.gpu_stages import DevicePlan
@@ -49,18 +49,6 @@ def page(found: Analysis) -> RenderableType:
         parts.append(Text(" ".join(map(words.sentence, (found.devices.sentence, *found.devices.told)))))
     parts.append(Text(f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}", "dim"))
     return stack(parts)
-
-
-def stopped_page(found: StoppedAnalysis) -> RenderableType:
-    """Return the measurements made before the analysis was stopped, and the missing ones."""
-    table = table_of("measured", ">rate", ">±", "what it is")
-    for part in found.rates.rows:
-        rate = part.rate
-        table.add_row(
-            Text(part.name, "bold"), f"{units.number(rate.value)}/s", units.percent(rate.spread), Text(part.how, "dim")
-        )
-    where = f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}"
-    return stack([Text(found.sentence, "bold"), table, Text(where, "dim")])
 
 
 def what_if_page(
@@ -159,7 +147,7 @@ def _decoding(found: Decoding) -> RenderableType:
     return Group(*(Text(f"· {sentence}") for sentence in (found.sentence, *found.told)))
 
 
-def _split(split: Split) -> RenderableType:
+def _split(split: EpochSplit) -> RenderableType:
     waits = ">waits for prep", ">for bytes", ">for other trials"
     table = table_of("an epoch, as run", ">compute", *waits, ">epoch")
     said = split.live_prep_stall_s, split.live_fetch_stall_s, split.live_peer_stall_s

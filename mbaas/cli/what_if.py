@@ -93,8 +93,6 @@ def load(file: Path) -> tuple[Rates, Setup]:
     plain, wanted = files.read_json(file), f"{file} must be what `mbaas analyze --save` wrote"
     if lacking := [repr(key) for key in ("rates", "setup") if key not in plain]:
         raise ConfigError(f"{wanted}, it lacks {' and '.join(lacking)}")
-    if missing := plain.get("missing"):
-        raise ConfigError(f"{file}: the analysis was stopped before it had measured {', '.join(map(str, missing))}")
     try:
         # null means not given: such fields get their defaults
         setup = {name: value for name, value in plain["setup"].items() if value is not None}

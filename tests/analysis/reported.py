@@ -10,7 +10,7 @@ from stated_rates import about, line, round_rates
 from mbaas.analysis.changes import recommend, verdict
 from mbaas.analysis.costs import epoch_costs
 from mbaas.analysis.decoding import decoding
-from mbaas.analysis.measuring.verify import Check, Split, Verification
+from mbaas.analysis.measuring.verify import Check, EpochSplit, Verification
 from mbaas.analysis.whole import Analysis, Subject
 from mbaas.model.pace import predict
 from mbaas.model.quantity import stated
@@ -56,12 +56,12 @@ def check_of(rates: Rates, setup: Setup, parameter: str, value: float, error: fl
     )
 
 
-def split_of_2_s() -> Split:
+def split_of_2_s() -> EpochSplit:
     """A split of 504 samples: 0.5 s of training, 0.125 s of prep, 1.375 s of fetch.
 
     Loaders measured 0.075 s of prep, 0.025 s for other trials, and 1.42 s of fetch.
     """
-    return Split(
+    return EpochSplit(
         samples=504,
         epoch_s=about(2.0, 0.04, "s"),
         compute_s=about(0.5, 0.0, "s"),

@@ -7,6 +7,6 @@
 - `storage`: S, random reads of cold storage against readers; the rate of a disk tier's disk; C, the rate of memory.
 - `service`: real feeds with real trials: speed, stalls and costs.
 - `gpu`, `pace`: prep on GPUs that train; the machine's speed over time.
-- `system`: the `Rates` of this machine, from all of these. `so_far`, `progress`: partial results, progress.
+- `system`: the `Rates` of this machine, from all of these. `saved`: results by stage.
 - `verify`: splits an epoch into compute and both stalls, and checks predictions.
 """

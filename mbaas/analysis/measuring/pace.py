@@ -20,12 +20,12 @@ WINDOW_S = 1.0
 """Approximate time that counts in each measurement."""
 
 
-class Pace:
+class MachineSpeed:
     """Prepares samples from memory with the cpu engine on all cores; a context manager.
 
     It uses all cores because the predicted feeds keep them busy, and one core's speed does not predict theirs. On a
     virtual machine with two cores, P with two workers was 1.6 to 2.3 times P with one (three analyses on 27 November
-    2026). ``usual_per_s`` is the reference pace in samples/s, the first measurement until it is set.
+    2026). ``usual_per_s`` is the reference in samples/s, the first measurement until it is set.
 
     Raises:
         BadSampleError: no sample can be read, or prepared.
@@ -37,23 +37,23 @@ class Pace:
         made = made_of(raw, workload.pipeline, 0)
         self._engine = make_engine("cpu", workload.pipeline, seed=0, threads=cores)
         self._blocks = Blocks(raw, self._engine, made)
-        self.look()  # loads code and touches memory
-        self.usual_per_s = self.look()
+        self.measure()  # loads code and touches memory
+        self.usual_per_s = self.measure()
 
-    def __enter__(self) -> Pace:
+    def __enter__(self) -> MachineSpeed:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._engine.close()
 
-    def look(self) -> float:
+    def measure(self) -> float:
         """Measure the samples/s that the machine prepares now."""
         self._prepare(WARM_S)
         return self._prepare(WINDOW_S)
 
-    def now(self) -> float:
+    def relative(self) -> float:
         """Measure the machine's speed relative to ``usual_per_s``."""
-        return self.look() / self.usual_per_s
+        return self.measure() / self.usual_per_s
 
     def _prepare(self, seconds: float) -> float:
         done, began = 0, self._clock()

@@ -123,7 +123,7 @@ def prep_rate(
     gpus: int = 0,
     dali_share: float = 1.0,
     seed: int = 0,
-    found: Callable[[float, Quantity], None] = lambda *_: None,
+    between: Callable[[], object] = lambda: None,
 ) -> PrepRate:
     """Measure each number of workers, and one worker with each number of threads. Requires Ray.
 
@@ -131,7 +131,7 @@ def prep_rate(
         gpus_per_worker: GPUs that each worker reserves; None for dali workers that share all GPUs and reserve none.
         gpus: number of GPUs.
         dali_share: share of the samples that the dali engine prepares with DALI.
-        found: called with each number of workers and its rate.
+        between: called after each number of workers.
 
     Raises:
         ConfigError: counts that do not ascend from 1.
@@ -153,7 +153,7 @@ def prep_rate(
             # shows.
             cpu_s = cpu_s or measured(group.cpu_s, unit="CPU-s")
             faults += group.faults
-        found(*points[-1])
+        between()
     by_threads = []
     for count in threads[1:]:
         with _worker_group(1, count, device, options) as group:

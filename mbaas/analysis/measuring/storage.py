@@ -104,12 +104,10 @@ def storage_rate(
     *,
     readers: Sequence[int] = READERS,
     seed: int = 0,
-    found: Callable[[float, Quantity], None] = lambda *_: None,
 ) -> StorageRate:
     """Measure random reads of samples dropped from the page cache, in windows of `Effort.window_s`.
 
-    Each window reads samples that no earlier window has read, as long as there are any. ``found`` is called with each
-    number of readers and its rate.
+    Each window reads samples that no earlier window has read, as long as there are any.
 
     Raises:
         ConfigError: no readers, or counts that do not ascend from 1.
@@ -134,7 +132,6 @@ def storage_rate(
             window = _Window(samples, read, threads, count, effort.window_s)
             points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
             costs.append(window.cpu_s)
-            found(*points[-1])
     # CPU costs depend on how much readers wait for each other. Predictions use the number of readers that helps.
     fastest = max(range(len(points)), key=lambda i: points[i][1].value)
     return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), samples.resident)

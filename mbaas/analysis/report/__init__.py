@@ -8,13 +8,13 @@ from mbaas.analysis import plots
 from mbaas.analysis.report.charts import charts
 from mbaas.analysis.report.page import page
 from mbaas.analysis.report.studies import studies
-from mbaas.analysis.whole import Analysis, StoppedAnalysis
+from mbaas.analysis.whole import Analysis
 from mbaas.errors import ConfigError
 
 __all__ = ["page", "write_plots", "write_report"]
 
 
-def write_report(analysis: Analysis | StoppedAnalysis, path: Path, *, command: str | None = None) -> None:
+def write_report(analysis: Analysis, path: Path, *, command: str | None = None) -> None:
     """Write the page to a file.
 
     Args:

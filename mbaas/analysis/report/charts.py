@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from mbaas import units
 from mbaas.analysis import plots
-from mbaas.analysis.measuring.verify import Check, Split
+from mbaas.analysis.measuring.verify import Check, EpochSplit
 from mbaas.analysis.report import pipeline
 from mbaas.analysis.report.studies import Study
 from mbaas.analysis.whole import Analysis
@@ -106,7 +106,7 @@ def bars_of(analysis: Analysis) -> list[Bar]:
     return bars
 
 
-def _bar(name: str, found: Epoch | Split) -> Bar:
+def _bar(name: str, found: Epoch | EpochSplit) -> Bar:
     return Bar(name, (found.compute_s, found.prep_stall_s, found.fetch_stall_s), found.epoch_s)
 
 

@@ -19,7 +19,7 @@ from mbaas.analysis.report.charts import PARTS, Chart, bars_of, charts
 from mbaas.analysis.report.inline import inline
 from mbaas.analysis.report.pipeline import MOST_ROOM, SETS_THE_PACE, boxes_of, links_of
 from mbaas.analysis.report.studies import studies
-from mbaas.analysis.whole import Analysis, StoppedAnalysis
+from mbaas.analysis.whole import Analysis
 from mbaas.model import words
 from mbaas.model.pace import bottleneck
 
@@ -30,15 +30,12 @@ _UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|min|h|days|[kMGTP]?B)(?!\w))")
 """Spaces between a number and its unit, which must not break."""
 
 
-def page(analysis: Analysis | StoppedAnalysis, *, command: str | None = None) -> str:
+def page(analysis: Analysis, *, command: str | None = None) -> str:
     """Return the whole page as HTML that is also well-formed XML. The output is reproducible.
 
     Args:
-        analysis: for a `StoppedAnalysis`, the page shows the rates measured so far.
         command: the command that made the analysis, shown on the page.
     """
-    if isinstance(analysis, StoppedAnalysis):
-        return environment().get_template("stopped.html").render(analysis=analysis, command=command)
     found = studies(analysis)
     return (
         environment()
