@@ -180,10 +180,12 @@ class CoresSection(files.Section):
     step: Seconds = 0.0
     read: Seconds = 0.0
     decoded: Seconds | None = None
+    background: float = 0.0
 
     def cores(self) -> Cores:
         """Return the simulator's cores."""
-        return Cores(count=self.count, **{f"{name}_cpu_s": cost for name, cost in self if name != "count"})
+        costs = {f"{name}_cpu_s": cost for name, cost in self if name not in ("count", "background")}
+        return Cores(count=self.count, background=self.background, **costs)
 
 
 class MachineSection(files.Section):

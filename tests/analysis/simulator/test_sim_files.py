@@ -93,9 +93,11 @@ def test_one_rate_is_that_of_all_threads_together() -> None:
 
 def test_cores_of_a_file() -> None:
     """Costs are CPU times per sample; omitted costs are zero."""
-    cores = "{count: 8, prep: 2.5 ms, read: 30 us, step: 0.001}"
+    cores = "{count: 8, background: 0.5, prep: 2.5 ms, read: 30 us, step: 0.001}"
     system = given(f"  classes: =>   cores: {cores}\n  classes:")
-    assert system.machine.cores == Cores(count=8, prep_cpu_s=0.0025, read_cpu_s=30 * 1e-6, step_cpu_s=0.001)
+    assert system.machine.cores == Cores(
+        count=8, background=0.5, prep_cpu_s=0.0025, read_cpu_s=30 * 1e-6, step_cpu_s=0.001
+    )
     assert given().machine.cores is None
 
 
@@ -131,6 +133,11 @@ def test_the_file_in_the_documentation_is_the_reference_machine() -> None:
             "  classes: =>   cores: {count: 2, prep: 1 mile}\n  classes:",
             8,
             "machine.cores.prep must be a time such as .*, got '1 mile'",
+        ),
+        (
+            "  classes: =>   cores: {count: 2, background: 2}\n  classes:",
+            8,
+            "machine.cores: background must be 0 or more and below 2 cores, got 2",
         ),
         (
             "  classes: =>   cores: {count: 0}\n  classes:",
