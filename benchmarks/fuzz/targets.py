@@ -894,8 +894,8 @@ def typed(_: Path) -> Case:
     """Values of the command line: sizes, rates, times, changes, curves, sweeps, lists of numbers and kinds."""
     from mbaas import units
     from mbaas.analysis.simulator import catalog
-    from mbaas.analysis.simulator.sweep import PARAMETERS, Axis, parse
-    from mbaas.analysis.simulator.sweep import changed as with_value
+    from mbaas.analysis.simulator.simulation import PARAMETERS, Axis, parse
+    from mbaas.analysis.simulator.simulation import changed as with_value
     from mbaas.chaos.plan import chosen_kinds
     from mbaas.cli import bench
     from mbaas.model.rates import Setup

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mbaas.analysis.changes import MachineType, offers, recommend, verdict
+from mbaas.analysis.advice import MachineType, offers, recommend, verdict
 from mbaas.late import imported_late
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import bottleneck, curve, fewest_prep_cores, predict, smallest_cache

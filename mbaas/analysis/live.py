@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import mbaas
 from mbaas import units
-from mbaas.analysis.costs import costs_so_far
+from mbaas.analysis.advice import costs_so_far
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.storage import memory_rate
-from mbaas.analysis.simulated import EPOCHS, simulated_epoch_s, system_for
 from mbaas.analysis.simulator import Outcome, System, simulate
+from mbaas.analysis.simulator.simulation import simulated_epoch_s
+from mbaas.analysis.simulator.system import EPOCHS, system_for
 from mbaas.analysis.whole import Analysis, conclude
 from mbaas.core.demand import of_trials
 from mbaas.errors import StateError

@@ -13,12 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from mbaas import units
-from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
-from mbaas.analysis.costs import EpochCosts, epoch_costs
+from mbaas.analysis.advice import DISAGREEMENT, Change, EpochCosts, epoch_costs, recommend, verdict
 from mbaas.analysis.decoding import Decoding, decoding, largest_cache
-from mbaas.analysis.measuring.effort import Effort, Progress
-from mbaas.analysis.measuring.pace import MachineSpeed
-from mbaas.analysis.measuring.saved import SavedStages
+from mbaas.analysis.measuring.effort import Effort, Progress, SavedStages
+from mbaas.analysis.measuring.prep import MachineSpeed
 from mbaas.analysis.measuring.service import Workload
 from mbaas.analysis.measuring.system import (
     EPOCH_S,
@@ -150,7 +148,7 @@ def analyze(
         speed = None
         if effort.is_whole:
             progress.begin("pace", "how fast the machine prepares, to compare with later")
-            speed = stack.enter_context(MachineSpeed(workload, cores))
+            speed = stack.enter_context(MachineSpeed(workload.dataset, workload.pipeline, cores))
         found = measure(
             workload,
             rate_per_s=rate_per_s,

@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas import units
-from mbaas.analysis.changes import Change, Offer, verdict
-from mbaas.analysis.costs import epoch_costs
+from mbaas.analysis.advice import Change, Offer, epoch_costs, verdict
 from mbaas.analysis.decoding import Decoding, decoding
 from mbaas.analysis.measuring.verify import EpochSplit, Verification
 from mbaas.analysis.whole import Analysis

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mbaas import units
-from mbaas.analysis.measuring.saved import SavedStages
+from mbaas.analysis.measuring.effort import SavedStages
 from mbaas.analysis.whole import Analysis
 from mbaas.budgets import default_cache, default_staging, free_bytes
 from mbaas.cli import analysis_view, feed_file, reading
@@ -170,9 +170,8 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
     assert request.file is not None
     described = feed_file.load(request.file)
     from mbaas import __version__, runtime
-    from mbaas.analysis.measuring.effort import QUICK, Effort
+    from mbaas.analysis.measuring.effort import QUICK, Effort, saved_path
     from mbaas.analysis.measuring.portion import portion
-    from mbaas.analysis.measuring.saved import saved_path
     from mbaas.analysis.measuring.service import Workload
     from mbaas.analysis.measuring.steps import PacedStep, load_step
     from mbaas.analysis.measuring.system import cores_here, workers_here

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from mbaas import files, validation
-from mbaas.analysis.changes import MachineType, verdict
+from mbaas.analysis.advice import MachineType, verdict
 from mbaas.cli.analysis_view import what_if_page
 from mbaas.cli.console import out, write_json
 from mbaas.errors import ConfigError
@@ -41,8 +41,7 @@ def what_if(
     Raises:
         ConfigError: an invalid file or change.
     """
-    from mbaas.analysis.changes import offers
-    from mbaas.analysis.costs import epoch_costs
+    from mbaas.analysis.advice import epoch_costs, offers
     from mbaas.analysis.decoding import decoding
     from mbaas.model.gpu_stages import crossing
     from mbaas.model.pace import bottleneck, fewest_prep_cores, predict, smallest_cache

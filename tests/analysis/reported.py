@@ -7,8 +7,7 @@ from typing import Any
 
 from stated_rates import about, line, round_rates
 
-from mbaas.analysis.changes import recommend, verdict
-from mbaas.analysis.costs import epoch_costs
+from mbaas.analysis.advice import epoch_costs, recommend, verdict
 from mbaas.analysis.decoding import decoding
 from mbaas.analysis.measuring.verify import Check, EpochSplit, Verification
 from mbaas.analysis.whole import Analysis, Subject

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from stated_rates import about, any_rates, any_setup, line, round_rates
 
-from mbaas.analysis.changes import MachineType, Offer, offers, recommend
+from mbaas.analysis.advice import MachineType, Offer, offers, recommend
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import bottleneck, curve, fewest_prep_cores, predict, smallest_cache

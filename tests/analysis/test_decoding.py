@@ -13,7 +13,7 @@ from reported import bare_analysis, check_of
 from rich.console import Console
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
-from mbaas.analysis.changes import recommend
+from mbaas.analysis.advice import recommend
 from mbaas.analysis.decoding import AS_GOOD, Decoding, decoding
 from mbaas.analysis.measuring.verify import MOST_POINTS, Verification, points
 from mbaas.cli import analysis_view

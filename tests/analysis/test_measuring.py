@@ -21,10 +21,9 @@ from stated_rates import decodable_rates, round_rates
 import mbaas
 from mbaas import transforms as T
 from mbaas.analysis.measuring import service
-from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.portion import ColdDataset, Span, drop, local_spans, portion, resident_share
-from mbaas.analysis.measuring.prep import prep_rate, subset
+from mbaas.analysis.measuring.prep import decoded, prep_rate, subset
 from mbaas.analysis.measuring.service import (
     PREP_KIND,
     EpochRun,

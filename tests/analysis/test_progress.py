@@ -20,9 +20,8 @@ from mbaas import transforms as T
 from mbaas.analysis import Setup, Workload, analyze, whole
 from mbaas.analysis.measuring import system
 from mbaas.analysis.measuring import verify as verifying
-from mbaas.analysis.measuring.effort import QUICK, Effort, Progress
-from mbaas.analysis.measuring.pace import MachineSpeed
-from mbaas.analysis.measuring.saved import MOST_AGE_S, SavedStages
+from mbaas.analysis.measuring.effort import MOST_AGE_S, QUICK, Effort, Progress, SavedStages
+from mbaas.analysis.measuring.prep import MachineSpeed
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun
 from mbaas.analysis.measuring.steps import PacedStep
 from mbaas.analysis.measuring.system import NO_COSTS, QUICK_COSTS, expected_s, worker_counts, workers_here
@@ -119,7 +118,7 @@ def test_the_pace_of_the_machine_is_told_from_how_fast_it_prepares() -> None:
     took_s = [1.28] * 4 + [2.56] * 6
     # clock readings: start of a part, before the block, after the block, end of the part
     clock = chain.from_iterable([at, at, at + took, at + took] for at, took in enumerate(took_s)).__next__
-    with MachineSpeed(replace(WORKLOAD, dataset=synthetic(64)), 2, clock) as found:
+    with MachineSpeed(synthetic(64), WORKLOAD.pipeline, 2, clock) as found:
         assert found.usual_per_s == pytest.approx(50)
         assert found.relative() == pytest.approx(0.5)
         assert found.measure() == pytest.approx(25)

@@ -20,8 +20,7 @@ from stated_rates import about, any_rates, any_setup, decodable_rates, line, rou
 from mbaas.analysis.measuring.verify import Verification
 from mbaas.analysis.report import page, write_plots, write_report
 from mbaas.analysis.report.charts import bars_of, charts
-from mbaas.analysis.report.inline import VARIABLES
-from mbaas.analysis.report.page import environment
+from mbaas.analysis.report.page import VARIABLES, environment
 from mbaas.analysis.report.pipeline import links_of
 from mbaas.analysis.report.studies import pace, studies
 from mbaas.errors import ConfigError

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
-from mbaas.analysis.simulated import simulated_epoch_s, system_for
+from mbaas.analysis.simulator.simulation import simulated_epoch_s
+from mbaas.analysis.simulator.system import system_for
 from mbaas.model.pace import predict
 from mbaas.model.quantity import stated
 from mbaas.model.rates import Rates, Setup
@@ -93,8 +94,8 @@ def test_both_models_agree_on_decoded_samples(cache_bytes: float, epoch_s: float
 @settings(max_examples=25, deadline=None)
 @given(rates=any_rates(), setup=any_setup(nodes=3), rounds=st.integers(1, 3))
 def test_both_models_agree_on_any_shared_feed(rates: Rates, setup: Setup, rounds: int) -> None:
-    """Limited to effects in both: all in fast memory, small minibatches, equal numbers of trials on all nodes."""
-    rates = replace(rates, samples=4096, batch_size=16, overlap=1.0, cache=about(1e12, unit="bytes/s"))
+    """Limited to effects in both: all in fast memory, small minibatches, many steps, as many trials on each node."""
+    rates = replace(rates, samples=16_384, batch_size=16, overlap=1.0, cache=about(1e12, unit="bytes/s"))
     setup = replace(
         setup,
         sharing=True,

@@ -9,14 +9,18 @@ from functools import cache
 from typing import Any
 
 from mbaas import units
-from mbaas.analysis.measuring.decoded import decoded
-from mbaas.analysis.measuring.effort import Effort, Progress
-from mbaas.analysis.measuring.gpu import gpu_rates
-from mbaas.analysis.measuring.pace import MachineSpeed
+from mbaas.analysis.measuring.effort import Effort, Progress, SavedStages
 from mbaas.analysis.measuring.portion import portion
-from mbaas.analysis.measuring.prep import PrepRate, Raw, prep_rate, subset
-from mbaas.analysis.measuring.saved import SavedStages
-from mbaas.analysis.measuring.service import PREP_KIND, ServiceRun, Workload, measure_step, pooled, run_service
+from mbaas.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decoded, prep_rate, subset
+from mbaas.analysis.measuring.service import (
+    PREP_KIND,
+    ServiceRun,
+    Workload,
+    gpu_rates,
+    measure_step,
+    pooled,
+    run_service,
+)
 from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import (
     DROP_S,

@@ -16,9 +16,9 @@ from typing import Any
 
 from mbaas.analysis.decoding import largest_cache
 from mbaas.analysis.measuring.effort import Progress
-from mbaas.analysis.measuring.pace import MachineSpeed
+from mbaas.analysis.measuring.prep import MachineSpeed
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, run_service
-from mbaas.analysis.simulated import simulated_epoch_s
+from mbaas.analysis.simulator.simulation import simulated_epoch_s
 from mbaas.model import words
 from mbaas.model.pace import Waits, predict
 from mbaas.model.quantity import Quantity, measured, plain_fields, spanning

@@ -9,7 +9,7 @@ import pytest
 
 from mbaas import files
 from mbaas.analysis.simulator import Cores, System, catalog, simulate, system_of
-from mbaas.analysis.simulator.sweep import PARAMETERS, changed, parse
+from mbaas.analysis.simulator.simulation import PARAMETERS, changed, parse
 from mbaas.analysis.simulator.system import CORE_COSTS
 from mbaas.errors import ConfigError
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.analysis.simulator import hit_fractions
-from mbaas.analysis.simulator.caches import Lru
+from mbaas.analysis.simulator.chance import Lru
 from mbaas.errors import ConfigError
 from mbaas.model.supply import lru_hits
 
