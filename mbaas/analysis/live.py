@@ -15,7 +15,7 @@ from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.storage import memory_rate
 from mbaas.analysis.simulator import Outcome, System, simulate
 from mbaas.analysis.simulator.simulation import simulated_epoch_s
-from mbaas.analysis.simulator.system import EPOCHS, system_for
+from mbaas.analysis.simulator.system import EPOCHS, system_of
 from mbaas.analysis.whole import Analysis, conclude
 from mbaas.core.demand import of_trials
 from mbaas.errors import StateError
@@ -73,7 +73,7 @@ def simulate_feed(
     feed = mbaas.connect(name)
     rates, setup = _observed(feed, feed.status())
     feed.expect(simulated_epoch_s(rates, setup))
-    system = system_for(rates, setup, name=f"feed {name}", epochs=epochs)
+    system = system_of(rates, setup, name=f"feed {name}", epochs=epochs)
     return system, list(simulate(system, policies))
 
 

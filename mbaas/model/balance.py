@@ -15,8 +15,6 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
-from mbaas.errors import ConfigError
-
 NOWHERE = -1
 """Home index of a sample that no node has cached."""
 
@@ -35,15 +33,7 @@ def balance(counts: Sequence[int], *, targets: Sequence[int]) -> list[SampleMove
     """Return moves that bring every count to its target: at most p - 1, within a factor 2 of the fewest, O(p log p).
 
     Each move takes as much as possible from the largest surplus to the largest deficit. Ties go to the lower index.
-
-    Raises:
-        ConfigError: counts and targets differ in number or sum.
     """
-    if len(counts) != len(targets) or sum(counts) != sum(targets):
-        raise ConfigError(
-            f"targets must be as many as counts with the same sum ({len(counts)} with sum {sum(counts)}), "
-            f"got {len(targets)} with sum {sum(targets)}"
-        )
     rest = [(count - target, index) for index, (count, target) in enumerate(zip(counts, targets, strict=True))]
     surpluses = [(-over, index) for over, index in rest if over > 0]
     deficits = [(over, index) for over, index in rest if over < 0]
@@ -104,11 +94,8 @@ def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
     Args:
         homes: int[n], index of the node that holds each sample, `NOWHERE` if uncached.
         rank_nodes: int[p], index of each rank's node. Ranks may share a node, and the node need not be a home.
-
-    Raises:
-        ConfigError: there is no rank, or an index is out of range.
     """
-    sample_homes, nodes_of_ranks = _checked(homes, rank_nodes)
+    sample_homes, nodes_of_ranks = np.asarray(homes, dtype=np.int64), np.asarray(rank_nodes, dtype=np.int64)
     nodes = _Nodes.see(sample_homes, nodes_of_ranks)
     # NumPy sorts 16-bit integers by radix, several times as fast. This runs for every minibatch of every rank.
     node_of_sample = nodes.of_sample.astype(np.int16 if len(nodes.room) < 2**15 else np.int64)
@@ -142,14 +129,3 @@ def _assign_surplus(node_of_sample: NDArray[Any], nodes: _Nodes, moves: list[Sam
         spare = np.flatnonzero(node_of_sample == giver)[nodes.room[giver] :]
         outgoing = [move for move in moves if move.giver == giver]
         node_of_sample[spare] = np.repeat([move.taker for move in outgoing], [move.count for move in outgoing])
-
-
-def _checked(homes: ArrayLike, rank_nodes: ArrayLike) -> tuple[Ints, Ints]:
-    sample_homes, nodes_of_ranks = np.asarray(homes, dtype=np.int64), np.asarray(rank_nodes, dtype=np.int64)
-    if not len(nodes_of_ranks):
-        raise ConfigError("a minibatch is split between at least 1 rank, got 0")
-    if (nodes_of_ranks < 0).any():
-        raise ConfigError(f"rank_nodes must be 0 or more, got {int(nodes_of_ranks.min())}")
-    if (sample_homes < NOWHERE).any():
-        raise ConfigError(f"homes must be {NOWHERE} or more, got {int(sample_homes.min())}")
-    return sample_homes, nodes_of_ranks

@@ -225,15 +225,8 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
 
     Repeats of a count are replaced by their median. With fewer than three counts there are fewer stages; one count
     gives a line.
-
-    Raises:
-        ConfigError: there are no points, a count is not above 0, or a rate is negative or not finite.
     """
     measured = np.array(points, dtype=np.float64).reshape(-1, 2)
-    if not len(measured):
-        raise ConfigError("a fit needs at least 1 measured point, got 0")
-    if not np.isfinite(measured).all() or (measured[:, 0] <= 0).any() or (measured[:, 1] < 0).any():
-        raise ConfigError(f"points must be finite (count > 0, rate >= 0), got {points}")
     # Medians, because a single disturbed window would shift a mean. Each count weighs the same, however often it was
     # measured.
     counts = np.unique(measured[:, 0])

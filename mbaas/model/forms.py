@@ -144,13 +144,7 @@ def plan_forms(
         samples: number of samples whose home is the node.
         threads: prep threads of the node, in total.
         memory_bytes, disk_bytes: room for samples of both forms together.
-
-    Raises:
-        ConfigError: a negative number of samples or bytes, or no threads.
     """
-    _check("threads", threads, is_positive=True)
-    for name, value in (("samples", samples), ("memory_bytes", memory_bytes), ("disk_bytes", disk_bytes)):
-        _check(name, value)
     # Bytes for each sample, at most the size of both forms together, so that all numbers have a similar magnitude.
     most = costs.encoded_bytes + costs.decoded_bytes
     memory, disk = (min(most, nbytes / samples) if samples else most for nbytes in (memory_bytes, disk_bytes))

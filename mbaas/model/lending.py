@@ -25,7 +25,6 @@ from typing import Literal
 from msgspec import Struct
 
 from mbaas import units
-from mbaas.errors import ConfigError
 from mbaas.model.curves import ROUNDING, ThroughputCurve, whole
 from mbaas.settings import Lending
 
@@ -47,12 +46,6 @@ class Job:
     demand_per_s: float
     prep: ThroughputCurve
     reserved: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.demand_per_s < math.inf:
-            raise ConfigError(f"demand_per_s of {self.name} must be 0 or more and finite, got {self.demand_per_s}")
-        if self.reserved < 1:
-            raise ConfigError(f"reserved of {self.name} must be at least 1, got {self.reserved}")
 
     @cached_property
     def reachable(self) -> bool:
@@ -107,15 +100,7 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
     No job gets more than it can use; the rest stays idle. If there are no more workers than jobs, the first jobs get
     one each. Otherwise every job has at least one, and its reserved workers unless the pool is too small for all
     reservations. Among equally over-provisioned jobs, the last one gives first.
-
-    Raises:
-        ConfigError: two jobs have the same name, or the pool is negative.
     """
-    names = [job.name for job in jobs]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
-    if pool < 0:
-        raise ConfigError(f"pool must be 0 workers or more, got {pool}")
     # The paper's rule needs at least one worker for each job. Below that, the oldest jobs are served.
     if pool <= len(jobs):
         counts = [int(index < pool) for index in range(len(jobs))]

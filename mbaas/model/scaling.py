@@ -23,7 +23,6 @@ from statistics import median_low
 from msgspec import Struct
 
 from mbaas import units
-from mbaas.errors import ConfigError, StateError
 from mbaas.model.curves import ThroughputCurve, whole
 from mbaas.settings import Scaling
 
@@ -45,9 +44,6 @@ class Observation:
         workers, pending: workers that are up, and workers that were requested and are not up yet.
         idle: share of time, in [0, 1], that workers that are up had nothing to prepare.
         reserved, most: bounds on the number of workers.
-
-    Raises:
-        ConfigError: a share outside [0, 1], a negative number, or reserved above most.
     """
 
     prep_stall: float
@@ -61,20 +57,6 @@ class Observation:
     idle: float
     reserved: int
     most: int
-
-    def __post_init__(self) -> None:
-        for name in ("prep_stall", "fetch_stall", "peer_stall", "idle"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must be a share in [0, 1], got {getattr(self, name)}")
-        for name in ("demand_per_s", "worker_per_s", "fetch_per_s", "workers", "pending", "reserved"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if self.reserved > self.most:
-            raise ConfigError(f"reserved must be at most the maximum of {self.most}, got {self.reserved}")
-        if math.isinf(min(self.demand_per_s, self.fetch_per_s)) or math.isinf(self.worker_per_s):
-            raise ConfigError(
-                f"demand_per_s and worker_per_s must be finite, got {self.demand_per_s}, {self.worker_per_s}"
-            )
 
     @cached_property
     def needed(self) -> int | None:
@@ -168,7 +150,7 @@ class Scaler:
         self._idle = Hold(high=settings.idle_high, low=settings.idle_low)
         self._seen: deque[tuple[float, Observation]] = deque()  # of known need, as far back as the longest hold
         self._seen_since = float("inf")  # time of the first observation ever
-        self._last_s = self._changed_s = float("-inf")
+        self._changed_s = float("-inf")
 
     def moved(self, wanted: int) -> None:
         """Set the number of wanted workers after a loan or return; no effect before the first observation."""
@@ -184,13 +166,7 @@ class Scaler:
         The feed shrinks in two cases. After ``idle_hold_s`` with idle workers, it shrinks to the most that the model
         needed in that time. After ``cooldown_s``, it shrinks to the workers that would have met all demand of the last
         ``idle_hold_s`` at the lowest rate per worker since workers became idle.
-
-        Raises:
-            StateError: the clock went back.
         """
-        if now < self._last_s:
-            raise StateError(f"observations must come in order, got {now} s after {self._last_s} s")
-        self._last_s = now
         if self.wanted is None:  # after a (re)start, adopt the workers that exist
             self.wanted = seen.workers + seen.pending
         self._watch(seen, now)

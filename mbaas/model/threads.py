@@ -23,7 +23,6 @@ import numpy as np
 from msgspec import Struct
 
 from mbaas import units
-from mbaas.errors import ConfigError
 from mbaas.model.curves import Floats, ThroughputCurve
 from mbaas.settings import Threads
 
@@ -69,8 +68,6 @@ def load_time_s(tiers: Sequence[TierBytes], *, threads: Sequence[int]) -> float:
     B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with ``threads``
     (alpha, beta, gamma) in the order of the tiers.
     """
-    if len(threads) != len(tiers):
-        raise ConfigError(f"threads must be given for each of {len(tiers)} tiers, got {len(threads)}")
     each = zip(tiers, threads, strict=True)
     return float(sum(tier.seconds(np.array([count], dtype=np.float64))[0] for tier, count in each))
 
@@ -78,7 +75,7 @@ def load_time_s(tiers: Sequence[TierBytes], *, threads: Sequence[int]) -> float:
 def split_threads(
     total: int, *, prep: ThroughputCurve, samples: float, tiers: Sequence[TierBytes], step_s: float, tau_s: float = 0.0
 ) -> ThreadSplit:
-    """Split ``total`` threads between prep and fetch.
+    """Split ``total`` threads, at least two, between prep and fetch.
 
     Prep is the bottleneck when it takes longer than both fetch and the step. Threads also stop moving when a move makes
     a minibatch no faster, for example when storage is saturated.
@@ -89,12 +86,7 @@ def split_threads(
         tiers: sources of its bytes; the same fetch threads read one tier after the other.
         step_s: training time between two minibatches, in seconds.
         tau_s: how much longer than the step a minibatch may take, in seconds; each move must gain more than this.
-
-    Raises:
-        ConfigError: fewer than two threads.
     """
-    if total < 2:
-        raise ConfigError(f"total must be at least 2 threads, one to fetch and one to prepare, got {total}")
     counts = np.arange(1.0, total + 1)
     prep_s, fetch_s = _prep_seconds(prep, samples, counts), sum((s.seconds(counts) for s in tiers), 0 * counts)
     # Storage slows down past its peak: threads that would only hinder fetch stay idle.
@@ -147,12 +139,7 @@ def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
     All threads are assigned unless all queues are empty; an empty queue gets none. Every other queue gets at least one;
     if there are too few, the longest queues get one each. The remainder goes to the largest fractions, and to the
     earlier queue in a tie. A longer queue never gets less than a shorter one.
-
-    Raises:
-        ConfigError: ``total`` or a length is negative.
     """
-    if total < 0 or min(lengths, default=0) < 0:
-        raise ConfigError(f"threads and lengths must be 0 or more, got {total} and {list(lengths)}")
     waiting = [queue for queue, length in enumerate(lengths) if length > 0]
     counts = [0] * len(lengths)
     if total < len(waiting):
@@ -179,12 +166,7 @@ def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, t
     ``gap_s`` is fetch + prep - step in seconds for a number of threads, measured or predicted; it decreases with more
     threads. It is called at most log2(most - least + 1) + 1 times. The search ends when |gap| < ``tau_s``, when no
     count is left, or after `PATIENCE` steps without improvement.
-
-    Raises:
-        ConfigError: ``least`` is below 1 or above ``most``.
     """
-    if not 1 <= least <= most:
-        raise ConfigError(f"least must be in [1, most], most is {most} and least is {least}")
     best, best_gap_s, without_gain = 0, math.inf, 0
     while least <= most and without_gain < PATIENCE and not abs(best_gap_s) < tau_s:
         threads = (least + most) // 2
@@ -249,9 +231,6 @@ class NodeLoad(Struct, frozen=True, kw_only=True):
         storage_bytes, storage_s: bytes read from storage; seconds during which at least one thread read.
         read_s: reading seconds summed over threads.
         others: other sources of a minibatch's bytes, read by separate threads: their curves are flat.
-
-    Raises:
-        ConfigError: no worker, fewer prep threads than workers, or more threads than the limits.
     """
 
     workers: int
@@ -267,13 +246,6 @@ class NodeLoad(Struct, frozen=True, kw_only=True):
     storage_s: float
     read_s: float
     others: tuple[TierBytes, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.workers <= self.prep_threads <= self.most_prep < self.most:
-            raise ConfigError(
-                "1 <= workers <= prep_threads <= most_prep < most must hold, got "
-                f"{self.workers}, {self.prep_threads}, {self.most_prep} and {self.most}"
-            )
 
     @property
     def is_filled(self) -> bool:

@@ -123,17 +123,8 @@ def readahead_depth(
         nbytes: int64[n], bytes of each block, at least one block.
         consume_bytes_per_s: rate at which the same bytes are consumed, above 0.
         threads: number of reading threads, at least 1.
-
-    Raises:
-        ConfigError: no blocks, different numbers of sizes and times, no threads, or no consumption.
     """
     sizes, work = np.asarray(nbytes, np.int64), np.asarray(read_s, np.float64)
-    if not len(sizes) or len(sizes) != len(work):
-        raise ConfigError(f"read_s and nbytes must be of the same blocks, at least one, got {len(work)}, {len(sizes)}")
-    if consume_bytes_per_s <= 0:
-        raise ConfigError(f"consume_bytes_per_s must be above 0, got {consume_bytes_per_s}")
-    if threads < 1:
-        raise ConfigError(f"threads must be at least 1, got {threads}")
     read_before = _before(work / threads)
     consumed_before = _before(sizes / consume_bytes_per_s)
     # A consumer that never waits at one depth never waits at a greater one: bisect.

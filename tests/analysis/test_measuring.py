@@ -110,19 +110,6 @@ def test_a_measurement_that_scatters_ends_with_its_budget_or_its_most() -> None:
     assert repeated(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.2)).samples == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"least": 0}, r"least must be in \[1, most = 30\], got 0"),
-        ({"spread": 0.0}, "spread must be above 0, got 0.0"),
-        ({"window_s": -1.0}, "window_s must be above 0, got -1.0"),
-    ],
-)
-def test_an_effort_that_cannot_work(options: dict[str, float], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        Effort(**options)  # type: ignore[arg-type]
-
-
 def skip_in_memory(path: Path) -> None:
     kind = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
     if kind == "tmpfs":
@@ -216,12 +203,6 @@ def test_a_portion_has_the_samples_it_says(small_images: mbaas.Dataset) -> None:
     small_images.reader().read_into(ids[7], same)
     assert buffer.tobytes() == same.tobytes()
     assert [span.length for span in local_spans(part, [7])] == [len(same)]
-
-
-@pytest.mark.parametrize("readers", [(), (2, 1), (0, 1)])
-def test_readers_that_cannot_be(small_images: mbaas.Dataset, readers: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="readers must ascend from at least 1"):
-        storage_rate(small_images, QUICK, readers=readers)
 
 
 def test_what_a_disk_tier_gives(tmp_path: Path) -> None:
@@ -676,10 +657,3 @@ def test_a_file_for_which_nobody_has_the_memory_is_left_out_of_what_is_measured(
     assert [Path(uri).name for uri in subset(data).uris] == ["text.png"]
     with pytest.raises(BadSampleError, match=r"hole\.png: it has 68,719,476,736 bytes, over the limit"):
         storage_rate(data, QUICK, readers=(1,))
-
-
-@pytest.mark.parametrize(("name", "counts"), [("workers", (2,)), ("workers", ()), ("threads", (1, 1))])
-def test_counts_that_cannot_be(name: str, counts: tuple[int, ...]) -> None:
-    given = {"workers": (1,), "threads": (1,), name: counts}
-    with pytest.raises(ConfigError, match=f"{name} must ascend from 1"):
-        prep_rate(subset(synthetic(3)), T.Pipeline([T.DecodeImage()]), QUICK, **given)

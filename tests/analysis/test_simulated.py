@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
 from mbaas.analysis.simulator.simulation import simulated_epoch_s
-from mbaas.analysis.simulator.system import system_for
+from mbaas.analysis.simulator.system import system_of
 from mbaas.model.pace import predict
 from mbaas.model.quantity import stated
 from mbaas.model.rates import Rates, Setup
@@ -113,9 +113,9 @@ def test_a_large_dataset_is_simulated_in_part() -> None:
     small, large = round_rates(), round_rates(samples=1_000_000)
     half = Setup(cache_bytes=50 * MB), Setup(cache_bytes=50_000 * MB)
     assert simulated_epoch_s(large, half[1]) == pytest.approx(1000 * simulated_epoch_s(small, half[0]), rel=0.05)
-    assert system_for(large, half[1]).dataset.samples == 200_000
+    assert system_of(large, half[1]).dataset.samples == 200_000
 
 
 def test_storage_is_as_fast_as_it_was_with_most_readers() -> None:
     rates = round_rates(step=about(1e5))
-    assert system_for(rates, Setup()).machine.storage.rate(4) == pytest.approx(250 * 100_000)
+    assert system_of(rates, Setup()).machine.storage.rate(4) == pytest.approx(250 * 100_000)

@@ -164,21 +164,6 @@ def test_a_node_without_samples_keeps_them_all() -> None:
     assert plan_forms(PHOTOS, samples=0, threads=1, memory_bytes=0).kept == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"samples": -1}, "samples must be 0 or more and finite, got -1"),
-        ({"threads": 0}, "threads must be above 0 and finite, got 0"),
-        ({"memory_bytes": -5}, "memory_bytes must be 0 or more and finite, got -5"),
-        ({"disk_bytes": float("nan")}, "disk_bytes must be 0 or more and finite, got nan"),
-    ],
-)
-def test_what_cannot_be_is_refused(given: dict[str, float], said: str) -> None:
-    room: dict[str, float] = {"samples": 10, "threads": 1, "memory_bytes": 0, "disk_bytes": 0}
-    with pytest.raises(ConfigError, match=said):
-        plan_forms(PHOTOS, **{**room, **given})
-
-
 def test_costs_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="decoded_bytes must be above 0 and finite, got 0"):
         replace(PHOTOS, decoded_bytes=0)

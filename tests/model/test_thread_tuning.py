@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_loads import BATCH, WINDOW_S, Node, capped, fast, late, tuned
 
-from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 from mbaas.model.threads import NodeLoad, ObservedCurve, ThreadTuner, TierBytes, Tuned
 from mbaas.settings import Threads
@@ -225,8 +224,3 @@ def test_any_node_comes_to_rest_and_is_not_slower_than_before(
     assert len(node.changes) <= 10
     assert sum(at > HOUR_S / 4 for at, _ in node.changes) <= 3
     assert node.minibatch_s() <= 1.15 * before_s
-
-
-def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"1 <= workers <= prep_threads <= most_prep < most .* got 2, 1, 2 and 9"):
-        load(workers=2, prep_threads=1, most_prep=2, most=9)

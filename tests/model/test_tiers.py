@@ -106,10 +106,6 @@ def test_the_depth_is_the_smallest_with_which_the_consumer_never_waits(blocks: l
         (lambda: storage_class("SSD", 1, 5, threads=0), "threads of SSD must be at least 1, got 0"),
         (lambda: storage_class("remote", 1, 5), "may not be called compute, staging, remote, pfs, got 'remote'"),
         (lambda: StagingClass(capacity_bytes=1, threads=0), "threads of staging must be at least 1, got 0"),
-        (lambda: readahead_depth([], [], consume_bytes_per_s=1, threads=1), "at least one, got 0, 0"),
-        (lambda: readahead_depth([1], [1, 2], consume_bytes_per_s=1, threads=1), "got 1, 2"),
-        (lambda: readahead_depth([1], [1], consume_bytes_per_s=0, threads=1), "above 0, got 0"),
-        (lambda: readahead_depth([1], [1], consume_bytes_per_s=1, threads=0), "threads must be at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, message: str) -> None:

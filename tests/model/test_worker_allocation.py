@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 from mbaas.model.lending import Job, allocate
 
@@ -142,14 +141,3 @@ def test_a_larger_pool_takes_nothing_from_anybody(number: int, pool: int, data: 
     if pool >= sum(min(j.reserved, j.useful) for j in jobs):
         assert all(large.workers[name] >= count for name, count in small.workers.items())
         assert all(small.workers[j.name] >= min(j.reserved, j.useful) for j in jobs)
-
-
-def test_impossible_jobs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"names of jobs must differ, got a, a"):
-        allocate([job("a", 1), job("a", 2)], pool=4)
-    with pytest.raises(ConfigError, match=r"pool must be 0 workers or more, got -1"):
-        allocate(THREE, pool=-1)
-    with pytest.raises(ConfigError, match=r"demand_per_s of a must be 0 or more and finite, got inf"):
-        job("a", math.inf)
-    with pytest.raises(ConfigError, match=r"reserved of a must be at least 1, got 0"):
-        job("a", 1, reserved=0)

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mbaas.errors import ConfigError
 from mbaas.model.quantity import Quantity, measured
 from mbaas.units import duration
 
@@ -30,9 +29,6 @@ class Effort:
         window_s: target seconds of one measurement of a rate.
         is_whole: whether to measure the costs of feeds, and rates for every number of workers, threads and readers. If
             False, rates are measured only for the smallest number and for a feed's default.
-
-    Raises:
-        ConfigError: an invalid number.
     """
 
     spread: float = 0.02
@@ -41,13 +37,6 @@ class Effort:
     budget_s: float = 6.0
     window_s: float = 0.25
     is_whole: bool = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise ConfigError(f"least must be in [1, most = {self.most}], got {self.least}")
-        for name in ("spread", "budget_s", "window_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def is_enough(self, values: list[float], *, unit: str, elapsed_s: float) -> bool:
         """Return whether to stop after these values."""

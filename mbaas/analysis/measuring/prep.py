@@ -21,7 +21,7 @@ from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.retry import PatientReader
-from mbaas.errors import BadSampleError, ConfigError
+from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.model.curves import MeasuredCurve
@@ -130,7 +130,7 @@ def prep_rate(
     seed: int = 0,
     between: Callable[[], object] = lambda: None,
 ) -> PrepRate:
-    """Measure each number of workers, and one worker with each number of threads. Requires Ray.
+    """Measure each number of workers, and one worker with each number of threads; both ascend from 1. Requires Ray.
 
     Args:
         gpus_per_worker: GPUs that each worker reserves; None for dali workers that share all GPUs and reserve none.
@@ -139,12 +139,8 @@ def prep_rate(
         between: called after each number of workers.
 
     Raises:
-        ConfigError: counts that do not ascend from 1.
         BadSampleError: no sample can be prepared.
     """
-    for name, counts in (("workers", workers), ("threads", threads)):
-        if not counts or list(counts) != sorted(set(counts)) or counts[0] != 1:
-            raise ConfigError(f"{name} must ascend from 1, got {list(counts)}")
     made = made_of(raw, pipeline, seed)
     # One copy in the object store, mapped by all workers.
     options = (ray.put(raw), pipeline, engine, seed, made, dali_share)

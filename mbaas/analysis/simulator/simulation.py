@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.analysis.simulator.policies import POLICIES, Policy
-from mbaas.analysis.simulator.system import System, system_for
+from mbaas.analysis.simulator.system import System, system_of
 from mbaas.analysis.simulator.world import Floats, Orders, Steps, StepTimeline, Tiers, World
 from mbaas.errors import ConfigError
 from mbaas.model.rates import Rates, Setup
@@ -341,6 +341,6 @@ def simulated_epoch_s(rates: Rates, setup: Setup) -> float:
     """
     kept = "mbaas_decoded" if form_plan(rates, setup) is not None else "mbaas"
     policy = kept if setup.sharing else "minio"
-    system = system_for(rates, setup, policies=(policy,))
+    system = system_of(rates, setup, policies=(policy,))
     (outcome,) = simulate(system)
     return mean(outcome.epoch_s[1:]) * rates.samples / system.dataset.samples  # the dataset may be scaled down

@@ -229,96 +229,10 @@ MOST_SAMPLES = 200_000
 """Maximum number of simulated samples. Larger datasets and their caches are scaled down; times are proportional."""
 
 MEMORY_BYTES_PER_S = 1e12
-"""Assumed rate of a cache without a measurement: rates must be finite."""
+"""Limit of a cache's rate."""
 
 
 def system_of(
-    name: str,
-    *,
-    samples: int,
-    sample_bytes: float,
-    batch: int,
-    train_samples_per_s: float,
-    prep_samples_per_s: float,
-    storage_samples_per_s: float,
-    storage_readers: int | None = None,
-    prep_workers: int = 1,
-    cache_samples_per_s: float = math.inf,
-    cache_bytes: float = 0.0,
-    disk_samples_per_s: float | None = None,
-    disk_bytes: float = 0.0,
-    network_bytes_per_s: float = math.inf,
-    staging_bytes: float = math.inf,
-    pixel_bytes: float | None = None,
-    decoded_bytes: float | None = None,
-    decoded_speedup: float = 1.0,
-    cores: Cores | None = None,
-    workers: int = 1,
-    trials: int = 1,
-    epochs: int = 1,
-    seed: int = 0,
-    policies: tuple[str, ...] = (),
-) -> System:
-    """Return a system from measured rates (DS-Analyzer's G, P, S and C).
-
-    Args:
-        sample_bytes, pixel_bytes: mean size of a raw sample, and of a prepared one (None for the raw size).
-        batch: samples of a minibatch on one worker.
-        train_samples_per_s: G of one trial on one worker, without waiting for data.
-        prep_samples_per_s: P of one worker's machine, all its prep workers together, from memory.
-        storage_samples_per_s: S of all workers together, cold, without other work.
-        storage_readers: readers needed to reach S; None for all prep workers of all machines.
-        prep_workers: prep workers of one worker's machine.
-        cache_samples_per_s: C of one worker's machine, its prep workers together.
-        cache_bytes, disk_bytes: raw bytes that one worker's machine may cache in memory, and additionally on disk.
-        disk_samples_per_s: disk rate of one worker's machine, all prep workers together; None without a disk.
-        network_bytes_per_s: rate between two machines.
-        staging_bytes: capacity for prepared minibatches of one machine.
-        decoded_bytes, decoded_speedup: size and relative prep speed of a decoded sample; see `DatasetShape`.
-        cores: cores of one worker's machine, and the cost of a sample; None for enough.
-        workers, trials, epochs, seed: see `Training`.
-        policies: policies to simulate; empty for all.
-
-    Raises:
-        ConfigError: a rate or a number is out of range.
-    """
-    # The simulator's rates are in bytes, for a number of threads together. A measured rate is one point of such a
-    # curve, at the number of prep workers.
-    kept = {"ram": (cache_bytes, min(cache_samples_per_s * sample_bytes, MEMORY_BYTES_PER_S))}
-    if disk_samples_per_s is not None and disk_bytes:
-        kept["disk"] = (disk_bytes, disk_samples_per_s * sample_bytes)
-    machine = Machine(
-        compute_bytes_per_s=train_samples_per_s * sample_bytes,
-        prep_bytes_per_s=prep_samples_per_s * sample_bytes / prep_workers,
-        network_bytes_per_s=network_bytes_per_s,
-        # If the number of readers is not given, reaching S takes all threads of all machines.
-        storage=ThroughputCurve.through(
-            {storage_readers or workers * prep_workers: storage_samples_per_s * sample_bytes}
-        ),
-        staging=StagingClass(capacity_bytes=staging_bytes, threads=prep_workers),
-        classes=tuple(
-            StorageClass(
-                name=tier,
-                capacity_bytes=nbytes,
-                threads=prep_workers,
-                read=ThroughputCurve.through({prep_workers: rate}),
-            )
-            for tier, (nbytes, rate) in kept.items()
-        ),
-        cores=cores,
-    )
-    dataset = DatasetShape(
-        samples=samples,
-        sample_bytes=sample_bytes,
-        pixel_bytes=pixel_bytes,
-        decoded_bytes=decoded_bytes,
-        decoded_speedup=decoded_speedup,
-    )
-    training = Training(workers=workers, batch=batch, epochs=epochs, trials=trials, seed=seed)
-    return System(name=name, machine=machine, dataset=dataset, training=training, policies=policies)
-
-
-def system_for(
     rates: Rates, setup: Setup, *, name: str = "measured", epochs: int = EPOCHS, policies: tuple[str, ...] = ()
 ) -> System:
     """Return the simulator's system for measured rates and a setup; each node is one of its workers.
@@ -326,41 +240,57 @@ def system_for(
     The simulator spreads a trial's samples over all workers, while here a trial trains on one node at G. Each simulated
     worker therefore trains at G / nodes, which gives the same epoch time.
     """
-    part = min(1.0, MOST_SAMPLES / rates.samples)
-    workers = setup.workers_of(rates.cores)
+    part, nbytes = min(1.0, MOST_SAMPLES / rates.samples), rates.sample_bytes
+    workers, cores = setup.workers_of(rates.cores), setup.cores_of(rates.cores)
+    made_per_s = node_prep_rate(rates, setup)
     # Simulated storage reaches its full rate, here the fastest measured one, with a number of readers. A node has at
     # most as many reading threads as workers, so a larger number would never be reached.
     readers, storage = rates.storage.fastest
-    return system_of(
-        name,
-        samples=round(rates.samples * part),
-        sample_bytes=rates.sample_bytes,
-        batch=rates.batch_size if setup.batch_size is None else setup.batch_size,
-        train_samples_per_s=rates.step.value * setup.accelerator_factor / setup.nodes,
-        prep_samples_per_s=node_prep_rate(rates, setup),
-        storage_samples_per_s=storage.value * setup.storage_factor * (1 if setup.storage_shared else setup.nodes),
-        storage_readers=min(round(readers), workers),
-        prep_workers=workers,
-        cache_samples_per_s=rates.cache.value / rates.sample_bytes,
-        cache_bytes=setup.cache_bytes * part,
-        disk_samples_per_s=rates.disk.value / rates.sample_bytes if rates.disk is not None else None,
-        disk_bytes=setup.disk_bytes * part,
-        network_bytes_per_s=setup.network_bytes_per_s,
-        pixel_bytes=rates.pixel_bytes,
-        decoded_bytes=rates.decoded_bytes if setup.decoded else None,
-        decoded_speedup=node_prep_rate(rates, setup, decoded=1.0) / node_prep_rate(rates, setup),
-        cores=Cores(
-            count=(cores := setup.cores_of(rates.cores)),
-            background=cores - rates.free_cores(cores),
-            prep_cpu_s=rates.prepared_cpu_s.value,
-            staging_cpu_s=rates.staging_cpu_s.value,
-            delivery_cpu_s=rates.delivery_cpu_s.value,
-            step_cpu_s=rates.step_cpu_s.value / setup.accelerator_factor,
-            read_cpu_s=rates.read_cpu_s.value,
-            decoded_cpu_s=rates.cpu_s(1.0).value,
+    storage_per_s = storage.value * setup.storage_factor * (1 if setup.storage_shared else setup.nodes)
+    # The simulator's rates are of a number of threads together. A measured rate is one point of such a curve.
+    cached = {"ram": (setup.cache_bytes * part, min(rates.cache.value, MEMORY_BYTES_PER_S))}
+    if rates.disk is not None and setup.disk_bytes:
+        cached["disk"] = (setup.disk_bytes * part, rates.disk.value)
+    return System(
+        name=name,
+        machine=Machine(
+            compute_bytes_per_s=rates.step.value * setup.accelerator_factor / setup.nodes * nbytes,
+            prep_bytes_per_s=made_per_s * nbytes / workers,
+            network_bytes_per_s=setup.network_bytes_per_s,
+            storage=ThroughputCurve.through({min(round(readers), workers): storage_per_s * nbytes}),
+            staging=StagingClass(capacity_bytes=math.inf, threads=workers),
+            classes=tuple(
+                StorageClass(
+                    name=tier,
+                    capacity_bytes=capacity_bytes,
+                    threads=workers,
+                    read=ThroughputCurve.through({workers: bytes_per_s}),
+                )
+                for tier, (capacity_bytes, bytes_per_s) in cached.items()
+            ),
+            cores=Cores(
+                count=cores,
+                background=cores - rates.free_cores(cores),
+                prep_cpu_s=rates.prepared_cpu_s.value,
+                staging_cpu_s=rates.staging_cpu_s.value,
+                delivery_cpu_s=rates.delivery_cpu_s.value,
+                step_cpu_s=rates.step_cpu_s.value / setup.accelerator_factor,
+                read_cpu_s=rates.read_cpu_s.value,
+                decoded_cpu_s=rates.cpu_s(1.0).value,
+            ),
         ),
-        workers=setup.nodes,
-        trials=setup.trials,
-        epochs=epochs,
+        dataset=DatasetShape(
+            samples=round(rates.samples * part),
+            sample_bytes=nbytes,
+            pixel_bytes=rates.pixel_bytes,
+            decoded_bytes=rates.decoded_bytes if setup.decoded else None,
+            decoded_speedup=node_prep_rate(rates, setup, decoded=1.0) / made_per_s,
+        ),
+        training=Training(
+            workers=setup.nodes,
+            batch=rates.batch_size if setup.batch_size is None else setup.batch_size,
+            epochs=epochs,
+            trials=setup.trials,
+        ),
         policies=policies,
     )
