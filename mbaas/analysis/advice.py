@@ -16,7 +16,7 @@ from mbaas.costs import HOUR_S, LoadingCosts
 from mbaas.errors import ConfigError
 from mbaas.model import words
 from mbaas.model.pace import Epoch, Prediction, Waits, fewest_prep_cores, predict, smallest_cache, speedup
-from mbaas.model.quantity import BOUNDS, OPPOSITE, Bound, Quantity, plain_fields, spanning, stated
+from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, spanning, stated
 from mbaas.model.rates import Rates, Setup
 from mbaas.model.supply import read_shares, resource_times
 from mbaas.units import BYTES, BytesPerS
@@ -312,7 +312,7 @@ class MachineType:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class Offer(AsJson):
     """A number of machines of one type, with the duration and cost of a job.
 
     Attributes:
@@ -330,10 +330,6 @@ class Offer:
     alone_cost: Quantity
     limit: str
     in_time: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return plain_fields(self)
 
 
 def offers(
@@ -374,7 +370,7 @@ def offers(
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochCosts:
+class EpochCosts(AsJson):
     """Cost of loading a steady epoch for one trial.
 
     Attributes:
@@ -395,10 +391,6 @@ class EpochCosts:
         """Both costs as a clause."""
         here, alone = _said(self.cpu_h, self.price), _said(self.alone_cpu_h, self.alone_price)
         return f"loading takes {here} for an epoch of each trial; a DataLoader for each would take at least {alone}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return plain_fields(self)
 
 
 def epoch_costs(rates: Rates, setup: Setup) -> EpochCosts:

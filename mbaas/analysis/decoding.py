@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mbaas import units
 from mbaas.model import words
 from mbaas.model.forms import WORTHWHILE
 from mbaas.model.pace import predict, speedup
-from mbaas.model.quantity import Bound, Quantity, plain_fields, spanning
+from mbaas.model.quantity import AsJson, Bound, Quantity, spanning
 from mbaas.model.rates import Rates, Setup
 from mbaas.model.supply import form_plan, node_prep_rate, read_shares
 
@@ -26,7 +25,7 @@ STEPS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class Decoding(AsJson):
     """Value of caching samples decoded.
 
     Attributes:
@@ -56,10 +55,6 @@ class Decoding:
     def is_worthwhile(self) -> bool:
         """Return whether decoded samples would be cached at all, given enough memory."""
         return self.share.value >= WORTHWHILE
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return plain_fields(self)
 
 
 def decoding(rates: Rates, setup: Setup) -> Decoding | None:

@@ -65,10 +65,6 @@ def simulate_feed(
     """Simulate a running feed from its rates, and send the predicted epoch time to the feed.
 
     The feed compares its next epoch with it: `FeedStatus.prediction_error`, metric ``mbaas_prediction_error``.
-
-    Raises:
-        FeedNotFoundError: no feed of that name is running.
-        StateError: the feed has not done enough work yet.
     """
     feed = mbaas.connect(name)
     rates, setup = _observed(feed, feed.status())
@@ -84,11 +80,7 @@ def _observed(feed: mbaas.Feed, status: FeedStatus) -> tuple[Rates, Setup]:
 
 
 def sample_bytes(status: FeedStatus) -> float:
-    """Return the mean bytes of an encoded sample, over the prepared samples.
-
-    Raises:
-        StateError: no sample was prepared yet.
-    """
+    """Return the mean bytes of an encoded sample, over the prepared samples."""
     fetched = status.fetched
     if not fetched.all.samples:
         raise StateError(f"feed {status.name!r} has prepared nothing yet; analyze it when its trials have begun")
@@ -103,9 +95,6 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
 
     Each trial (all its ranks together) is one measurement of G, each worker one of P, and each node that has read
     storage one of S. If no node has, all samples came from caches, and S is assumed to equal the rate of memory.
-
-    Raises:
-        StateError: no trial or no worker has finished a sample yet.
     """
     # A trial that steps does not wait for data, so its steps run at G, the rate on synthetic data.
     steps = [each.samples / each.step_s for each in _trials(status) if each.step_s > 0 and each.samples > 0]

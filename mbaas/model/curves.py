@@ -61,9 +61,6 @@ class ThroughputCurve(Struct, frozen=True):
     Attributes:
         knots: (count, rate) at each bend, counts ascending; three stages need at most two.
         slope: rate that one more worker adds beyond the last knot; negative if more workers are slower.
-
-    Raises:
-        ConfigError: counts that do not ascend from above 0, rates below 0, or numbers that are not finite.
     """
 
     knots: tuple[tuple[float, float], ...]
@@ -93,9 +90,6 @@ class ThroughputCurve(Struct, frozen=True):
         """Return the curve through known points (count -> total rate).
 
         It is proportional before the first point and flat after the last.
-
-        Raises:
-            ConfigError: there is no point, or a count or a rate is not above 0.
         """
         if not points or min(points.values()) <= 0:
             raise ConfigError(f"a table of rates must have points above 0, got {dict(points)}")
@@ -339,11 +333,7 @@ class MeasuredCurve:
 
     @classmethod
     def of(cls, points: Sequence[tuple[float, float]], *, unit: str) -> MeasuredCurve:
-        """Return the curve of (count, rate) pairs in any order; repeated counts give an interval.
-
-        Raises:
-            ConfigError: a number is not above 0 and finite.
-        """
+        """Return the curve of (count, rate) pairs in any order; repeated counts give an interval."""
         if not points or any(not 0 < number < math.inf for point in points for number in point):
             raise ConfigError(f"a curve needs points (count, rate), all above 0 and finite, got {list(points)}")
         rates: dict[float, list[float]] = {}

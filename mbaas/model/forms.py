@@ -60,9 +60,6 @@ class SampleCosts:
         disk_bytes_per_s: total read rate of the node's disk with all threads; None if not measured.
         decodable: share of the samples that may be cached decoded. A GPU prepares the others, without these CPU
             seconds.
-
-    Raises:
-        ConfigError: a number out of range.
     """
 
     encoded_bytes: float

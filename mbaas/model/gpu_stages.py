@@ -141,9 +141,6 @@ def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> DevicePlan:
 
     If CPUs and a GPU both prepare, the CPUs' share of decoded samples from caches is assumed to be the same as without
     a GPU.
-
-    Raises:
-        ConfigError: a rate is missing, or no option fits the GPUs' memory.
     """
     devices = Devices(
         cpus=float(setup.nodes * setup.workers_of(rates.cores)),
@@ -208,11 +205,7 @@ def gpu_seconds(*, step_per_s: float, step_beside_per_s: float, made_per_s: floa
 
 
 def best_plan(routes: Sequence[Route], devices: Devices) -> DevicePlan:
-    """Choose the best single route for all samples, or the best share to decode on GPUs.
-
-    Raises:
-        ConfigError: no route fits the GPUs' memory.
-    """
+    """Choose the best single route for all samples, or the best share to decode on GPUs."""
     usable = {route.first_on_gpu: route for route in routes if route.memory_bytes <= devices.memory_bytes}
     left = units.size(devices.memory_bytes)
     told = tuple(

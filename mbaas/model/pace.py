@@ -39,7 +39,6 @@ class Waits:
 
     @property
     def all(self) -> float:
-        """Return the total share."""
         return self.prep + self.fetch + self.peers
 
 
@@ -79,7 +78,6 @@ class Epoch(AsJson):
 
     @property
     def waits(self) -> Waits:
-        """Return both shares."""
         return Waits(prep=self.prep_stall, fetch=self.fetch_stall)
 
 

@@ -215,9 +215,6 @@ def step_overhead(points: Sequence[tuple[int, Quantity]]) -> Quantity:
     """Estimate the seconds of a step that do not depend on its batch size, from (batch size, G) pairs.
 
     Fits the line o + b s through the step times b / G by least squares. A negative o becomes 0.
-
-    Raises:
-        ConfigError: fewer than two distinct batch sizes.
     """
     sizes = [size for size, _ in points]
     if len(set(sizes)) < 2:

@@ -118,9 +118,6 @@ def resource_times(
         step: end of the measured interval to use for training; "low" is slow.
         prep: the same for prep and the work of cores.
         supply: the same for memory, disk and storage.
-
-    Raises:
-        ConfigError: the setup uses a disk whose rate was not measured.
     """
     shares, cost = read_shares(rates, setup, steady=steady), OPPOSITE[prep]
     made, trials = setup.made_on_node, setup.node_trials

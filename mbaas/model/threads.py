@@ -274,7 +274,6 @@ class ObservedCurve:
         self._learned_s: dict[int, float] = {}  # count -> time of its last measurement
 
     def learn(self, count: int, rate_per_s: float, now: float) -> None:
-        """Record a measured rate."""
         # An old rate belongs to another load: replace it instead of averaging.
         is_recent = now - self._learned_s.get(count, -math.inf) <= RECENT_S
         old = self.points[count] if is_recent else rate_per_s

@@ -37,9 +37,6 @@ class StorageClass:
         capacity_bytes: capacity (d_j).
         threads: concurrent readers (p_j).
         read: total bytes/s against the number of threads (r_j).
-
-    Raises:
-        ConfigError: a reserved name, or a number out of range.
     """
 
     name: str
@@ -67,9 +64,6 @@ class StagingClass:
         capacity_bytes: capacity (d_0).
         threads: threads that each fetch a sample, prepare it and write it here (p_0).
         write: total bytes/s against the number of threads (w_0); None if the measured prep rate includes writing.
-
-    Raises:
-        ConfigError: a number out of range.
     """
 
     capacity_bytes: float

@@ -33,7 +33,6 @@ NAMES = {
 
 
 def cell(resource: str) -> str:
-    """Return the name of a resource for a table."""
     return {"step": "training step", "cores": "shared cores", "disk": "local disk"}.get(resource, resource)
 
 

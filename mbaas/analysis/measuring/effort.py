@@ -131,7 +131,6 @@ class SavedStages:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Stages with a result."""
         return tuple(self._file.stages)
 
     def result(self, stage: str, kind: Any, measure: Callable[[], Result]) -> Result:

@@ -87,11 +87,7 @@ class PrepRate:
 
 
 def subset(dataset: Dataset, *, samples: int = SUBSET_SAMPLES, seed: int = 0) -> Raw:
-    """Read a random part of the dataset, at most ``samples``, into memory; unreadable samples are left out.
-
-    Raises:
-        BadSampleError: no sample is readable.
-    """
+    """Read a random part of the dataset, at most ``samples``, into memory; unreadable samples are left out."""
     dataset = bounded(dataset)
     # Random, because neighbors in a listing often share a class, a camera or a size.
     order = np.random.default_rng(seed).permutation(len(dataset))[:samples]
@@ -137,9 +133,6 @@ def prep_rate(
         gpus: number of GPUs.
         dali_share: share of the samples that the dali engine prepares with DALI.
         between: called after each number of workers.
-
-    Raises:
-        BadSampleError: no sample can be prepared.
     """
     made = made_of(raw, pipeline, seed)
     # One copy in the object store, mapped by all workers.
@@ -171,11 +164,7 @@ def prep_rate(
 
 
 def made_of(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
-    """Return the shape and dtype of a prepared sample.
-
-    Raises:
-        BadSampleError: no sample can be prepared; names the first one.
-    """
+    """Return the shape and dtype of a prepared sample."""
     # The shape does not depend on the engine, and this one needs no GPU.
     engine, rows = make_engine("cpu", pipeline, seed=seed), raw.rows()
 
@@ -356,9 +345,6 @@ def decoded(
         engine: engine that continues with them; decoded samples are specific to an engine. Decoding runs on the CPU.
         seed: seed of random draws, which does not affect decoded samples.
         most_bytes: limit for all decoded samples; the first ones that fit are taken.
-
-    Raises:
-        BadSampleError: no sample can be prepared; names the first one.
     """
     out, encoded = made_of(raw, pipeline, seed).empty(BLOCK_SAMPLES), raw.rows()
     decoding = make_engine(engine, pipeline, seed=seed)
@@ -406,9 +392,6 @@ class MachineSpeed:
     It uses all cores because the predicted feeds keep them busy, and one core's speed does not predict theirs. On a
     virtual machine with two cores, P with two workers was 1.6 to 2.3 times P with one (three analyses on 27 November
     2026). ``usual_per_s`` is the reference in samples/s, the first measurement until it is set.
-
-    Raises:
-        BadSampleError: no sample can be read, or prepared.
     """
 
     def __init__(

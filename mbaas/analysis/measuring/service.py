@@ -268,11 +268,7 @@ def staged_bytes(workload: Workload, sample_bytes: float, workers: int, store_by
 
 
 def epochs_of(actors: Sequence[Any], count: int) -> Iterator[tuple[EpochRun, ...]]:
-    """Run ``count`` epochs on all trials without a pause; yield each when the last trial has finished it.
-
-    Raises:
-        TimeoutError: an epoch took longer than `EPOCH_S`.
-    """
+    """Run ``count`` epochs on all trials without a pause; yield each when the last trial has finished it."""
     streams = [trial.epochs.remote(count) for trial in actors]
     for number in range(count):
         _, late = ray.wait(streams, num_returns=len(streams), timeout=EPOCH_S)

@@ -108,9 +108,6 @@ def storage_rate(
     """Measure random reads of samples dropped from the page cache, in windows of `Effort.window_s`.
 
     Each window reads samples that no earlier window has read, as long as there are any.
-
-    Raises:
-        BadSampleError: a sample cannot be read.
     """
     readable = bounded(dataset)
     reader, lengths = PatientReader(readable.reader()), readable.lengths(np.arange(len(dataset)))
@@ -189,11 +186,7 @@ class _Window(Generic[Part]):
 
 @contextmanager
 def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary folder on the disk; feeds' samples there are not touched.
-
-    Raises:
-        ConfigError: the disk is not writable.
-    """
+    """Yield a temporary folder on the disk; feeds' samples there are not touched."""
     try:
         Path(disk_path).mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(dir=disk_path, prefix="mbaas-analyze-")
@@ -204,11 +197,7 @@ def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, readers: int = DISK_READERS) -> DiskRate:
-    """Write samples to a disk tier and measure reading them back, in windows of `Effort.window_s`.
-
-    Raises:
-        ConfigError: the disk is not writable, or has no room for the samples.
-    """
+    """Write samples to a disk tier and measure reading them back, in windows of `Effort.window_s`."""
     lengths = np.diff(raw.ends, prepend=0)
     with scratch(disk_path) as folder:
         tier = DiskStore(folder, 2 * len(raw.content), "analyze", num_samples=int(raw.sample_ids.max()) + 1)

@@ -128,9 +128,6 @@ def measure(
         speed: measures the machine's speed during prep, which becomes its usual speed, and between feeds. None if no
             feed is run, because the effort is not whole.
         saved: receives the result of each stage, and provides those of an interrupted analysis.
-
-    Raises:
-        KeyboardInterrupt: the user stopped it earlier.
     """
     effort, cores, saved = effort or Effort(), cores or cores_here(), saved or SavedStages()
     dataset, pipeline, options = workload.dataset, workload.pipeline, workload.options

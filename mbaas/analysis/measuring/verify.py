@@ -175,17 +175,14 @@ class Verification:
 
     @property
     def median_error(self) -> float:
-        """Median absolute error."""
         return median(abs(check.error) for check in self.checks)
 
     @property
     def worst_error(self) -> float:
-        """Largest absolute error."""
         return max(abs(check.error) for check in self.checks)
 
     @property
     def paces(self) -> tuple[float, float]:
-        """Smallest and largest pace."""
         paces = [check.pace for check in self.checks]
         return min(paces), max(paces)
 

@@ -39,9 +39,6 @@ class Node:
         read_threads: reading threads of the cache node; they mostly wait, so they take no cores.
         cpu_price_per_h: price of a core for an hour, in any currency; None if unknown. For a node with GPUs, it is the
             price of a core on a node without.
-
-    Raises:
-        ConfigError: an invalid number, or a disk without its rate.
     """
 
     cores: AtLeast1
@@ -61,7 +58,6 @@ class Node:
 
     @property
     def store_bytes(self) -> int:
-        """Size of the object store."""
         if self.object_store_bytes is not None:
             return self.object_store_bytes
         return min(RAY_STORE_MOST_BYTES, int(RAY_STORE_SHARE * self.memory_bytes))
@@ -74,9 +70,6 @@ class Cluster:
     Attributes:
         storage: bytes/s against readers; a single point applies to any number of readers.
         storage_shared: whether all nodes share a storage with that rate; if False, each node has its own.
-
-    Raises:
-        ConfigError: bounds that are not 1 <= least_nodes <= most_nodes.
     """
 
     node: Node
@@ -114,7 +107,6 @@ class Samples:
 
     @property
     def sample_bytes(self) -> float:
-        """Mean bytes of a raw sample."""
         return self.dataset_bytes / self.samples
 
 
@@ -133,9 +125,6 @@ class TrainingJob:
         cores_per_trial, gpus_per_trial: reservation of each trial.
         reserved_workers: prep workers that it keeps when other jobs need some too.
         staging_bytes: staging budget of its feed on each node; None for the default of `mbaas.serve`.
-
-    Raises:
-        ConfigError: an invalid number.
     """
 
     name: str

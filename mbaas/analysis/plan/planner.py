@@ -157,9 +157,6 @@ def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
     """Plan for the fewest nodes that are as good as any number within the bounds.
 
     The measure is the mean over jobs of predicted speed / full speed.
-
-    Raises:
-        ConfigError: no jobs, jobs that do not fit even the most nodes, or two jobs of the same name.
     """
     if not jobs:
         raise ConfigError("a plan needs at least 1 job, got 0")

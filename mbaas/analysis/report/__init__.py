@@ -19,9 +19,6 @@ def write_report(analysis: Analysis, path: Path, *, command: str | None = None) 
 
     Args:
         command: the command that made the analysis, shown on the page.
-
-    Raises:
-        ConfigError: the folder does not exist.
     """
     path = Path(path)
     if not path.resolve().parent.is_dir():
@@ -34,9 +31,6 @@ def write_plots(analysis: Analysis, folder: Path, suffix: str = ".svg") -> list[
 
     Args:
         suffix: ".svg" or ".png".
-
-    Raises:
-        ConfigError: unsupported suffix, or the folder cannot be created.
     """
     folder = Path(folder)
     try:

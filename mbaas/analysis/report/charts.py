@@ -60,13 +60,11 @@ class Bar:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Return the parts as shares of their sum."""
         whole_s = sum(part.value for part in self.parts)
         return tuple(part.value / whole_s for part in self.parts)
 
     @property
     def said(self) -> str:
-        """Return the shares as text."""
         return ", ".join(f"{units.percent(share)} {PARTS[part][0]}" for part, share in enumerate(self.shares))
 
 

@@ -67,7 +67,6 @@ class Link:
 
     @property
     def said(self) -> str:
-        """Return the capacity as text."""
         if not self.share:
             return "nothing" if self.flows else "not needed"
         return "no limit" if self.allowed is None else f"{units.number(self.allowed.value)}/s"
@@ -163,7 +162,6 @@ def _from_caches(found: ResourceTimes) -> float:
 
 
 def draw(boxes: list[Box], links: list[Link], layout: Layout) -> Figure:
-    """Draw the boxes, and the links as pipes with arrows."""
     figure, axes = plots.new_canvas(title="From storage to the training step", size=layout.size)
     for number, part in enumerate(boxes):
         _draw_box(axes, part, layout.at(layout.begin(number), -layout.box[not layout.tall] / 2), layout.box)

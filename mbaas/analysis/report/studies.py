@@ -74,17 +74,14 @@ class Study:
 
     @property
     def title(self) -> str:
-        """Return the title of the question."""
         return QUESTIONS[self.parameter][0]
 
     @property
     def axis(self) -> str:
-        """Return the name of the axis."""
         return QUESTIONS[self.parameter][1]
 
     @property
     def name(self) -> str:
-        """Return the name of the chart."""
         return f"what-if-{self.parameter.replace('_', '-')}"
 
     @property
@@ -93,7 +90,6 @@ class Study:
         return self.parameter.endswith("_factor")
 
     def tick(self, value: float) -> str:
-        """Format a value for the axis."""
         if "bytes" in self.parameter:
             return units.size(value) if value else "0"
         return FRACTIONS.get(value, units.exact(value))

@@ -47,9 +47,6 @@ def frequency(
     """Count the samples (of F) that one of N workers reads more than (1 + delta) E / N times in E epochs.
 
     With ``monte_carlo``, also count in the orders of a feed with this seed.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
     check_counts(workers=workers, epochs=epochs, samples=samples)
     if not -1 <= delta < math.inf:
@@ -114,11 +111,7 @@ class Imbalance:
 
 
 def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Imbalance:
-    """Draw K steps in which each sample of the global minibatch is cached on a uniformly random node.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+    """Draw K steps in which each sample of the global minibatch is cached on a uniformly random node."""
     check_counts(nodes=nodes, local_batch=local_batch, steps=steps)
     check_seed(seed)
     # Each surplus fills a deficit, so the sum of the deficits travels.
@@ -139,9 +132,6 @@ def hit_fractions(
     MinIO never evicts, so in every epoch it hits exactly its contents. LRU is simulated access by access; in a long run
     it converges to `mbaas.model.supply.lru_hits`. All samples have one size. ``cached`` is the share of the samples
     that the cache holds, rounded down to whole samples.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
     if policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")

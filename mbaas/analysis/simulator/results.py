@@ -87,7 +87,6 @@ def fastest_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def title_of(system: System) -> str:
-    """Return a one-line title of the simulation."""
     training = system.training
     parts = [
         units.counted(training.epochs, "epoch"),

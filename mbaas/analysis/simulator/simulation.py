@@ -50,11 +50,7 @@ def locations_of(system: System) -> tuple[str, ...]:
 
 
 def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the policies to simulate: the given ones, or the system's own, or all.
-
-    Raises:
-        ConfigError: unknown policy.
-    """
+    """Return the policies to simulate: the given ones, or the system's own, or all."""
     chosen = tuple(names or system.policies or POLICIES)
     unknown = [name for name in chosen if name not in POLICIES]
     if unknown:
@@ -69,9 +65,6 @@ def simulate(
 
     ``policies`` defaults to the system's own, or all. Pass ``orders`` of the same samples and seed to avoid recomputing
     them.
-
-    Raises:
-        ConfigError: unknown policy.
     """
     # Eagerly, not in the generator: a wrong name raises here.
     names = policies_of(system, policies)
@@ -168,20 +161,11 @@ class Parameter:
 
 
 def changed(system: System, name: str, value: float) -> System:
-    """Return the system with another value of a parameter.
-
-    Raises:
-        ConfigError: unknown parameter, or an invalid value.
-    """
     return parameter(system, name).change(system, value)
 
 
 def parameter(system: System, name: str) -> Parameter:
-    """Return a parameter: one of `PARAMETERS`, ``<class>_bytes`` for a storage class's capacity, or ``cores``.
-
-    Raises:
-        ConfigError: unknown parameter.
-    """
+    """Return a parameter: one of `PARAMETERS`, ``<class>_bytes`` for a storage class's capacity, or ``cores``."""
     own = {f"{each.name}_bytes": each.name for each in system.machine.classes}
     if name in own:
         return _size(lambda given, value: _with_capacity(given, own[name], value))
@@ -195,11 +179,7 @@ def parameter(system: System, name: str) -> Parameter:
 
 
 def parse(system: System, name: str, text: str) -> float:
-    """Parse a user's value of a parameter: "16", "50 GB", "400 MB/s".
-
-    Raises:
-        ConfigError: unknown parameter, or an invalid value.
-    """
+    """Parse a user's value of a parameter: "16", "50 GB", "400 MB/s"."""
     known = parameter(system, name)
     value = known.parse(text)
     if value is None:
@@ -276,11 +256,7 @@ PARAMETERS: dict[str, Parameter] = {
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of a parameter, in its units.
-
-    Raises:
-        ConfigError: there is no value.
-    """
+    """Values of a parameter, in its units."""
 
     name: str
     values: tuple[float, ...]
@@ -308,11 +284,7 @@ class Sweep:
 
 
 def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None = None) -> Sweep:
-    """Simulate a policy, and another to compare with, at each pair of values.
-
-    Raises:
-        ConfigError: unknown policy or parameter, or an invalid value.
-    """
+    """Simulate a policy, and another to compare with, at each pair of values."""
     if x.name == y.name:
         raise ConfigError(f"x and y must be two parameters, got {x.name!r} twice")
     names = [policy] if versus is None else [policy, versus]

@@ -22,11 +22,7 @@ Sizes = NDArray[np.float32]
 
 
 def check_counts(**counts: int) -> None:
-    """Check that counts are at least 1.
-
-    Raises:
-        ConfigError: names the first count that is less than 1.
-    """
+    """Check that counts are at least 1."""
     for name, value in counts.items():
         if not value >= 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
@@ -44,9 +40,6 @@ class DatasetShape:
             between machines, or stage them.
         decoded_bytes: mean size of a decoded sample; None if unknown. Used only by policies that cache decoded samples.
         decoded_speedup: speed of prep from a decoded sample, relative to a raw one.
-
-    Raises:
-        ConfigError: an attribute is out of range.
     """
 
     samples: int
@@ -75,7 +68,6 @@ class DatasetShape:
 
     @property
     def staged_bytes(self) -> float:
-        """Bytes of a prepared sample."""
         return self.sample_bytes if self.pixel_bytes is None else self.pixel_bytes
 
     def sizes(self, seed: int) -> Sizes:
@@ -101,9 +93,6 @@ class Training:
 
     A worker is a machine with an accelerator for each trial. ``batch`` is the minibatch of one worker. The seed
     determines the sizes and the order of each epoch.
-
-    Raises:
-        ConfigError: an attribute is out of range.
     """
 
     workers: int = 1
@@ -128,9 +117,6 @@ class Cores:
         read_cpu_s: reading from shared storage.
         prep_cpu_s, decoded_cpu_s: preparing a raw and a decoded sample; None for ``prep_cpu_s / decoded_speedup``.
         background: cores that are always busy with other work.
-
-    Raises:
-        ConfigError: less than one core, no free core, or a cost out of range.
     """
 
     count: int
@@ -169,9 +155,6 @@ class Machine:
         staging: the buffer that training reads.
         classes: storage classes, from level 0.
         cores: cores shared by prep, reading and training; None for enough.
-
-    Raises:
-        ConfigError: a rate is not above 0, or two classes have the same name.
     """
 
     compute_bytes_per_s: float

@@ -78,7 +78,6 @@ class Tiers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of each tier in results."""
         own = tuple(each.name for each in self.machine.classes)
         return (*own, *("remote" for _ in own), "pfs", "remote", "staging")
 
@@ -367,7 +366,6 @@ class World:
 
     @property
     def classes(self) -> tuple[StorageClass, ...]:
-        """Storage classes of each worker."""
         return self.system.machine.classes
 
     @cached_property

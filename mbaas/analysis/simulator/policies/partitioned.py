@@ -65,7 +65,6 @@ class Caching(Policy):
     preloads: ClassVar[bool] = False
 
     def classes(self, world: World) -> Sequence[StorageClass]:
-        """Return the storage classes used as caches."""
         return world.classes[:1] if self.memory_only else world.classes
 
     def preload_s(self, world: World) -> float:
