@@ -198,7 +198,7 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
     saving(saved)
     if saved.earlier:
         stages = ", ".join(saved.earlier)
-        say_note(f"continuing an interrupted analysis; delete {saved.path} to measure again: {stages}")
+        say_note(f"continuing an interrupted analysis after {stages}; delete {saved.path} to measure these again")
     # Ray gets at least as many CPUs as there are workers, even with fewer cores: workers would wait forever for a CPU.
     with _own_ray(max(cores, options.prep_workers or 0)):
         gpus = runtime.gpus()
