@@ -26,11 +26,11 @@ from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mbaas.allocation.balance import assign
-from mbaas.allocation.forms import SampleCosts
 from mbaas.budgets import MemoryClaim
 from mbaas.errors import ConfigError, MbaasError, shown
 from mbaas.fields import SAMPLE_ID, Field
+from mbaas.model.balance import assign
+from mbaas.model.forms import SampleCosts
 from mbaas.order import MOST_NUMBER, Ids, OwnEpoch, SampleOrder, Shuffle, Whole
 from mbaas.placement import BlockPart, Placement
 
@@ -121,19 +121,6 @@ class FetchCounts:
     def from_afar(self) -> FetchCounts:
         """Return the same counts as seen by another node that requested them: local becomes remote."""
         return FetchCounts(Amount(), self.remote + self.local, self.disk, self.storage, self.decoded)
-
-
-@dataclass(frozen=True)
-class FetchSpeeds:
-    """Bytes/s that one thread of a node gets from each tier while all other threads read there, too.
-
-    None means not measured yet. The names are the same as in `FetchCounts`.
-    """
-
-    local: float | None = None
-    remote: float | None = None
-    disk: float | None = None
-    storage: float | None = None
 
 
 # ---- samples and blocks, as prep workers make them ----

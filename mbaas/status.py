@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbaas.allocation.forms import SampleCosts
 from mbaas.costs import LoadingCosts
-from mbaas.messages import Amount, Claims, ConsumerReport, EpochLedger, FetchCounts, FetchSpeeds
+from mbaas.messages import Amount, Claims, ConsumerReport, EpochLedger, FetchCounts
+from mbaas.model.forms import SampleCosts
+from mbaas.model.tiers import FetchSpeeds
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ LAYERS = (
     "transforms",
     "dataset",
     "placement",
-    "allocation",
+    "model",
     "settings",
     "order",
     "fields",
@@ -80,7 +80,7 @@ USES_PRIVATE = {
 announces and removes trials, and `get_loader` has the parameters of `join`."""
 
 CORE_MAY_IMPORT = (
-    *("core", "order", "placement", "messages", "settings", "errors", "allocation", "units", "fields", "budgets"),
+    *("core", "order", "placement", "messages", "settings", "errors", "model", "units", "fields", "budgets"),
 )
 """Parts of mbaas that the pure core may import: values and arithmetic, no side effects."""
 

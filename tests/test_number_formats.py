@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "mbaas"
 
 BY_HAND = {
     "analysis/plots.py": "Matplotlib writes the numbers of an axis itself, by a pattern",
-    "analysis/report/inline.py": "coordinates of an SVG, which nobody reads",
-    "analysis/simulator/report.py": "a table whose rows are compared has as many decimals in each",
+    "analysis/report/page.py": "coordinates of an SVG, which nobody reads",
+    "analysis/simulator/results.py": "a table whose rows are compared has as many decimals in each",
     "chaos/runner.py": "a log's first column, in which times stand below each other",
     "core/story.py": "a time of the core's clock, to the millisecond, which must sort",
 }

@@ -37,7 +37,6 @@ from benchmarks.fuzz.lying import LyingHandler
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
 from mbaas import transforms
-from mbaas.analysis.quantity import plain_fields
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.calls import socket as local_socket
@@ -78,6 +77,7 @@ from mbaas.messages import (
     Start,
     UnreadablePart,
 )
+from mbaas.model.quantity import plain_fields
 from mbaas.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import BlockPart
 from mbaas.prep.engines import make_engine
@@ -911,12 +911,12 @@ _TYPED = (
 def typed(_: Path) -> Case:
     """Values of the command line: sizes, rates, times, changes, curves, sweeps, lists of numbers and kinds."""
     from mbaas import units
-    from mbaas.analysis.setup import Setup
     from mbaas.analysis.simulator import catalog
-    from mbaas.analysis.simulator.sweep import PARAMETERS, Axis, parse
-    from mbaas.analysis.simulator.sweep import changed as with_value
+    from mbaas.analysis.simulator.simulation import PARAMETERS, Axis, parse
+    from mbaas.analysis.simulator.simulation import changed as with_value
     from mbaas.chaos.plan import chosen_kinds
     from mbaas.cli import bench
+    from mbaas.model.rates import Setup
 
     system = catalog.read(_ROOT / "mbaas/analysis/simulator/presets/mnist.yaml")
     fields, axes = list(vars(Setup())), [*PARAMETERS, "cores", "ram_bytes", "ssd_bytes", "", "nothing"]

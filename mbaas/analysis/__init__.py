@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mbaas.analysis.answers import bottleneck, curve, fewest_prep_cores, smallest_cache
-from mbaas.analysis.changes import MachineType, offers, recommend, verdict
-from mbaas.analysis.quantity import Quantity, measured, stated
-from mbaas.analysis.rates import MeasuredCurve, Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import predict
+from mbaas.analysis.advice import MachineType, offers, recommend, verdict
 from mbaas.late import imported_late
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.pace import bottleneck, curve, fewest_prep_cores, predict, smallest_cache
+from mbaas.model.quantity import Quantity, measured, stated
+from mbaas.model.rates import Rates, Setup
 
 if TYPE_CHECKING:
     from mbaas.analysis.live import analyze_feed

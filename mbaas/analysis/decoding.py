@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mbaas import units
-from mbaas.allocation.forms import WORTHWHILE
-from mbaas.analysis import words
-from mbaas.analysis.kept import form_plan, node_prep_rate, stored_share
-from mbaas.analysis.quantity import Bound, Quantity, plain_fields, spanning
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import predict, speedup
+from mbaas.model import words
+from mbaas.model.forms import WORTHWHILE
+from mbaas.model.pace import predict, speedup
+from mbaas.model.quantity import AsJson, Bound, Quantity, spanning
+from mbaas.model.rates import Rates, Setup
+from mbaas.model.supply import form_plan, node_prep_rate, read_shares
 
 LEAST_GAIN = 1.02
 """Minimum speedup of epochs to count as a gain."""
@@ -27,7 +25,7 @@ STEPS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoding:
+class Decoding(AsJson):
     """Value of caching samples decoded.
 
     Attributes:
@@ -58,10 +56,6 @@ class Decoding:
         """Return whether decoded samples would be cached at all, given enough memory."""
         return self.share.value >= WORTHWHILE
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return plain_fields(self)
-
 
 def decoding(rates: Rates, setup: Setup) -> Decoding | None:
     """Return the value of caching samples decoded; None if the decoded tier was not measured."""
@@ -69,7 +63,7 @@ def decoding(rates: Rates, setup: Setup) -> Decoding | None:
         return None
     whole_bytes = math.ceil(setup.read_bytes(rates.samples * rates.decoded_bytes))
     whole = replace(setup, decoded=True, cache_bytes=max(setup.cache_bytes, float(whole_bytes)))
-    plan, decoded = form_plan(rates, setup), stored_share(rates, setup, steady=True).decoded
+    plan, decoded = form_plan(rates, setup), read_shares(rates, setup, steady=True).decoded
     encoded, cost = rates.cpu_s(0.0), rates.cpu_s(1.0)
     # measured independently, so the two may be off in opposite directions
     share = spanning(

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mbaas import units
-from mbaas.analysis.costs import costs_so_far
+from mbaas.analysis.advice import costs_so_far
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.storage import memory_rate
-from mbaas.analysis.quantity import Quantity, measured
-from mbaas.analysis.rates import MeasuredCurve, Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.simulated import EPOCHS, simulated_epoch_s, system_for
 from mbaas.analysis.simulator import Outcome, System, simulate
-from mbaas.analysis.whatif import Waits
+from mbaas.analysis.simulator.simulation import simulated_epoch_s
+from mbaas.analysis.simulator.system import EPOCHS, system_of
 from mbaas.analysis.whole import Analysis, conclude
 from mbaas.control import FeedControl
 from mbaas.core.demand import of_trials
 from mbaas.errors import StateError
 from mbaas.messages import ConsumerReport, FeedInfo
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.pace import Waits
+from mbaas.model.quantity import Quantity, measured
+from mbaas.model.rates import Rates, Setup
 from mbaas.status import FeedStatus
 
 QUICK = Effort(least=6, most=6, window_s=0.02)
@@ -64,15 +65,11 @@ def simulate_feed(
     """Simulate a running feed from its rates, and send the predicted epoch time to the feed.
 
     The feed compares its next epoch with it: `FeedStatus.prediction_error`, metric ``mbaas_prediction_error``.
-
-    Raises:
-        FeedNotFoundError: no feed of that name is running.
-        StateError: the feed has not done enough work yet.
     """
     feed = FeedControl.of(name)
     rates, setup = _observed(feed, feed.status())
     feed.expect(simulated_epoch_s(rates, setup))
-    system = system_for(rates, setup, name=f"feed {name}", epochs=epochs)
+    system = system_of(rates, setup, name=f"feed {name}", epochs=epochs)
     return system, list(simulate(system, policies))
 
 
@@ -83,11 +80,7 @@ def _observed(feed: FeedControl, status: FeedStatus) -> tuple[Rates, Setup]:
 
 
 def sample_bytes(status: FeedStatus) -> float:
-    """Return the mean bytes of an encoded sample, over the prepared samples.
-
-    Raises:
-        StateError: no sample was prepared yet.
-    """
+    """Return the mean bytes of an encoded sample, over the prepared samples."""
     fetched = status.fetched
     if not fetched.all.samples:
         raise StateError(f"feed {status.name!r} has prepared nothing yet; analyze it when its trials have begun")
@@ -102,9 +95,6 @@ def rates_of(status: FeedStatus, info: FeedInfo, cache: Quantity) -> Rates:
 
     Each trial (all its ranks together) is one measurement of G, each worker one of P, and each node that has read
     storage one of S. If no node has, all samples came from caches, and S is assumed to equal the rate of memory.
-
-    Raises:
-        StateError: no trial or no worker has finished a sample yet.
     """
     # A trial that steps does not wait for data, so its steps run at G, the rate on synthetic data.
     steps = [each.samples / each.step_s for each in _trials(status) if each.step_s > 0 and each.samples > 0]

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas import units
-from mbaas.analysis.quantity import Quantity
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import Quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,11 +54,7 @@ STEPS = (1, 2, 2.5, 5, 10)
 
 
 def check_path(path: Path) -> None:
-    """Check a path for `save` in advance.
-
-    Raises:
-        ConfigError: the suffix is not in `SUFFIXES`, or the folder does not exist.
-    """
+    """Check a path for `save` in advance."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"a plot's file must end with {' or '.join(SUFFIXES)}, got {path.name!r}")
     if not path.parent.is_dir():
@@ -66,11 +62,7 @@ def check_path(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG or SVG file, depending on the suffix. SVG output is reproducible and keeps text as text.
-
-    Raises:
-        ConfigError: unsupported suffix, or the folder does not exist.
-    """
+    """Write a PNG or SVG file, depending on the suffix. SVG output is reproducible and keeps text as text."""
     import matplotlib
 
     check_path(path)

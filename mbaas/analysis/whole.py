@@ -13,21 +13,14 @@ from types import MappingProxyType
 from typing import Any
 
 from mbaas import units
-from mbaas.allocation.devices import DevicePlan
-from mbaas.analysis.changes import DISAGREEMENT, Change, recommend, verdict
-from mbaas.analysis.costs import EpochCosts, epoch_costs
-from mbaas.analysis.crossing import crossing
+from mbaas.analysis.advice import DISAGREEMENT, Change, EpochCosts, epoch_costs, recommend, verdict
 from mbaas.analysis.decoding import Decoding, decoding, largest_cache
-from mbaas.analysis.measuring.effort import Effort
-from mbaas.analysis.measuring.pace import Pace
-from mbaas.analysis.measuring.progress import Progress
+from mbaas.analysis.measuring.effort import Effort, Progress, SavedStages
+from mbaas.analysis.measuring.prep import MachineSpeed
 from mbaas.analysis.measuring.service import Workload
-from mbaas.analysis.measuring.so_far import SoFar
 from mbaas.analysis.measuring.system import (
     EPOCH_S,
     FEED_S,
-    Measured,
-    begun,
     cores_here,
     expected_s,
     measure,
@@ -37,16 +30,17 @@ from mbaas.analysis.measuring.verify import (
     MOST_POINTS,
     ROUNDS,
     SPLIT_EPOCHS,
-    Split,
+    EpochSplit,
     Verification,
     points,
     split_epoch,
     verify,
 )
-from mbaas.analysis.quantity import plain_fields
-from mbaas.analysis.rates import MeasuredCurve, Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Prediction, Waits, predict
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.gpu_stages import DevicePlan, crossing
+from mbaas.model.pace import Prediction, Waits, predict
+from mbaas.model.quantity import plain_fields
+from mbaas.model.rates import Rates, Setup
 
 STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
 """Note of an analysis that was stopped early."""
@@ -92,7 +86,7 @@ class Analysis:
     decoding: Decoding | None = None
     devices: DevicePlan | None = None
     prep_threads: MeasuredCurve | None = None
-    split: Split | None = None
+    split: EpochSplit | None = None
     verification: Verification | None = None
     notes: tuple[str, ...] = ()
 
@@ -107,81 +101,6 @@ class Analysis:
         return {"subject": said.pop("subject"), "verdict": said.pop("sentence"), **said}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoppedAnalysis:
-    """Partial result of an analysis that was stopped before all rates were measured."""
-
-    subject: Subject
-    rates: SoFar
-    setup: Setup
-    notes: tuple[str, ...] = ()
-
-    was_stopped = True
-
-    @property
-    def sentence(self) -> str:
-        """Return the missing rates and the consequence as a sentence."""
-        *others, last = self.rates.missing or ("the last of them",)
-        missing = f"{', '.join(others)} and {last}" if others else last
-        return (
-            f"The analysis was stopped before all rates were measured: without {missing} nothing can be predicted, and "
-            "there is no verdict and no advice."
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, plus ``verdict`` and ``missing``; ``rates`` has the measured ones only."""
-        said = plain_fields(self)
-        return {"subject": said.pop("subject"), "verdict": self.sentence, **said, "missing": list(self.rates.missing)}
-
-
-class AnalysisStoppedError(KeyboardInterrupt):
-    """Ctrl-C during the measurement of rates: ends a program like Ctrl-C, with the partial result in ``found``."""
-
-    def __init__(self, found: StoppedAnalysis) -> None:
-        super().__init__(found.sentence)
-        self.found = found
-
-
-@dataclass(kw_only=True)
-class Findings:
-    """Results of an analysis in progress.
-
-    Attributes:
-        words: the descriptions ``data``, ``pipeline`` and ``step`` (see `conclude`).
-        cores: number of cores of this machine.
-        so_far: the rates measured so far.
-        memory_bytes: see `analyze`.
-        measured: all rates; None until they are complete.
-    """
-
-    words: Mapping[str, Any]
-    cores: int
-    setup: Setup
-    so_far: SoFar
-    memory_bytes: float = math.inf
-    measured: Measured | None = None
-    split: Split | None = None
-    verification: Verification | None = None
-
-    def conclude(self, *notes: str) -> Analysis | StoppedAnalysis | None:
-        """Return the analysis of the results so far, with ``notes``; None if nothing was measured yet."""
-        found = self.measured
-        if found is None:
-            subject = _subject(**self.words, cores=self.cores)
-            nothing = self.so_far.is_empty
-            return None if nothing else StoppedAnalysis(subject=subject, rates=self.so_far, setup=self.setup)
-        return conclude(
-            found.rates,
-            self.setup,
-            **self.words,
-            notes=(*found.notes, *notes),
-            memory_bytes=self.memory_bytes,
-            prep_threads=found.prep.threads,
-            split=self.split,
-            verification=self.verification,
-        )
-
-
 def analyze(
     workload: Workload,
     *,
@@ -194,9 +113,11 @@ def analyze(
     memory_bytes: float = math.inf,
     effort: Effort | None = None,
     tell: Callable[[str], None] = lambda _: None,
-    keep: Callable[[Findings], None] = lambda _: None,
+    saved: SavedStages | None = None,
 ) -> Analysis:
     """Measure the workload on this machine and analyze it. Ray must be running.
+
+    If a KeyboardInterrupt arrives when all rates are measured, the analysis is concluded without the missing parts.
 
     Args:
         step: description of the training step.
@@ -207,77 +128,72 @@ def analyze(
         memory_bytes: memory available to a feed's cache on this machine; infinite if unknown.
         effort: precision of the rates. `QUICK` runs no feed, so it overrides ``check`` and ``run``.
         tell: called with a progress line at each new measurement, including the time remaining.
-        keep: called at the start with the `Findings`, for a caller that may have to end without a result.
+        saved: receives the result of each stage, and provides those of an interrupted analysis.
 
     Raises:
-        AnalysisStoppedError: KeyboardInterrupt after some, but not all, rates were measured.
-        KeyboardInterrupt: interrupted before any rate was measured.
+        KeyboardInterrupt: interrupted before all rates were measured.
     """
-    effort, cores = effort or Effort(), cores_here()
+    effort, cores, saved = effort or Effort(), cores_here(), saved or SavedStages()
     if not effort.is_whole:
         run = check = False
     feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
-    progress = Progress(
-        {
-            "pace": PACE_S if effort.is_whole else 0.0,
-            **expected_s(workload, effort, cores=cores, rate_per_s=rate_per_s, gpus=gpus),
-            "split": 2 * feed_s if run else 0.0,
-            "check": MOST_POINTS * ROUNDS * feed_s if check else 0.0,
-        },
-        tell,
-    )
-    dataset = workload.dataset
-    words = {
-        "data": f"{dataset.root}, {units.counted(len(dataset), 'sample')}, {units.size(dataset.total_bytes)}",
-        "pipeline": repr(workload.pipeline),
-        "step": step,
+    expected = {
+        "pace": PACE_S if effort.is_whole else 0.0,
+        **expected_s(workload, effort, cores=cores, rate_per_s=rate_per_s, gpus=gpus),
+        "split": 2 * feed_s if run else 0.0,
+        "check": MOST_POINTS * ROUNDS * feed_s if check else 0.0,
     }
-    so_far = begun(workload, effort, rate_per_s=rate_per_s, cores=cores, gpus=gpus)
-    findings = Findings(words=words, cores=cores, setup=setup, so_far=so_far, memory_bytes=memory_bytes)
-    keep(findings)
+    progress = Progress({name: 0.0 if name in saved.earlier else s for name, s in expected.items()}, tell)
     with ExitStack() as stack:
-        try:
-            pace = None
-            if effort.is_whole:
-                progress.begin("pace", "how fast the machine prepares, to compare with later")
-                pace = stack.enter_context(Pace(workload, cores))
-            found = measure(
-                workload,
-                rate_per_s=rate_per_s,
-                cores=cores,
-                gpus=gpus,
-                effort=effort,
-                progress=progress,
-                pace=pace,
-                so_far=so_far,
-            )
-        except KeyboardInterrupt:
-            stopped = findings.conclude()
-            if not isinstance(stopped, StoppedAnalysis):
-                raise
-            raise AnalysisStoppedError(stopped) from None
-        findings.measured = found
+        speed = None
+        if effort.is_whole:
+            progress.begin("pace", "how fast the machine prepares, to compare with later")
+            speed = stack.enter_context(MachineSpeed(workload.dataset, workload.pipeline, cores))
+        found = measure(
+            workload,
+            rate_per_s=rate_per_s,
+            cores=cores,
+            gpus=gpus,
+            effort=effort,
+            progress=progress,
+            speed=speed,
+            saved=saved,
+        )
+        rates, notes = found.rates, list(found.notes)
         # Report only cache bytes that can be used. The size of decoded samples is known only now.
-        setup = findings.setup = replace(setup, cache_bytes=min(setup.cache_bytes, largest_cache(found.rates, setup)))
+        setup = replace(setup, cache_bytes=min(setup.cache_bytes, largest_cache(rates, setup)))
         # On a part of the dataset, because every run has several epochs. Predictions are in rates and shares of a
         # dataset, so they do not depend on its size.
-        part = trained_on(workload, found.rates, prep_workers=setup.workers_of(cores))
-        notes: tuple[str, ...] = ()
-        if found.was_stopped:
-            run = check = False
-            notes = (STOPPED,)
+        part = trained_on(workload, rates, prep_workers=setup.workers_of(cores))
+        split, verification = None, None
         try:
+            if found.was_stopped:
+                raise KeyboardInterrupt
             if run:
                 progress.begin("split", "splitting an epoch into compute, prep stall and fetch stall")
-                findings.split = split_epoch(part, found.rates, setup)
-            if check and pace is not None:
-                chosen = points(found.rates, setup)
-                findings.verification = verify(part, found.rates, chosen, pace=pace, progress=progress)
+                split = saved.result("split", EpochSplit, lambda: split_epoch(part, rates, setup))
+            if check and speed is not None:
+                chosen = points(rates, setup)
+                verification = saved.result(
+                    "check", Verification, lambda: verify(part, rates, chosen, speed=speed, progress=progress)
+                )
         except KeyboardInterrupt:  # all rates are measured, so the analysis is complete enough to return
-            notes = (STOPPED,)
-    answer = findings.conclude(*notes)
-    assert isinstance(answer, Analysis)  # all rates are measured
-    return answer
+            notes.append(STOPPED)
+        else:
+            saved.end()
+    dataset = workload.dataset
+    return conclude(
+        rates,
+        setup,
+        data=f"{dataset.root}, {units.counted(len(dataset), 'sample')}, {units.size(dataset.total_bytes)}",
+        pipeline=repr(workload.pipeline),
+        step=step,
+        notes=notes,
+        memory_bytes=memory_bytes,
+        prep_threads=found.prep_threads,
+        split=split,
+        verification=verification,
+    )
 
 
 def conclude(
@@ -290,7 +206,7 @@ def conclude(
     notes: Sequence[str],
     memory_bytes: float = math.inf,
     prep_threads: MeasuredCurve | None = None,
-    split: Split | None = None,
+    split: EpochSplit | None = None,
     verification: Verification | None = None,
     seen: Mapping[str, Waits] = MappingProxyType({}),
     knows_cores: bool = True,
@@ -313,7 +229,9 @@ def conclude(
         differ = f"differ by {units.percent(split.disagreement)} of the epoch"
         doubts.append(f"the differential split of an epoch and what loaders say {differ}")
     return Analysis(
-        subject=_subject(data=data, pipeline=pipeline, step=step, cores=rates.cores),
+        subject=Subject(
+            data=data, pipeline=pipeline, step=step, machine=machine(rates.cores), date=time.strftime("%d %B %Y")
+        ),
         sentence=verdict(rates, setup, changes=changes, seen=views, knows_cores=knows_cores),
         rates=rates,
         setup=setup,
@@ -327,10 +245,6 @@ def conclude(
         verification=verification,
         notes=tuple(doubts),
     )
-
-
-def _subject(*, data: str, pipeline: str, step: str, cores: int) -> Subject:
-    return Subject(data=data, pipeline=pipeline, step=step, machine=machine(cores), date=time.strftime("%d %B %Y"))
 
 
 def machine(cores: int) -> str:

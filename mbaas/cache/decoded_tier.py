@@ -2,7 +2,7 @@
 
 Prep workers decode every sample anyway. In its reply to a worker's fetch, the node requests some samples and reserves
 space for them (a *promise*). The worker then hands in the output of the deterministic prefix. Each form has a share of
-memory (`mbaas.allocation.forms`), and may use free space beyond its share until the other form needs it.
+memory (`mbaas.model.forms`), and may use free space beyond its share until the other form needs it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from mbaas import bugs, runtime, units
-from mbaas.allocation.forms import FormPlan, plan_forms, room_for_decoded
 from mbaas.cache.decoded_tier import HandIn
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
@@ -44,6 +43,7 @@ from mbaas.calls.relay import Relays
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays
 from mbaas.messages import Amount, DecodedSamples
+from mbaas.model.forms import FormPlan, plan_forms, room_for_decoded
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import Holdings, MovedIn, PartRequest, PlacementHistory, PlacementUpdate
 from mbaas.settings import FIRST_FETCH_THREADS, Disk, Timeouts

@@ -21,10 +21,10 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import units
-from mbaas.allocation.threads import divide_threads, straggler_threads
 from mbaas.errors import ConfigError, shown
 from mbaas.fields import Arrays, Column, Packed
 from mbaas.messages import MOST_NAME, ROW
+from mbaas.model.threads import divide_threads, straggler_threads
 
 Ints: TypeAlias = NDArray[np.int64]
 

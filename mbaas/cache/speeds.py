@@ -1,4 +1,4 @@
-"""Transfer speeds of each tier, for the bandwidth model (`mbaas.cache.bandwidth`).
+"""Transfer speeds of each tier, for the bandwidth model (`mbaas.model.tiers`).
 
 Storage, other nodes and the disk tier are measured on regular reads; storage is never read just to measure it. Memory,
 and a disk tier without reads so far, are probed at startup in about half a second. The disk probe evicts its file from
@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import Struct
 
 from mbaas.errors import ConfigError
-from mbaas.messages import FetchSpeeds
+from mbaas.model.tiers import FetchSpeeds
 
 TierName = Literal["remote", "disk", "storage"]
 """Tiers that are measured during regular reads, named as in `FetchSpeeds`."""

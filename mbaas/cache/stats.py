@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from mbaas.cache.speeds import TierMeter, TransferSums
-from mbaas.messages import Amount, FetchCounts, FetchSpeeds
+from mbaas.messages import Amount, FetchCounts
+from mbaas.model.tiers import FetchSpeeds
 
 KEPT_EPOCHS = 64
 """Newest epochs with separate counts; older ones are only in the totals."""

@@ -1,4 +1,4 @@
-"""Measures a cache node's speeds, and applies the bandwidth model's advice (`mbaas.cache.bandwidth`)."""
+"""Measures a cache node's speeds, and applies the bandwidth model's advice (`mbaas.model.tiers`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from mbaas import units
-from mbaas.cache.bandwidth import Advisor, UpcomingBytes, speeds_told
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import LATE_S, Hanging, Read
@@ -18,7 +17,7 @@ from mbaas.cache.readahead import DEPTH_BLOCKS
 from mbaas.cache.speeds import Speedometer, try_out
 from mbaas.cache.stats import Meter
 from mbaas.errors import ConfigError
-from mbaas.messages import FetchSpeeds
+from mbaas.model.tiers import Advisor, FetchSpeeds, UpcomingBytes
 
 LOOKED_AHEAD = 20_000
 """Samples of upcoming blocks used to compute the read-ahead depth: a few milliseconds of work per second."""
@@ -93,8 +92,8 @@ class ReadaheadTuner:
         # Logged once, when all speeds are available; later only changes are logged.
         if self.speeds.storage is not None and self._probe.done() and not self._is_storage_told:
             self._is_storage_told = True
-            self.tell(f"{speeds_told(self.speeds)}; {threads} threads read storage")
-        told = self._advisor.weigh(self.speeds, threads=threads)
+            self.tell(f"a thread gets from {self.speeds}; {threads} threads read storage")
+        told = self._advisor.weigh(self.speeds)
         if self._planner.ahead.budget_bytes:
             # Examine the blocks ahead only if a depth can be computed from them.
             matters = pace_per_s and self.speeds.storage is not None and not self._planner.keeps_all

@@ -8,19 +8,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas import units
-from mbaas.allocation.devices import DevicePlan
-from mbaas.analysis import words
-from mbaas.analysis.answers import Curve, bottleneck, fewest_prep_cores, smallest_cache
-from mbaas.analysis.changes import Change, Offer, verdict
-from mbaas.analysis.costs import epoch_costs
+from mbaas.analysis.advice import Change, Offer, epoch_costs, verdict
 from mbaas.analysis.decoding import Decoding, decoding
-from mbaas.analysis.measuring.verify import Split, Verification
-from mbaas.analysis.quantity import Quantity
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Epoch, predict
-from mbaas.analysis.whole import Analysis, StoppedAnalysis
+from mbaas.analysis.measuring.verify import EpochSplit, Verification
+from mbaas.analysis.whole import Analysis
 from mbaas.cli.console import stack, table_of
+from mbaas.model import words
+from mbaas.model.gpu_stages import DevicePlan
+from mbaas.model.pace import Epoch, WhatIfCurve, bottleneck, fewest_prep_cores, predict, smallest_cache
+from mbaas.model.quantity import Quantity
+from mbaas.model.rates import Rates, Setup
 
 WIDTH = 40
 """Cells of the bar that shows an epoch."""
@@ -53,24 +50,12 @@ def page(found: Analysis) -> RenderableType:
     return stack(parts)
 
 
-def stopped_page(found: StoppedAnalysis) -> RenderableType:
-    """Return the measurements made before the analysis was stopped, and the missing ones."""
-    table = table_of("measured", ">rate", ">±", "what it is")
-    for part in found.rates.rows:
-        rate = part.rate
-        table.add_row(
-            Text(part.name, "bold"), f"{units.number(rate.value)}/s", units.percent(rate.spread), Text(part.how, "dim")
-        )
-    where = f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}"
-    return stack([Text(found.sentence, "bold"), table, Text(where, "dim")])
-
-
 def what_if_page(
     rates: Rates,
     setup: Setup,
     changed: Setup,
     *,
-    curve: Curve | None,
+    curve: WhatIfCurve | None,
     offered: Sequence[Offer] | None,
     crosses: DevicePlan | None = None,
 ) -> RenderableType:
@@ -161,7 +146,7 @@ def _decoding(found: Decoding) -> RenderableType:
     return Group(*(Text(f"· {sentence}") for sentence in (found.sentence, *found.told)))
 
 
-def _split(split: Split) -> RenderableType:
+def _split(split: EpochSplit) -> RenderableType:
     waits = ">waits for prep", ">for bytes", ">for other trials"
     table = table_of("an epoch, as run", ">compute", *waits, ">epoch")
     said = split.live_prep_stall_s, split.live_fetch_stall_s, split.live_peer_stall_s
@@ -225,7 +210,7 @@ def _comparison(before: Epoch, after: Epoch) -> RenderableType:
     return table
 
 
-def _curve(curve: Curve) -> RenderableType:
+def _curve(curve: WhatIfCurve) -> RenderableType:
     table = table_of(curve.parameter, ">samples/s of a trial", ">epoch", "limit")
     for value, prediction in curve.points:
         epoch = prediction.steady

@@ -10,14 +10,14 @@ import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mbaas import units
-from mbaas.analysis.whole import STOPPED, Analysis, AnalysisStoppedError, Findings, StoppedAnalysis
+from mbaas.analysis.measuring.effort import SavedStages
+from mbaas.analysis.whole import Analysis
 from mbaas.budgets import default_cache, default_staging, free_bytes
 from mbaas.cli import analysis_view, feed_data, feed_file
 from mbaas.cli.connection import connect
@@ -26,7 +26,7 @@ from mbaas.core.layout import wanted_staging
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mbaas.settings import FeedOptions
 
@@ -108,24 +108,15 @@ def analyze(
     for path in (save, report):  # before minutes of measuring
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"the folder of {path} must exist")
-    found: Analysis | StoppedAnalysis
-    hand_out = partial(_hand_out, as_json=as_json, save=save, report=report, plots=plots)
-    has_ended, kept = threading.Event(), list[Findings]()
+    has_ended, saved = threading.Event(), list[SavedStages]()
     try:
-        with end_as_ctrl_c(lambda: _see_to_the_end(has_ended, kept, hand_out)):
-            found = _of_feed(request) if request.feed is not None else _of_file(request, kept.append)
-    except AnalysisStoppedError as stopped:
-        found = stopped.found
+        with end_as_ctrl_c(lambda: _see_to_the_end(has_ended, saved)):
+            found = _of_feed(request) if request.feed is not None else _of_file(request, saved.append)
+    except KeyboardInterrupt:
+        _say_saved(saved)
+        raise
     finally:
         has_ended.set()
-    hand_out(found)
-    if found.was_stopped:
-        raise typer.Exit(CUT_OFF)
-
-
-def _hand_out(
-    found: Analysis | StoppedAnalysis, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None
-) -> None:
     text = json.dumps(found.to_json())
     if save is not None:
         save.write_text(text + "\n")
@@ -135,31 +126,32 @@ def _hand_out(
         if report is not None:
             write_report(found, report, command=shlex.join(["mbaas", *sys.argv[1:]]))
         if plots is not None:
-            if isinstance(found, StoppedAnalysis):
-                say_note("no plots were written: they show predictions")
-            else:
-                write_plots(found, plots)
+            write_plots(found, plots)
     if as_json:
         write_json(text)
-    elif isinstance(found, StoppedAnalysis):
-        out.print(analysis_view.stopped_page(found))
     else:
         out.print(analysis_view.page(found))
     for note in found.notes:  # last, and on stderr: below the page, and not in the JSON
         say_note(note)
+    if found.was_stopped:
+        _say_saved(saved)
+        raise typer.Exit(CUT_OFF)
 
 
-def _see_to_the_end(
-    has_ended: threading.Event, kept: list[Findings], hand_out: Callable[[Analysis | StoppedAnalysis], None]
-) -> None:
-    """Exit this process by force if the measurements do not end, after showing the results so far."""
+def _say_saved(saved: Sequence[SavedStages]) -> None:
+    for each in saved:
+        if each.stages and each.path is not None:
+            say_note(f"the same command continues after {each.stages[-1]}: results so far are in {each.path}")
+
+
+def _see_to_the_end(has_ended: threading.Event, saved: Sequence[SavedStages]) -> None:
+    """Exit this process by force if the measurements do not end."""
     from mbaas import runtime
 
     if not runtime.see_to_the_end(has_ended):
         return
     try:
-        if kept and (found := kept[0].conclude(STOPPED)) is not None:
-            hand_out(found)
+        _say_saved(saved)
         say_error("interrupted; Ray ended first, and with it the measurement")
     finally:
         sys.stdout.flush()
@@ -174,17 +166,17 @@ def _of_feed(request: AnalyzeRequest) -> Analysis:
     return analyze_feed(request.feed)
 
 
-def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analysis:
+def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> Analysis:
     assert request.file is not None
     described = feed_file.load(request.file)
-    from mbaas import runtime
-    from mbaas.analysis.measuring.effort import QUICK
+    from mbaas import __version__, runtime
+    from mbaas.analysis.measuring.effort import QUICK, Effort, saved_path
     from mbaas.analysis.measuring.portion import portion
     from mbaas.analysis.measuring.service import Workload
     from mbaas.analysis.measuring.steps import PacedStep, load_step
     from mbaas.analysis.measuring.system import cores_here, workers_here
-    from mbaas.analysis.setup import Setup
     from mbaas.analysis.whole import analyze
+    from mbaas.model.rates import Setup
 
     options = described.options
     step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
@@ -199,6 +191,14 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
         device=request.device,
         options=replace(options, detached=False),  # measured feeds end with this command
     )
+    effort = QUICK if request.quick else Effort()
+    same = replace(request, verify=False, run=True)  # without options that change no result of a stage
+    about = repr((__version__, cores, effort, dataset.fingerprint, workload.pipeline, options, same))
+    saved = SavedStages(saved_path(about), about=about)
+    saving(saved)
+    if saved.earlier:
+        stages = ", ".join(saved.earlier)
+        say_note(f"continuing an interrupted analysis after {stages}; delete {saved.path} to measure these again")
     # Ray gets at least as many CPUs as there are workers, even with fewer cores: workers would wait forever for a CPU.
     with _own_ray(max(cores, options.prep_workers or 0)):
         gpus = runtime.gpus()
@@ -219,11 +219,11 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
             rate_per_s=request.rate_per_s,
             check=request.verify,
             run=request.run,
-            effort=QUICK if request.quick else None,
+            effort=effort,
             gpus=gpus,
             memory_bytes=memory_bytes,
             tell=lambda text: line(err, text, style="dim"),
-            keep=keep,
+            saved=saved,
         )
 
 

@@ -11,9 +11,11 @@ from pydantic import Discriminator, Field, Tag
 
 from mbaas import files, validation
 from mbaas.analysis.plan.jobs import Cluster, Node, Samples, TrainingJob
-from mbaas.analysis.rates import Rates
 from mbaas.cli.console import out, write_json
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.quantity import Quantity, stated
+from mbaas.model.rates import Rates
 from mbaas.units import Bytes, BytesPerS
 
 MEASURED = ("step_per_s", "prep", "batch_size", "pixel_bytes")
@@ -72,8 +74,8 @@ StoragePoints = Annotated[
 """Pairs of readers and their bytes/s; or the bytes/s of any number of readers."""
 
 
-def _points(said: float | tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    return said if isinstance(said, tuple) else ((1.0, said),)
+def _curve(said: float | tuple[tuple[float, float], ...], *, unit: str) -> MeasuredCurve:
+    return MeasuredCurve.of(said if isinstance(said, tuple) else ((1.0, said),), unit=unit)
 
 
 class Bounds(files.Section):
@@ -101,7 +103,7 @@ class ClusterSection(files.Section):
             node=self.node,
             least_nodes=nodes.least,
             most_nodes=nodes.most,
-            storage=_points(self.storage_bytes_per_s),
+            storage=_curve(self.storage_bytes_per_s, unit="bytes/s"),
             storage_shared=self.storage_shared,
         )
 
@@ -142,13 +144,15 @@ class JobSection(files.Section):
         rates = _measured(folder / Path(self.rates).expanduser()) if self.rates is not None else {}
         if missing := [name for name in MEASURED if name not in {**rates, **said}]:
             raise ConfigError(f"{' and '.join(map(repr, missing))} must be given, or 'rates', a file that holds them")
-        for points in {"prep", "decoded_prep"} & said.keys():
-            said[points] = _points(said[points])
+        for curve in {"prep", "decoded_prep"} & said.keys():
+            said[curve] = _curve(said[curve], unit="samples/s")
         if "prep" in said:
-            rates.pop("prep_cores", None)  # they belong to the measured points
-        for rate in {"step_per_s", "prep", "decoded_prep"} & said.keys():  # a rate stated in the job is exact
-            rates.pop(f"{rate.removesuffix('_per_s')}_spread".replace("decoded_prep", "decoded"), None)
-        return TrainingJob(name=name, dataset=datasets[self.dataset], **{**rates, **said})
+            rates.pop("prep_cores", None)  # they belong to the measured curve
+        given = {**rates, **said}
+        step_per_s = given.pop("step_per_s")
+        if not isinstance(step_per_s, Quantity):  # a rate stated in the job is exact
+            step_per_s = stated(step_per_s, unit="samples/s")
+        return TrainingJob(name=name, dataset=datasets[self.dataset], step=step_per_s, **given)
 
 
 class PlanFile(files.Section):
@@ -170,22 +174,14 @@ def _measured(path: Path) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path} does not hold measured rates: {error}", option="rates") from None
     return {
-        "step_per_s": rates.step.value,
-        "step_spread": (rates.step.low / rates.step.value, rates.step.high / rates.step.value),
-        "prep": rates.feed_points,
-        "prep_spread": rates.prep.spread,
+        "step_per_s": rates.step,
+        "prep": rates.served(rates.prep),
         "prep_cores": rates.cores,
         "batch_size": rates.batch_size,
         "pixel_bytes": round(rates.pixel_bytes),
-        **_decoded(rates),
-    }
-
-
-def _decoded(rates: Rates) -> dict[str, Any]:
-    if rates.decoded_prep is None or rates.decoded_bytes is None:
-        return {}
-    return {
-        "decoded_prep": rates.decoded_feed_points,
-        "decoded_spread": rates.decoded_prep.spread,
-        "decoded_bytes": round(rates.decoded_bytes),
+        **(
+            {"decoded_prep": rates.served(rates.decoded_prep), "decoded_bytes": round(rates.decoded_bytes)}
+            if rates.decoded_prep is not None and rates.decoded_bytes is not None
+            else {}
+        ),
     }

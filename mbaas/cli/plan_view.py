@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas import units
-from mbaas.analysis.plan.result import FitQuality, JobPlan, Plan
+from mbaas.analysis.plan.planner import FitQuality, JobPlan, Plan
 from mbaas.cli.console import stack, table_of
 
 GOOD_FIT = 0.05

@@ -77,8 +77,8 @@ def policies(
     [bold]compute[/] is training. Everything else is waiting: for samples from a storage class, from another worker or
     from shared storage (pfs), or for samples to be prepared and written to the staging buffer.
     """
-    from mbaas.analysis.simulator import figures, simulate
-    from mbaas.analysis.simulator.report import outcomes_table, plain_outcomes
+    from mbaas.analysis.simulator import simulate
+    from mbaas.analysis.simulator.results import outcomes_table, plain_outcomes, policies_figure
 
     _check_plot(plot)
     if (system is None) == (from_feed is None):
@@ -89,7 +89,7 @@ def policies(
         changes = [*(change or []), *([f"epochs={epochs}"] if epochs is not None else [])]
         described = _changed(_system_of(system or ""), changes)
         outcomes = list(simulate(described, _names(policies)))
-    _draw(plot, figures.policies, described, outcomes)
+    _draw(plot, policies_figure, described, outcomes)
     if as_json:
         write_json(json.dumps(plain_outcomes(described, outcomes)))
     else:
@@ -119,14 +119,14 @@ def sweep(
     prep_bytes_per_s, network_bytes_per_s, pfs_bytes_per_s, samples, sample_bytes, pixel_bytes; and the capacity of one
     storage class, such as ram_bytes. Rates and sizes are per worker, except for pfs_bytes_per_s.
     """
-    from mbaas.analysis.simulator import figures, sweep
-    from mbaas.analysis.simulator.report import axis_labels, plain_sweep, sweep_table
+    from mbaas.analysis.simulator import sweep
+    from mbaas.analysis.simulator.results import axis_labels, plain_sweep, sweep_figure, sweep_table
 
     _check_plot(plot)
     described = _changed(_system_of(system), change or [])
     axes = _axis(described, "--x", x), _axis(described, "--y", y)
     swept = sweep(described, policy=policy, x=axes[0], y=axes[1], versus=versus)
-    _draw(plot, figures.sweep, described, swept)
+    _draw(plot, sweep_figure, described, swept)
     if as_json:
         write_json(json.dumps(plain_sweep(swept)))
     else:
@@ -152,15 +152,15 @@ def cache(
     [bold]minio[/] keeps the samples that it read first. [bold]lru[/] evicts the least recently read samples, like a
     page cache.
     """
-    from mbaas.analysis.simulator import figures
-    from mbaas.analysis.simulator.caches import POLICIES, hit_fractions
+    from mbaas.analysis.simulator.chance import POLICIES, hit_fractions
+    from mbaas.analysis.simulator.results import hit_rates_figure
 
     _check_plot(plot)
     chosen = next((each for each in POLICIES if each == policy), None)  # the literal type, for type checkers
     if chosen is None:
         raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     hits = hit_fractions(chosen, cached=cached, epochs=epochs, samples=samples, seed=seed)
-    _draw(plot, figures.hit_rates, policy, cached, hits)
+    _draw(plot, hit_rates_figure, policy, cached, hits)
     if as_json:
         found = {"policy": policy, "cached": cached, "epochs": epochs, "samples": samples, "seed": seed}
         write_json(json.dumps({**found, "hit_fraction": hits}))
@@ -195,11 +195,12 @@ def frequency(
     Each epoch assigns a sample to one of N workers at random, so a worker reads it Binomial(E, 1/N) times. Samples that
     a worker reads far more often than others are worth keeping close to it.
     """
-    from mbaas.analysis.simulator import figures, frequency
+    from mbaas.analysis.simulator import frequency
+    from mbaas.analysis.simulator.results import frequency_figure
 
     _check_plot(plot)
     found = frequency(workers=workers, epochs=epochs, samples=samples, delta=delta, monte_carlo=monte_carlo, seed=seed)
-    _draw(plot, figures.frequency, found, samples=samples, workers=workers, epochs=epochs)
+    _draw(plot, frequency_figure, found, samples=samples, workers=workers, epochs=epochs)
     if as_json:
         asked = {"workers": workers, "epochs": epochs, "samples": samples, "delta": delta, "seed": seed}
         results = {"least": found.least, "expected": found.expected, "simulated": found.simulated}
@@ -231,12 +232,13 @@ def imbalance(
     Samples are cached on random nodes, so some nodes have more than their part of a minibatch and some less; only the
     difference is transferred.
     """
-    from mbaas.analysis.simulator import figures, imbalance
+    from mbaas.analysis.simulator import imbalance
+    from mbaas.analysis.simulator.results import imbalance_figure
 
     _check_plot(plot)
     found = imbalance(nodes=nodes, local_batch=local_batch, steps=steps, seed=seed)
     low, high = found.quantile(0.25), found.quantile(0.75)
-    _draw(plot, figures.imbalance, found, nodes=nodes, local_batch=local_batch)
+    _draw(plot, imbalance_figure, found, nodes=nodes, local_batch=local_batch)
     if as_json:
         asked = {"nodes": nodes, "local_batch": local_batch, "steps": steps, "seed": seed}
         write_json(json.dumps({**asked, "median": found.median, "p25": low, "p75": high}))
@@ -291,7 +293,7 @@ def _of_feed(
     if change:
         raise ConfigError("--set changes a preset or a file; a running feed is simulated as it is")
     from mbaas.analysis.live import simulate_feed
-    from mbaas.analysis.simulated import EPOCHS
+    from mbaas.analysis.simulator.system import EPOCHS
     from mbaas.cli.connection import connect
 
     connect(address, start=False)
@@ -299,7 +301,7 @@ def _of_feed(
 
 
 def _changed(system: System, changes: list[str]) -> System:
-    from mbaas.analysis.simulator.sweep import changed, parse
+    from mbaas.analysis.simulator.simulation import changed, parse
 
     for change in changes:
         name, _, text = change.partition("=")
@@ -309,7 +311,7 @@ def _changed(system: System, changes: list[str]) -> System:
 
 def _axis(system: System, option: str, text: str) -> Axis:
     from mbaas.analysis.simulator import Axis
-    from mbaas.analysis.simulator.sweep import parse
+    from mbaas.analysis.simulator.simulation import parse
 
     name, equals, values = text.partition("=")
     if not equals:

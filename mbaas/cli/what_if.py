@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from mbaas import files, validation
-from mbaas.analysis.answers import PARAMETERS
-from mbaas.analysis.changes import MachineType, verdict
-from mbaas.analysis.quantity import plain_fields
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
+from mbaas.analysis.advice import MachineType, verdict
 from mbaas.cli.analysis_view import what_if_page
 from mbaas.cli.console import out, write_json
 from mbaas.errors import ConfigError
+from mbaas.model.pace import PARAMETERS
+from mbaas.model.quantity import plain_fields
+from mbaas.model.rates import Rates, Setup
 
 
 def what_if(
@@ -42,14 +41,12 @@ def what_if(
     Raises:
         ConfigError: an invalid file or change.
     """
-    from mbaas.analysis.answers import bottleneck, fewest_prep_cores, smallest_cache
-    from mbaas.analysis.answers import curve as curve_of
-    from mbaas.analysis.changes import offers
-    from mbaas.analysis.costs import epoch_costs
-    from mbaas.analysis.crossing import crossing
+    from mbaas.analysis.advice import epoch_costs, offers
     from mbaas.analysis.decoding import decoding
-    from mbaas.analysis.gpu_rates import GpuRates
-    from mbaas.analysis.whatif import predict
+    from mbaas.model.gpu_stages import crossing
+    from mbaas.model.pace import bottleneck, fewest_prep_cores, predict, smallest_cache
+    from mbaas.model.pace import curve as curve_of
+    from mbaas.model.rates import GpuRates
 
     rates, setup = load(file)
     asked = changed(setup, changes)
@@ -95,8 +92,6 @@ def load(file: Path) -> tuple[Rates, Setup]:
     plain, wanted = files.read_json(file), f"{file} must be what `mbaas analyze --save` wrote"
     if lacking := [repr(key) for key in ("rates", "setup") if key not in plain]:
         raise ConfigError(f"{wanted}, it lacks {' and '.join(lacking)}")
-    if missing := plain.get("missing"):
-        raise ConfigError(f"{file}: the analysis was stopped before it had measured {', '.join(map(str, missing))}")
     try:
         # null means not given: such fields get their defaults
         setup = {name: value for name, value in plain["setup"].items() if value is not None}

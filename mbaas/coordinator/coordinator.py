@@ -16,9 +16,6 @@ import ray
 from msgspec import Struct
 
 from mbaas import units
-from mbaas.allocation.lending import DemandReport
-from mbaas.allocation.scaling import Observation, Scaler
-from mbaas.allocation.throughput import MOST_COUNT
 from mbaas.calls import wire
 from mbaas.calls.relay import relay_node
 from mbaas.coordinator import kept_claims, recovery, written_epochs
@@ -55,6 +52,9 @@ from mbaas.messages import (
     RankReport,
 )
 from mbaas.metrics import FeedMetrics
+from mbaas.model.curves import MOST_COUNT
+from mbaas.model.lending import DemandReport
+from mbaas.model.scaling import Observation, Scaler
 from mbaas.placement import PlacementUpdate
 from mbaas.prep.engines import resolve_engine
 from mbaas.settings import FeedSettings

@@ -1,7 +1,7 @@
 """Lends prep workers to other feeds, and borrows theirs.
 
 Lending is decentralized. Every coordinator collects the demand reports of the others, computes the same allocation
-(`mbaas.allocation.lending`), and lends a worker if it has one too many. The worker finishes its current block, receives
+(`mbaas.model.lending`), and lends a worker if it has one too many. The worker finishes its current block, receives
 the other feed's dataset and pipeline, and continues there; trials of neither feed are interrupted. A worker belongs to
 the feed that started it. It returns when its borrower ends or needs it less, and ends with its owner.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 
-from mbaas.allocation.lending import DemandReport, Lender
-from mbaas.allocation.scaling import Observation
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervision import Supervision
 from mbaas.core import cluster_events as cluster
 from mbaas.dataset import Dataset
 from mbaas.messages import PROTOCOL
+from mbaas.model.lending import DemandReport, Lender
+from mbaas.model.scaling import Observation
 from mbaas.settings import FeedSettings
 from mbaas.transforms import Pipeline
 

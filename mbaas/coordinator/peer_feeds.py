@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from mbaas import runtime
-from mbaas.allocation.lending import DemandReport
 from mbaas.coordinator.asking import answer_or_none
+from mbaas.model.lending import DemandReport
 
 ANSWER_S = 5.0
 """Timeout for another coordinator to answer, in seconds. It may have to send a worker its dataset."""

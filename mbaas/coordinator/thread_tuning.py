@@ -1,6 +1,6 @@
 """Moves threads of each node between fetch and prep while the feed runs, based on measurements.
 
-A thin shell around one `mbaas.allocation.tuning.ThreadTuner` per node. It also sends each cache node the rate at which
+A thin shell around one `mbaas.model.threads.ThreadTuner` per node. It also sends each cache node the rate at which
 prep could take raw samples, which sets the depth of read-ahead, and logs the cache node's decisions.
 """
 
@@ -14,14 +14,13 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from mbaas.allocation.threads import TierBytes
-from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.allocation.tuning import NodeLoad, ThreadTuner, Tuned
 from mbaas.cache.disk.tier import DISK_THREADS
 from mbaas.cache.stats import Flow
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerHandle
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.threads import NodeLoad, ThreadTuner, TierBytes, Tuned
 from mbaas.settings import FeedSettings, Threads
 
 NODES_A_LOOK = 16

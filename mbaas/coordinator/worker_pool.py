@@ -11,7 +11,6 @@ import ray
 from msgspec import Struct
 
 from mbaas import runtime, units
-from mbaas.allocation.headroom import node_for_part
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
@@ -19,6 +18,7 @@ from mbaas.core.supervised import BEGIN_S, MACHINE_S
 from mbaas.dataset.storage.retry import retry_async
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.messages import Claims, EngineName, PrepConfig, Probe, WorkerBrief, WorkerLocation
+from mbaas.model.lending import node_for_part
 from mbaas.placement import Placement
 from mbaas.prep.worker import PrepWorkerActor
 from mbaas.settings import FeedSettings

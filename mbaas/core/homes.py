@@ -15,8 +15,8 @@ from collections.abc import Container, Iterable, Mapping
 
 from msgspec import Struct
 
-from mbaas.allocation.weights import SpeedWeights, Work
 from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
+from mbaas.model.weights import SpeedWeights, Work
 
 CACHE_PATIENCE_S = 5.0
 """A placement does not wait longer than this for a starting cache; the node is added when its cache is up."""

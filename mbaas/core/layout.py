@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from msgspec import Struct
 
-from mbaas.allocation.forms import SampleCosts
 from mbaas.budgets import sized_cache
 from mbaas.errors import ConfigError
 from mbaas.messages import DecodedSamples, Probe, SampleSpec
+from mbaas.model.forms import SampleCosts
 from mbaas.order import SampleOrder
 from mbaas.settings import FeedSettings, Timeouts
 from mbaas.units import size

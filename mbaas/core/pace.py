@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mbaas.model.lending import fair_shares
+
 SPLIT_GAIN = 0.10
 """Least relative gain in delivered blocks for a split. Below it, a second cohort would mostly cost prep time."""
 
@@ -38,7 +40,7 @@ class Group(NamedTuple):
     blocks_per_s: float
 
 
-class Split(NamedTuple):
+class CohortSplit(NamedTuple):
     """Best split of a cohort.
 
     Attributes:
@@ -52,12 +54,7 @@ class Split(NamedTuple):
 
 def made_per_s(groups: Sequence[Group], prep_per_s: float) -> list[float]:
     """Compute the blocks/s prepared for each group if prep divides its maximum speed fairly; groups share no blocks."""
-    made, left_per_s = [0.0] * len(groups), prep_per_s
-    # In ascending order of pace: the unused share of a slow group is divided among the others.
-    for place, number in enumerate(sorted(range(len(groups)), key=lambda number: groups[number].blocks_per_s)):
-        made[number] = min(groups[number].blocks_per_s, left_per_s / (len(groups) - place))
-        left_per_s -= made[number]
-    return made
+    return fair_shares([group.blocks_per_s for group in groups], prep_per_s)
 
 
 def given_per_s(groups: Sequence[Group], prep_per_s: float) -> float:
@@ -66,7 +63,7 @@ def given_per_s(groups: Sequence[Group], prep_per_s: float) -> float:
     return sum(group.trials * per_s for group, per_s in zip(groups, made, strict=True))
 
 
-def best_split(paces: Sequence[float], others: Sequence[Group], prep_per_s: float) -> Split | None:
+def best_split(paces: Sequence[float], others: Sequence[Group], prep_per_s: float) -> CohortSplit | None:
     """Find the best split of a cohort into a faster and a slower one; None if the gain is below `SPLIT_GAIN`.
 
     Args:
@@ -77,7 +74,7 @@ def best_split(paces: Sequence[float], others: Sequence[Group], prep_per_s: floa
     together = [Group(len(paces), paces[-1]), *others]
     given, own = given_per_s(together, prep_per_s), len(paces) * made_per_s(together, prep_per_s)[0]
     splits = [
-        Split(faster, (given_per_s([*parted(paces, faster), *others], prep_per_s) - given) / own)
+        CohortSplit(faster, (given_per_s([*parted(paces, faster), *others], prep_per_s) - given) / own)
         for faster in range(1, len(paces))
         if paces[faster - 1] > paces[faster]
     ]

@@ -4,7 +4,7 @@ It turns events into instructions and uses no clock, threads or Ray calls. All r
 feed continues after any loss: a missing worker or cache is restarted as long as it is wanted. `FeedEnd` lists the few
 reasons that end a feed.
 
-`mbaas.allocation.scaling` and `mbaas.allocation.lending`, which are also pure, decide when to scale and lend. Their
+`mbaas.model.scaling` and `mbaas.model.lending`, which are also pure, decide when to scale and lend. Their
 decisions arrive here as `Scale` and `Lend`; this module chooses the workers.
 
 Phases of a worker (`WorkerPhase`)::
@@ -41,7 +41,6 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 
-from mbaas.allocation.giving_back import KeptBytes, Machine, to_let_go
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import MOVE_S, Homes, HomeWeights
@@ -57,6 +56,7 @@ from mbaas.core.supervised import (
     WorkerPhase,
 )
 from mbaas.core.waits import WaitTable, awaited
+from mbaas.model.scaling import KeptBytes, Machine, to_let_go
 from mbaas.units import counted, percent, seconds, size
 
 START_S = MACHINE_S + BEGIN_S + 15.0

@@ -7,15 +7,13 @@ from typing import Any
 
 from stated_rates import about, line, round_rates
 
-from mbaas.analysis.changes import recommend, verdict
-from mbaas.analysis.costs import epoch_costs
+from mbaas.analysis.advice import epoch_costs, recommend, verdict
 from mbaas.analysis.decoding import decoding
-from mbaas.analysis.measuring.verify import Check, Split, Verification
-from mbaas.analysis.quantity import stated
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import predict
+from mbaas.analysis.measuring.verify import Check, EpochSplit, Verification
 from mbaas.analysis.whole import Analysis, Subject
+from mbaas.model.pace import predict
+from mbaas.model.quantity import stated
+from mbaas.model.rates import Rates, Setup
 
 NASTY = '/data/<b>train</b> & "more"\'s \x1b[31m\udcff'
 """A path with markup, quotes, an escape sequence and a byte that is invalid in UTF-8."""
@@ -57,12 +55,12 @@ def check_of(rates: Rates, setup: Setup, parameter: str, value: float, error: fl
     )
 
 
-def split_of_2_s() -> Split:
+def split_of_2_s() -> EpochSplit:
     """A split of 504 samples: 0.5 s of training, 0.125 s of prep, 1.375 s of fetch.
 
     Loaders measured 0.075 s of prep, 0.025 s for other trials, and 1.42 s of fetch.
     """
-    return Split(
+    return EpochSplit(
         samples=504,
         epoch_s=about(2.0, 0.04, "s"),
         compute_s=about(0.5, 0.0, "s"),

@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import MeasuredCurve, Rates
-from mbaas.analysis.setup import Setup
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.quantity import Quantity, stated
+from mbaas.model.rates import Rates, Setup
 
 
 def about(value: float, spread: float = 0.0, unit: str = "samples/s") -> Quantity:

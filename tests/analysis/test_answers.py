@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from stated_rates import about, any_rates, any_setup, line, round_rates
 
-from mbaas.analysis.answers import bottleneck, curve, fewest_prep_cores, smallest_cache
-from mbaas.analysis.changes import MachineType, Offer, offers, recommend
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import MeasuredCurve, Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import predict
+from mbaas.analysis.advice import MachineType, Offer, offers, recommend
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.pace import bottleneck, curve, fewest_prep_cores, predict, smallest_cache
+from mbaas.model.quantity import Quantity, stated
+from mbaas.model.rates import Rates, Setup
 
 NO_CPU = stated(0, unit="CPU-s")
 

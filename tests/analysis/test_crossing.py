@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from stated_rates import about, line, round_rates
 
-from mbaas.analysis.crossing import GpuRates, OnGpu, crossing
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
 from mbaas.errors import ConfigError
+from mbaas.model.gpu_stages import GpuRates, OnGpu, crossing
+from mbaas.model.rates import Rates, Setup
 
 DECODE = OnGpu(per_s=2000, step_per_s=600, cpu_s=0.0001)
 """A GPU that decodes 2,000 samples/s trains on only 600 of 1,000: each decoded sample takes 0.2 ms."""

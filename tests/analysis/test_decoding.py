@@ -13,14 +13,13 @@ from reported import bare_analysis, check_of
 from rich.console import Console
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
-from mbaas.analysis.changes import recommend
+from mbaas.analysis.advice import recommend
 from mbaas.analysis.decoding import AS_GOOD, Decoding, decoding
 from mbaas.analysis.measuring.verify import MOST_POINTS, Verification, points
-from mbaas.analysis.quantity import stated
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import predict
 from mbaas.cli import analysis_view
+from mbaas.model.pace import predict
+from mbaas.model.quantity import stated
+from mbaas.model.rates import Rates, Setup
 
 
 def asked(rates: Rates, setup: Setup) -> Decoding:

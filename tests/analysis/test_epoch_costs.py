@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from stated_rates import any_rates, any_setup, round_rates
 
-from mbaas.analysis.costs import costs_so_far, epoch_costs
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
+from mbaas.analysis.advice import costs_so_far, epoch_costs
 from mbaas.costs import HOUR_S, LoadingCosts
+from mbaas.model.quantity import Quantity, stated
+from mbaas.model.rates import Rates, Setup
 
 MS = 1e-3
 

@@ -12,17 +12,17 @@ from stated_rates import about
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.allocation.forms import SampleCosts
 from mbaas.analysis.decoding import decoding
 from mbaas.analysis.live import analyze_feed, rates_of, sample_bytes, seen_by_loaders, setup_of, simulate_feed
-from mbaas.analysis.rates import Rates
 from mbaas.analysis.simulator import POLICIES
-from mbaas.analysis.whatif import Waits, predict
 from mbaas.budgets import MemoryClaim
 from mbaas.costs import LoadingCosts
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
 from mbaas.messages import Amount, Claims, ConsumerReport, FeedInfo, FetchCounts
+from mbaas.model.forms import SampleCosts
+from mbaas.model.pace import Waits, predict
+from mbaas.model.rates import Rates
 from mbaas.status import ConsumerStatus, FeedStatus, WorkerStatus
 from support.waiting import wait_until
 

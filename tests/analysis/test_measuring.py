@@ -21,10 +21,9 @@ from stated_rates import decodable_rates, round_rates
 import mbaas
 from mbaas import transforms as T
 from mbaas.analysis.measuring import service
-from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.portion import ColdDataset, Span, drop, local_spans, portion, resident_share
-from mbaas.analysis.measuring.prep import prep_rate, subset
+from mbaas.analysis.measuring.prep import decoded, prep_rate, subset
 from mbaas.analysis.measuring.service import (
     PREP_KIND,
     EpochRun,
@@ -41,7 +40,6 @@ from mbaas.analysis.measuring.steps import PacedStep, load_step, ready_step, ste
 from mbaas.analysis.measuring.storage import disk_rate, kept_cold, memory_rate, spans_of, storage_rate
 from mbaas.analysis.measuring.system import TRIALS, cost_s, costs_of, slower_s
 from mbaas.analysis.measuring.verify import split_of
-from mbaas.analysis.quantity import Quantity, stated
 from mbaas.bench.cpu import CpuReading
 from mbaas.cache.disk.store import DiskStore
 from mbaas.dataset import synthetic
@@ -49,6 +47,7 @@ from mbaas.dataset.base import SampleReader, WrappedDataset
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import LABEL, Field
 from mbaas.messages import SampleSpec
+from mbaas.model.quantity import Quantity, stated
 from mbaas.prep.decoded import container_bytes
 from mbaas.prep.engines import make_engine
 from mbaas.settings import FeedOptions
@@ -109,19 +108,6 @@ def test_a_measurement_that_scatters_ends_with_its_budget_or_its_most() -> None:
     wild = Effort(spread=0.001, least=3, most=20, budget_s=1.0)
     assert repeated(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.001)).samples == 20
     assert repeated(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.2)).samples == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"least": 0}, r"least must be in \[1, most = 30\], got 0"),
-        ({"spread": 0.0}, "spread must be above 0, got 0.0"),
-        ({"window_s": -1.0}, "window_s must be above 0, got -1.0"),
-    ],
-)
-def test_an_effort_that_cannot_work(options: dict[str, float], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        Effort(**options)  # type: ignore[arg-type]
 
 
 def skip_in_memory(path: Path) -> None:
@@ -217,12 +203,6 @@ def test_a_portion_has_the_samples_it_says(small_images: mbaas.Dataset) -> None:
     small_images.reader().read_into(ids[7], same)
     assert buffer.tobytes() == same.tobytes()
     assert [span.length for span in local_spans(part, [7])] == [len(same)]
-
-
-@pytest.mark.parametrize("readers", [(), (2, 1), (0, 1)])
-def test_readers_that_cannot_be(small_images: mbaas.Dataset, readers: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="readers must ascend from at least 1"):
-        storage_rate(small_images, QUICK, readers=readers)
 
 
 def test_what_a_disk_tier_gives(tmp_path: Path) -> None:
@@ -677,10 +657,3 @@ def test_a_file_for_which_nobody_has_the_memory_is_left_out_of_what_is_measured(
     assert [Path(uri).name for uri in subset(data).uris] == ["text.png"]
     with pytest.raises(BadSampleError, match=r"hole\.png: it has 68,719,476,736 bytes, over the limit"):
         storage_rate(data, QUICK, readers=(1,))
-
-
-@pytest.mark.parametrize(("name", "counts"), [("workers", (2,)), ("workers", ()), ("threads", (1, 1))])
-def test_counts_that_cannot_be(name: str, counts: tuple[int, ...]) -> None:
-    given = {"workers": (1,), "threads": (1,), name: counts}
-    with pytest.raises(ConfigError, match=f"{name} must ascend from 1"):
-        prep_rate(subset(synthetic(3)), T.Pipeline([T.DecodeImage()]), QUICK, **given)

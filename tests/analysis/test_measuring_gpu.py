@@ -13,17 +13,16 @@ from stated_rates import about, line, round_rates
 
 from mbaas import transforms as T
 from mbaas.analysis import Setup, Workload
-from mbaas.analysis.crossing import crossing
-from mbaas.analysis.measuring.decoded import decoded
 from mbaas.analysis.measuring.effort import Effort
-from mbaas.analysis.measuring.gpu import gpu_rates
-from mbaas.analysis.measuring.prep import Blocks, Raw, made_of, subset
+from mbaas.analysis.measuring.prep import Blocks, Raw, decoded, made_of, subset
+from mbaas.analysis.measuring.service import gpu_rates
 from mbaas.analysis.measuring.steps import PacedStep
 from mbaas.analysis.measuring.system import crosses_to_gpu
-from mbaas.analysis.rates import Rates
 from mbaas.dataset import synthetic
 from mbaas.fields import Field
 from mbaas.messages import EngineName
+from mbaas.model.gpu_stages import crossing
+from mbaas.model.rates import Rates
 from mbaas.prep.engines import make_engine
 from mbaas.settings import FeedOptions
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.analysis.plan.jobs import Cluster, Node, Points, Samples, TrainingJob
+from mbaas.analysis.plan.jobs import Cluster, Node, Samples, TrainingJob
 from mbaas.analysis.plan.planner import plan, plan_on
 from mbaas.analysis.plan.supply import Kept, fair_split, fetches, fill_caches
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.quantity import Quantity
+
+Points = Sequence[tuple[float, float]]
+Spread = tuple[float, float]
+"""Ends of an interval relative to the value."""
 
 TINY = Samples(name="tiny", samples=1000, dataset_bytes=1_000_000)
 LARGE = Samples(name="large", samples=24_000, dataset_bytes=2_400_000_000)
@@ -22,12 +29,38 @@ LARGE = Samples(name="large", samples=24_000, dataset_bytes=2_400_000_000)
 def cluster(*, nodes: tuple[int, int] = (1, 1), storage: Points = ((1, 20e6),), **node: Any) -> Cluster:
     """Nodes of 8 cores with an object store of 3 GB: 2.1 GB are usable, and each job stages 450 MB."""
     given: dict[str, Any] = {"cores": 8, "memory_bytes": 10_000_000_000, **node}
-    return Cluster(node=Node(**given), least_nodes=nodes[0], most_nodes=nodes[1], storage=storage)
+    curve = MeasuredCurve.of(storage, unit="bytes/s")
+    return Cluster(node=Node(**given), least_nodes=nodes[0], most_nodes=nodes[1], storage=curve)
 
 
-def job(name: str = "a", dataset: Samples = TINY, **changes: Any) -> TrainingJob:
+def per_s(rate: float, spread: Spread = (1, 1)) -> Quantity:
+    return Quantity(rate, low=rate * spread[0], high=rate * spread[1], unit="samples/s")
+
+
+def curve(points: Points, spread: Spread = (1, 1)) -> MeasuredCurve:
+    return MeasuredCurve(tuple((float(count), per_s(rate, spread)) for count, rate in points))
+
+
+def job(
+    name: str = "a",
+    dataset: Samples = TINY,
+    *,
+    step_per_s: float = 250,
+    prep: Points = ((1, 100),),
+    decoded_prep: Points = (),
+    step_spread: Spread = (1, 1),
+    prep_spread: Spread = (1, 1),
+    decoded_spread: Spread = (1, 1),
+    **changes: Any,
+) -> TrainingJob:
     """A job whose prep workers prepare 100 samples/s each."""
-    given: dict[str, Any] = {"step_per_s": 250, "prep": ((1, 100),), "batch_size": 64, "pixel_bytes": 150_000}
+    given: dict[str, Any] = {
+        "step": per_s(step_per_s, step_spread),
+        "prep": curve(prep, prep_spread),
+        "decoded_prep": curve(decoded_prep, decoded_spread) if decoded_prep else None,
+        "batch_size": 64,
+        "pixel_bytes": 150_000,
+    }
     return TrainingJob(name=name, dataset=dataset, **{**given, **changes})
 
 
@@ -84,8 +117,6 @@ def test_intervals_of_what_was_measured() -> None:
     )
     exact = plan([job()], cluster()).jobs[0]
     assert exact.trial_low_per_s == exact.trial_per_s == exact.trial_high_per_s
-    with pytest.raises(ConfigError, match=r"prep_spread must reach from above 0 over 1 .*, got 1\.1 to 1\.2"):
-        job(prep_spread=(1.1, 1.2))
 
 
 def test_what_memory_for_decoded_samples_would_bring() -> None:
@@ -164,7 +195,7 @@ def test_a_node_with_more_cores_than_were_measured_takes_more_workers() -> None:
     measured = job(step_per_s=1000, prep=((1, 90), (2, 180), (3, 180), (4, 180)), prep_cores=2)
     (made,) = plan([measured], cluster()).jobs
     assert (made.workers, made.limit, made.trial_per_s) == (7, "pool", pytest.approx(630, rel=0.01))
-    (narrow,) = plan([job(step_per_s=1000, prep=measured.prep)], cluster()).jobs
+    (narrow,) = plan([job(step_per_s=1000, prep=((1, 90), (2, 180), (3, 180), (4, 180)))], cluster()).jobs
     assert (narrow.workers, narrow.limit, narrow.trial_per_s) == (2, "prep", pytest.approx(180, rel=0.01))
 
 
@@ -285,10 +316,10 @@ def test_what_cannot_be() -> None:
         cluster(nodes=(3, 2))
     with pytest.raises(ConfigError, match=r"disk_bytes of 5 needs disk_bytes_per_s, got none"):
         cluster(disk_bytes=5)
-    with pytest.raises(
-        ConfigError, match=r"prep must be points \(count, rate\), all above 0 and finite, got \[\(0, 1\)\]"
-    ):
-        job(prep=((0, 1),))
+    with pytest.raises(ConfigError, match=r"needs points \(count, rate\), all above 0 and finite, got \[\(0, 1\)\]"):
+        cluster(storage=((0, 1),))
+    with pytest.raises(ConfigError, match=r"step_per_s must be above 0, got 0"):
+        job(step_per_s=0)
     with pytest.raises(ConfigError, match=r"batch_size must be at least 1 and finite, got 0"):
         job(batch_size=0)
 

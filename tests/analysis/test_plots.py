@@ -11,8 +11,8 @@ from matplotlib.collections import PolyCollection
 from stated_rates import about
 
 from mbaas.analysis import plots
-from mbaas.analysis.quantity import Quantity
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import Quantity
 
 RISING = [(1, about(100, 0.1)), (2, about(170, 0.1)), (7, about(190, 0.1))]
 

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from stated_rates import decodable_rates, round_rates
 from typer.testing import CliRunner
 
 from mbaas import transforms as T
 from mbaas.analysis import Setup, Workload, analyze, whole
+from mbaas.analysis.measuring import system
 from mbaas.analysis.measuring import verify as verifying
-from mbaas.analysis.measuring.effort import QUICK, Effort
-from mbaas.analysis.measuring.pace import Pace
-from mbaas.analysis.measuring.progress import Progress
+from mbaas.analysis.measuring.effort import MOST_AGE_S, QUICK, Effort, Progress, SavedStages
+from mbaas.analysis.measuring.prep import MachineSpeed
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun
 from mbaas.analysis.measuring.steps import PacedStep
-from mbaas.analysis.measuring.system import NO_COSTS, QUICK_COSTS, begun, expected_s, workers_here
+from mbaas.analysis.measuring.system import NO_COSTS, QUICK_COSTS, expected_s, worker_counts, workers_here
 from mbaas.analysis.measuring.verify import points, verify
-from mbaas.analysis.quantity import stated
-from mbaas.analysis.rates import MeasuredCurve
-from mbaas.analysis.whole import AnalysisStoppedError
 from mbaas.cli import app
 from mbaas.dataset import synthetic
-from mbaas.dataset.base import SampleReader, WrappedDataset
-from mbaas.settings import Disk, FeedOptions
+from mbaas.model.quantity import Quantity, stated
+from mbaas.settings import FeedOptions
 
 WORKLOAD = Workload(
     dataset=synthetic(100),
@@ -69,7 +63,7 @@ def test_a_quick_analysis_is_planned_for_half_a_minute() -> None:
     planned = expected_s(WORKLOAD, QUICK, cores=2, rate_per_s=None, gpus=0)
     assert sum(planned.values()) < 25
     assert planned["costs"] == planned["gpu"] == 0.0
-    assert begun(WORKLOAD, QUICK, rate_per_s=None, cores=8).workers == (1, 8)
+    assert worker_counts(8, QUICK) == [1, 8]
 
 
 def test_every_phase_is_expected_to_take_as_long_as_there_is_to_measure() -> None:
@@ -98,11 +92,11 @@ def test_as_many_workers_are_measured_as_share_the_gpus(
 ) -> None:
     workload = replace(WORKLOAD, options=FeedOptions(batch_size=10, **options))
     assert workers_here(workload, cores=cores, gpus=gpus) == workers
-    assert begun(workload, rate_per_s=None, cores=cores, gpus=gpus).workers[-1] == 2 * workers
+    assert worker_counts(workers, Effort())[-1] == 2 * workers
 
 
-STEADY: Any = SimpleNamespace(now=lambda: 1.0)
-"""Stands in for the `Pace` of a machine with constant speed."""
+STEADY: Any = SimpleNamespace(relative=lambda: 1.0)
+"""Stands in for the `MachineSpeed` of a machine with constant speed."""
 
 
 def test_what_is_checked_is_said_with_its_unit() -> None:
@@ -114,7 +108,7 @@ def test_what_is_checked_is_said_with_its_unit() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        verify(WORKLOAD, rates, points(rates, Setup())[1:], pace=STEADY, progress=Progress({"check": 1.0}, stop))
+        verify(WORKLOAD, rates, points(rates, Setup())[1:], speed=STEADY, progress=Progress({"check": 1.0}, stop))
     assert lines == ["checking cache_bytes = 50 MB, round 1 of 3"]
 
 
@@ -124,19 +118,19 @@ def test_the_pace_of_the_machine_is_told_from_how_fast_it_prepares() -> None:
     took_s = [1.28] * 4 + [2.56] * 6
     # clock readings: start of a part, before the block, after the block, end of the part
     clock = chain.from_iterable([at, at, at + took, at + took] for at, took in enumerate(took_s)).__next__
-    with Pace(replace(WORKLOAD, dataset=synthetic(64)), 2, clock) as found:
+    with MachineSpeed(synthetic(64), WORKLOAD.pipeline, 2, clock) as found:
         assert found.usual_per_s == pytest.approx(50)
-        assert found.now() == pytest.approx(0.5)
-        assert found.look() == pytest.approx(25)
+        assert found.relative() == pytest.approx(0.5)
+        assert found.measure() == pytest.approx(25)
         found.usual_per_s = 20.0
-        assert found.now() == pytest.approx(1.25)
+        assert found.relative() == pytest.approx(1.25)
 
 
 def test_predictions_that_are_checked_are_for_the_pace_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prep sets the pace at 800/s. The machine runs at half speed, at full speed, and at half speed again."""
     paces = iter([0.5, 1.0, 0.5])
     monkeypatch.setattr(verifying, "ROUNDS", 1)
-    pace: Any = SimpleNamespace(now=lambda: next(paces))
+    speed: Any = SimpleNamespace(relative=lambda: next(paces))
     run = ServiceRun(((EpochRun(600, 1.0, 0.0, 0.0, 0.0),),))
     epochs = []
 
@@ -150,7 +144,7 @@ def test_predictions_that_are_checked_are_for_the_pace_at_that_time(monkeypatch:
         ("trials", Setup(cache_bytes=1e8, prep_workers=4)),
         ("prep_workers", Setup(cache_bytes=1e8, prep_workers=2)),
     ]
-    found = verify(WORKLOAD, rates, chosen, pace=pace, progress=told)
+    found = verify(WORKLOAD, rates, chosen, speed=speed, progress=told)
     assert [check.pace for check in found.checks] == [0.75, 0.75]
     assert [check.predicted.value for check in found.checks] == pytest.approx([600, 300])
     assert [check.error for check in found.checks] == pytest.approx([0.0, -0.5])
@@ -159,7 +153,7 @@ def test_predictions_that_are_checked_are_for_the_pace_at_that_time(monkeypatch:
     assert epochs == [32, 16], "of 100 samples, as many as take 4 s at the usual pace"
     monkeypatch.setattr(verifying, "RUN_S", 0.1)
     paces = iter([1.0, 1.0])
-    verify(WORKLOAD, rates, chosen[:1], pace=pace, progress=told)
+    verify(WORKLOAD, rates, chosen[:1], speed=speed, progress=told)
     assert epochs[2:] == [4]
 
 
@@ -185,9 +179,7 @@ def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.Monke
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    measured = SimpleNamespace(
-        rates=rates, notes=("P is doubtful",), prep=SimpleNamespace(threads=None), was_stopped=False
-    )
+    measured = SimpleNamespace(rates=rates, notes=("P is doubtful",), prep_threads=None, was_stopped=False)
     monkeypatch.setattr(whole, "measure", lambda *_, **__: measured)
     monkeypatch.setattr(whole, "split_epoch", stop)
     found = analyze(WORKLOAD, setup=Setup(), step="paced", check=True, tell=lines.append)
@@ -200,139 +192,90 @@ def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.Monke
     assert lines[1].startswith("splitting an epoch into compute, prep stall and fetch stall (")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class InterruptingDataset(WrappedDataset):
-    """Sends SIGINT, like Ctrl-C, as soon as two readers run at the same time."""
-
-    def reader(self) -> SampleReader:
-        return InterruptingReader(self.inner.reader())
-
-
-class InterruptingReader(SampleReader):
-    def __init__(self, inner: SampleReader) -> None:
-        self._inner, self._is_over = inner, threading.Event()
-
-    def read_into(self, sample_id: int, buffer: memoryview | np.ndarray) -> None:
-        time.sleep(0.005)  # like real storage, it leaves time for a second reader
-        self._inner.read_into(sample_id, buffer)
-        if threading.current_thread().name == "mbaas-measure_1" and not self._is_over.is_set():
-            self._is_over.set()
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 SHORT = Effort(least=3, most=3, window_s=0.02)
 
 
-def stopped_when(line: str, workload: Workload = WORKLOAD, **options: Any) -> AnalysisStoppedError:
-    """Run a real analysis, and press Ctrl-C when a progress line starts with ``line``; "" means never."""
+def interrupt_at(line: str) -> Callable[[str], None]:
+    """Press Ctrl-C when a progress line starts with ``line``."""
 
     def tell(said: str) -> None:
-        if line and said.strip().startswith(line):
+        if said.startswith(line):
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt) as stopped:  # any kind: one that escapes would end all tests
-        analyze(workload, setup=Setup(), step="paced", effort=SHORT, tell=tell, **options)
-    assert isinstance(stopped.value, AnalysisStoppedError)
-    return stopped.value
+    return tell
 
 
-def test_ctrl_c_after_the_first_number_of_readers_keeps_its_rate() -> None:
-    found = stopped_when("", replace(WORKLOAD, dataset=InterruptingDataset.around(synthetic(100)))).found
-    ((readers, rate),) = found.rates.storage
-    assert (readers, rate.samples, rate.unit) == (1, 3, "samples/s")
-    assert found.rates.missing == (
-        "S (storage) with more than 1 reader",
-        "C (memory)",
-        "P (prep)",
-        "G (the training step)",
-    )
-    assert found.was_stopped
-    assert found.sentence == (
-        "The analysis was stopped before all rates were measured: without S (storage) with more than 1 reader, "
-        "C (memory), P (prep) and G (the training step) nothing can be predicted, and there is no verdict and no "
-        "advice."
-    )
-
-
-def test_a_stopped_analysis_is_saved_reported_and_shown_with_all_that_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_analysis_continues_after_its_last_stage(
+    ray_clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S (5 numbers of readers) and C were measured, G is stated as 50, P is missing. `mbaas what-if` reports that."""
-    stopped = stopped_when("reading a part", rate_per_s=50.0)
-    assert stopped.found.rates.missing == ("P (prep)",)
-    assert {name: len(points) for name, points in vars(stopped.found.rates).items() if name in ("storage", "prep")} == {
-        "storage": 5,
-        "prep": 0,
-    }
+    """Ctrl-C arrives before prep; the second run does not read storage or copy memory again."""
+    path = tmp_path / "cache" / "a.json"
+    first = SavedStages(path, about="this")
+    with pytest.raises(KeyboardInterrupt):
+        analyze(WORKLOAD, setup=Setup(), step="paced", effort=SHORT, tell=interrupt_at("P: prep"), saved=first)
+    assert first.stages == ("storage", "memory")
 
-    def measured(*_: object) -> None:
-        raise stopped
+    def measured_again(*_: Any, **__: Any) -> None:
+        raise AssertionError("a saved stage is measured again")
 
-    monkeypatch.setattr("mbaas.cli.analyze._of_file", measured)
-    saved, report, plots = tmp_path / "a.json", tmp_path / "r.html", tmp_path / "plots"
-    outputs = ["--save", saved, "--report", report, "--plots", plots]
-    done = CliRunner().invoke(app, list(map(str, ["analyze", "f.yaml", "--rate", "50", *outputs])))
-    words = " ".join(done.stdout.split())
-    assert done.exit_code == 130
-    assert stopped.found.sentence in words
-    for shown in ("G 50/s", "16 readers, from cold storage, at random", "C ", "memory, "):
-        assert shown in words
-    assert "no plots were written" in done.stderr
-    assert not plots.exists()
-    plain = json.loads(saved.read_text())
-    assert plain["missing"] == ["P (prep)"]
-    assert plain["verdict"] == stopped.found.sentence
-    rates = plain["rates"]
-    assert set(rates) == {"samples", "sample_bytes", "cores", "batch_size", "step", "storage", "cache"}
-    assert MeasuredCurve.from_json(rates["storage"]).points == tuple(stopped.found.rates.storage)
-    page = " ".join("".join(ElementTree.fromstring(report.read_text()).itertext()).replace("\u00a0", " ").split())
-    assert stopped.found.sentence in page
-    assert "P (prep). " in page
-    assert page.count("from cold storage, at random") == 5
-    asked = CliRunner().invoke(app, ["what-if", str(saved)])
-    assert asked.exit_code == 2
-    assert "the analysis was stopped before it had measured P (prep)" in " ".join(asked.stderr.split())
+    monkeypatch.setattr(system, "storage_rate", measured_again)
+    monkeypatch.setattr(system, "memory_rate", measured_again)
+    second = SavedStages(path, about="this")
+    assert second.earlier == ("storage", "memory")
+    lines = list[str]()
+    found = analyze(
+        WORKLOAD, setup=Setup(), step="paced", rate_per_s=50.0, effort=QUICK, tell=lines.append, saved=second
+    )
+    assert not found.was_stopped
+    assert [count for count, _ in found.rates.storage.points] == [1, 2, 4, 8, 16], "of the first run"
+    assert lines[0].startswith("S: random reads from cold storage with 1 to 16 readers (0 s gone")
+    assert not path.exists(), "a complete analysis leaves nothing behind"
 
 
-def test_ctrl_c_before_anything_was_measured_is_ctrl_c() -> None:
-    def tell(_: str) -> None:
+def test_only_results_about_the_same_and_of_today_are_used_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    saved, rate = SavedStages(path, about="this"), stated(7.0, unit="bytes/s")
+    assert saved.result("memory", Quantity, lambda: rate) == rate
+    assert saved.result("memory", Quantity, lambda: stated(8.0, unit="bytes/s")) == rate
+    assert SavedStages(path, about="this").earlier == ("memory",)
+    assert SavedStages(path, about="another").earlier == ()
+    old = time.time() - MOST_AGE_S - 1
+    os.utime(path, (old, old))
+    assert SavedStages(path, about="this").earlier == ()
+    path.write_text("{")
+    assert SavedStages(path, about="this").earlier == ()
+
+
+def test_results_that_cannot_be_saved_are_used_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    saved = SavedStages(tmp_path / "file" / "a.json")
+    assert saved.result("speed", float, lambda: 2.0) == 2.0
+    assert (saved.path, saved.stages) == (None, ("speed",))
+
+
+def test_ctrl_c_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object, saving: Callable[[SavedStages], None]) -> None:
+        saved = SavedStages(tmp_path / "a.json")
+        saving(saved)
+        saved.result("storage", float, lambda: 1.0)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        analyze(WORKLOAD, setup=Setup(), step="paced", tell=tell)
-    assert not isinstance(stopped.value, AnalysisStoppedError)
-
-
-def test_what_is_missing_follows_from_what_is_there() -> None:
-    so_far = begun(
-        replace(WORKLOAD, options=FeedOptions(batch_size=10, disk=Disk(path="/x", max_bytes=1))),
-        rate_per_s=5.0,
-        cores=2,
-    )
-    rate = stated(7.0, unit="samples/s")
-    assert so_far.is_empty
-    assert so_far.missing == ("S (storage)", "C (memory)", "P (prep)", "the rate of the disk tier's disk")
-    so_far.storage += [(float(count), rate) for count in so_far.readers]
-    so_far.prep += [(1.0, rate), (2.0, rate)]
-    so_far.cache = so_far.disk = stated(1e9, unit="bytes/s")
-    assert so_far.missing == ("P (prep) with more than 2 workers",)
-    so_far.prep.append((4.0, rate))
-    assert so_far.missing == ("P (prep) with several threads",)
-    so_far.pixel_bytes = 12.0
-    so_far.decoded_prep.append((1.0, rate))
-    assert so_far.missing == ("P of decoded samples with more than 1 worker",)
-    so_far.has_decoded = False
-    assert so_far.missing == ()
+    monkeypatch.setattr("mbaas.cli.analyze._of_file", interrupted)
+    done = CliRunner().invoke(app, ["analyze", "f.yaml", "--rate", "50", "--save", str(tmp_path / "found.json")])
+    assert done.exit_code == 130
+    said = "".join(done.stderr.split())
+    assert f"the same command continues after storage: results so far are in {tmp_path}/a.json".replace(" ", "") in said
+    assert (tmp_path / "a.json").exists()
+    assert not (tmp_path / "found.json").exists()
 
 
 def test_an_analysis_that_is_stopped_while_costs_are_measured_predicts_without_them(ray_clean: None) -> None:
     """Rates are measured for real; Ctrl-C arrives when the first feed that measures costs starts."""
-
-    def tell(said: str) -> None:
-        if said.startswith("costs of a feed and of a trial"):
-            signal.raise_signal(signal.SIGINT)
-
-    found = analyze(WORKLOAD, setup=Setup(), step="paced", rate_per_s=50.0, effort=SHORT, tell=tell, check=True)
+    tell, saved = interrupt_at("costs of a feed and of a trial"), SavedStages()
+    found = analyze(
+        WORKLOAD, setup=Setup(), step="paced", rate_per_s=50.0, effort=SHORT, tell=tell, check=True, saved=saved
+    )
+    assert saved.stages == ("storage", "memory", "prep", "decoded", "speed")
     assert found.was_stopped
     assert NO_COSTS in found.notes
     assert (found.split, found.verification) == (None, None)

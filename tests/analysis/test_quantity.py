@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.analysis.quantity import Quantity, measured, spanning, stated
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import Quantity, measured, spanning, stated
 
 
 def test_few_measurements_span_their_extremes() -> None:

@@ -17,20 +17,17 @@ from jinja2 import UndefinedError
 from reported import NASTY, bare_analysis, check_of, full_analysis, split_of_2_s
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
-from mbaas.analysis import words
-from mbaas.analysis.answers import curve
-from mbaas.analysis.crossing import crossing
-from mbaas.analysis.gpu_rates import GpuRates, OnGpu
 from mbaas.analysis.measuring.verify import Verification
-from mbaas.analysis.rates import Rates
 from mbaas.analysis.report import page, write_plots, write_report
 from mbaas.analysis.report.charts import bars_of, charts
-from mbaas.analysis.report.inline import VARIABLES
-from mbaas.analysis.report.page import environment
+from mbaas.analysis.report.page import VARIABLES, environment
 from mbaas.analysis.report.pipeline import links_of
 from mbaas.analysis.report.studies import pace, studies
-from mbaas.analysis.setup import Setup
 from mbaas.errors import ConfigError
+from mbaas.model import words
+from mbaas.model.gpu_stages import crossing
+from mbaas.model.pace import curve
+from mbaas.model.rates import GpuRates, OnGpu, Rates, Setup
 
 COMMAND = "mbaas analyze 'a <b>.yaml' --rate 50"
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
-from mbaas.analysis.quantity import stated
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.simulated import simulated_epoch_s, system_for
-from mbaas.analysis.whatif import predict
+from mbaas.analysis.simulator.simulation import simulated_epoch_s
+from mbaas.analysis.simulator.system import system_of
+from mbaas.model.pace import predict
+from mbaas.model.quantity import stated
+from mbaas.model.rates import Rates, Setup
 
 MB = 1_000_000
 
@@ -94,8 +94,8 @@ def test_both_models_agree_on_decoded_samples(cache_bytes: float, epoch_s: float
 @settings(max_examples=25, deadline=None)
 @given(rates=any_rates(), setup=any_setup(nodes=3), rounds=st.integers(1, 3))
 def test_both_models_agree_on_any_shared_feed(rates: Rates, setup: Setup, rounds: int) -> None:
-    """Limited to effects in both: all in fast memory, small minibatches, equal numbers of trials on all nodes."""
-    rates = replace(rates, samples=4096, batch_size=16, overlap=1.0, cache=about(1e12, unit="bytes/s"))
+    """Limited to effects in both: all in fast memory, small minibatches, many steps, as many trials on each node."""
+    rates = replace(rates, samples=16_384, batch_size=16, overlap=1.0, cache=about(1e12, unit="bytes/s"))
     setup = replace(
         setup,
         sharing=True,
@@ -113,9 +113,9 @@ def test_a_large_dataset_is_simulated_in_part() -> None:
     small, large = round_rates(), round_rates(samples=1_000_000)
     half = Setup(cache_bytes=50 * MB), Setup(cache_bytes=50_000 * MB)
     assert simulated_epoch_s(large, half[1]) == pytest.approx(1000 * simulated_epoch_s(small, half[0]), rel=0.05)
-    assert system_for(large, half[1]).dataset.samples == 200_000
+    assert system_of(large, half[1]).dataset.samples == 200_000
 
 
 def test_storage_is_as_fast_as_it_was_with_most_readers() -> None:
     rates = round_rates(step=about(1e5))
-    assert system_for(rates, Setup()).machine.storage.rate(4) == pytest.approx(250 * 100_000)
+    assert system_of(rates, Setup()).machine.storage.rate(4) == pytest.approx(250 * 100_000)

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from reported import split_of_2_s
 from stated_rates import about, any_rates, any_setup, line, round_rates
 
-from mbaas.analysis.changes import verdict
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Waits
+from mbaas.analysis.advice import verdict
 from mbaas.analysis.whole import conclude
+from mbaas.model.pace import Waits
+from mbaas.model.rates import Rates, Setup
 
 SAID: dict[str, Any] = {"data": "d", "pipeline": "p", "step": "s", "notes": ()}
 

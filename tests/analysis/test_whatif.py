@@ -14,12 +14,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
-from mbaas.analysis.kept import lru_hits, stored_share
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import MeasuredCurve, Rates, step_overhead
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.whatif import Epoch, predict
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.pace import Epoch, predict
+from mbaas.model.quantity import Quantity, stated
+from mbaas.model.rates import Rates, Setup, step_overhead
+from mbaas.model.supply import lru_hits, read_shares
 
 CLOSE = 1 + 1e-9
 
@@ -260,7 +260,7 @@ def test_a_worker_of_a_feed_also_hands_on_what_it_made() -> None:
     assert [prep_s(prep_workers=n) for n in (1, 2, 4)] == pytest.approx([0.0055, 0.00275, 0.001375])
     assert [prep_s(cores=8), prep_s(nodes=2)] == pytest.approx([0.0006875] * 2)
     assert prep_s(trials=4, sharing=False) == pytest.approx(0.0055)
-    assert [1 / rate for _, rate in rates.feed_points] == pytest.approx([0.0055, 0.00275, 0.001375])
+    assert [1 / rate.value for _, rate in rates.served(rates.prep).points] == pytest.approx([0.0055, 0.00275, 0.001375])
     slow, fast = (getattr(rates.feed_quantity(1), end) for end in ("low", "high"))
     assert (1 / slow, 1 / fast) == pytest.approx((0.0057, 0.0053))
 
@@ -338,8 +338,8 @@ def test_hits_of_a_cache_that_drops_the_least_recently_used(share: float) -> Non
 def test_the_page_cache_is_shared_by_trials_that_read_the_same_files() -> None:
     """All files fit. In the first epoch 4 trials read each sample once; later epochs read nothing."""
     setup = Setup(trials=4, sharing=False, dram_bytes=100e6)
-    assert stored_share(round_rates(), setup, steady=False).storage == pytest.approx(1 / 4)
-    assert stored_share(round_rates(), setup, steady=True).storage == 0
+    assert read_shares(round_rates(), setup, steady=False).storage == pytest.approx(1 / 4)
+    assert read_shares(round_rates(), setup, steady=True).storage == 0
 
 
 def test_guesses_are_noted() -> None:

@@ -13,12 +13,12 @@ import pytest
 import ray
 from watched_files import DEADLINE_S, Folder, eventually
 
-from mbaas.allocation.forms import SampleCosts
 from mbaas.cache.node import CacheNodeActor
 from mbaas.cache.reader import CacheReader
 from mbaas.cache.slab import NOTHING
 from mbaas.cache.stats import CacheStats
 from mbaas.messages import DecodedSamples
+from mbaas.model.forms import SampleCosts
 from mbaas.order import SampleOrder
 from mbaas.placement import Holders, NodeWeight, PartRequest, PlacementHistory, PlacementUpdate, place_samples
 from mbaas.settings import Disk

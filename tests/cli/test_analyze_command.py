@@ -10,13 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from mbaas import files
-from mbaas.analysis.gpu_rates import GpuRates
-from mbaas.analysis.quantity import stated
-from mbaas.analysis.rates import MeasuredCurve, Rates
-from mbaas.analysis.setup import Setup
 from mbaas.cli import app
 from mbaas.cli.analyze import request_of
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.quantity import stated
+from mbaas.model.rates import GpuRates, Rates, Setup
 
 NOTHING = {
     "file": None,

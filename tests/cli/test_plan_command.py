@@ -11,6 +11,7 @@ import pytest
 
 from mbaas.cli.plan import load, plan
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan" / "jobs.yaml"
 
@@ -34,12 +35,18 @@ jobs:
 Write = Callable[[str], Path]
 
 
+def medians(curve: MeasuredCurve | None) -> list[tuple[float, float]]:
+    """The points of a curve without their intervals."""
+    assert curve is not None
+    return [(count, rate.value) for count, rate in curve.points]
+
+
 def test_a_file(write: Write) -> None:
     jobs, cluster = load(write(GOOD))
     (job,) = jobs
     assert (job.name, job.dataset.samples, job.dataset.dataset_bytes) == ("search", 24001, 2_400_000_000)
-    assert (job.prep, job.step_per_s, job.trials) == (((1, 100), (2, 195.5)), 250, 2)
-    assert cluster.storage == ((1, 10_000_000), (4, 40_000_000))
+    assert (medians(job.prep), job.step_per_s, job.trials) == ([(1, 100), (2, 195.5)], 250, 2)
+    assert medians(cluster.storage) == [(1, 10_000_000), (4, 40_000_000)]
     assert (cluster.least_nodes, cluster.most_nodes, cluster.storage_shared) == (1, 3, True)
     assert cluster.node.network_bytes_per_s == 1_000_000_000
 
@@ -47,7 +54,7 @@ def test_a_file(write: Write) -> None:
 def test_short_forms(write: Write) -> None:
     text = GOOD.replace("{least: 1, most: 3}", "2").replace("[[1, 100], [2, 195.5]]", "120")
     (job,), cluster = load(write(text))
-    assert job.prep == ((1, 120),)
+    assert medians(job.prep) == [(1, 120)]
     assert (cluster.least_nodes, cluster.most_nodes) == (2, 2)
 
 
@@ -88,23 +95,21 @@ def test_rates_that_were_measured(write: Write, tmp_path: Path) -> None:
     (tmp_path / "found.json").write_text(json.dumps({"rates": measured}))
     text = re.sub(r"    (pixel_bytes|step_per_s|prep): .*\n", "", GOOD) + "    rates: found.json\n"
     ((job,), _) = load(write(text))
-    assert (job.step_per_s, job.prep, job.pixel_bytes, job.batch_size) == (101.0, ((1, 99.0),), 150528, 64)
+    assert (job.step_per_s, medians(job.prep), job.pixel_bytes, job.batch_size) == (101.0, [(1, 99.0)], 150528, 64)
     assert job.prep_cores == 2
-    assert (job.step_spread, job.prep_spread) == (
-        pytest.approx((90 / 101, 110 / 101)),
-        pytest.approx((90 / 99, 110 / 99)),
-    )
+    assert (job.step.low, job.step.high, job.prep.spread) == (90, 110, pytest.approx((90 / 99, 110 / 99)))
     ((stated,), _) = load(write(text + "    step_per_s: 250\n"))
-    assert (stated.step_spread, stated.prep_spread) == ((1, 1), job.prep_spread)
+    assert (stated.step.low, stated.step.high, stated.prep.spread) == (250, 250, job.prep.spread)
     ((stated,), _) = load(write(text + "    prep: 120\n"))
     assert stated.prep_cores is None
     assert (job.decoded_prep, job.decoded_bytes) == (None, None)
     measured |= {"decoded_bytes": 5e5, "decoded_prep": [[1, {"value": 99.0, **rate}]]}
     (tmp_path / "found.json").write_text(json.dumps(measured))
     ((job,), _) = load(write(text))
-    assert (job.decoded_prep, job.decoded_bytes, job.decoded_spread) == (((1, 99.0),), 500_000, job.prep_spread)
+    assert (medians(job.decoded_prep), job.decoded_bytes) == ([(1, 99.0)], 500_000)
+    assert job.decoded_prep == job.prep
     ((stated,), _) = load(write(text + "    decoded_prep: 900\n    decoded_bytes: 1 MB\n"))
-    assert (stated.decoded_prep, stated.decoded_bytes, stated.decoded_spread) == (((1, 900.0),), 10**6, (1, 1))
+    assert (medians(stated.decoded_prep), stated.decoded_bytes) == ([(1, 900.0)], 10**6)
     (tmp_path / "found.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"feed.yaml:12: .*does not hold measured rates: rates lack 'samples'"):
         load(write(text))

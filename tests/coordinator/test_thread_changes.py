@@ -13,7 +13,7 @@ from mbaas.cache.stats import Flow
 from mbaas.coordinator import thread_tuning as tuning
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.thread_tuning import NodeLooks, NodeSums, ThreadTuning
-from mbaas.messages import FetchSpeeds
+from mbaas.model.tiers import FetchSpeeds
 from mbaas.settings import FeedSettings, Threads
 
 SETTINGS = FeedSettings(

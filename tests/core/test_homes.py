@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from mbaas.allocation.weights import HOLD_S
 from mbaas.core.homes import CACHE_PATIENCE_S, KEEP_HOME_S, MOVE_S, Homes
 from mbaas.core.story import Stories
 from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
+from mbaas.model.weights import HOLD_S
 
 
 @pytest.fixture

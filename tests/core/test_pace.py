@@ -11,8 +11,8 @@ from mbaas.core.pace import (
     MERGE_LOSS,
     SPLIT_AFTER_S,
     SPLIT_GAIN,
+    CohortSplit,
     Group,
-    Split,
     best_split,
     given_per_s,
     made_per_s,
@@ -29,15 +29,15 @@ def test_prep_divides_its_time_fairly() -> None:
 
 
 def test_a_cohort_is_parted_where_most_is_gained() -> None:
-    assert best_split([1.0, 1.0, 0.5, 0.1], [], 100.0) == Split(2, pytest.approx(4.5))
+    assert best_split([1.0, 1.0, 0.5, 0.1], [], 100.0) == CohortSplit(2, pytest.approx(4.5))
     assert best_split([1.0, 0.9, 0.85], [], 100.0) is None, f"less than {SPLIT_GAIN:.0%}"
-    assert best_split([6.0, 5.0], [], 100.0) == Split(1, SPLIT_GAIN), "together they are given 10, apart 11"
+    assert best_split([6.0, 5.0], [], 100.0) == CohortSplit(1, SPLIT_GAIN), "together they are given 10, apart 11"
     assert best_split([1.0] * 9, [], 100.0) is None
 
 
 def test_a_gain_is_a_share_of_what_the_cohort_itself_is_given() -> None:
     """Two trials receive 1 together and 1.5 apart; other groups do not count."""
-    assert best_split([1.0, 0.5], [Group(100, 7.0)], 100.0) == Split(1, pytest.approx(0.5))
+    assert best_split([1.0, 0.5], [Group(100, 7.0)], 100.0) == CohortSplit(1, pytest.approx(0.5))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import pytest
 from supervised_feeds import Feed
 
-from mbaas.allocation.giving_back import SETTLED_S
 from mbaas.core import cluster_events as ev
 from mbaas.core import events as staging
 from mbaas.core.homes import KEEP_HOME_S, MOVE_S
@@ -19,6 +18,7 @@ from mbaas.core.supervisor import (
     VACATE_S,
     Supervisor,
 )
+from mbaas.model.scaling import SETTLED_S
 
 
 def test_a_moment_without_any_worker_is_a_moment_like_any_other():

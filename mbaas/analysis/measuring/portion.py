@@ -157,11 +157,7 @@ def _shared_throttle(fingerprint: str, bytes_per_s: float) -> Throttle:
 def portion(
     dataset: Dataset, *, samples: int | None = None, bytes_per_s: float | None = None, seed: int = 0
 ) -> Dataset:
-    """Return a random part of a dataset, at most ``samples``, read at most at ``bytes_per_s``.
-
-    Raises:
-        ConfigError: no samples.
-    """
+    """Return a random part of a dataset, at most ``samples``, read at most at ``bytes_per_s``."""
     if samples is not None and samples < 1:
         raise ConfigError(f"samples must be at least 1, got {samples}")
     # Random, because neighbors in a listing often share a class, a camera or a size.

@@ -1,4 +1,7 @@
-"""Measurement of P: the prep rate for data in memory, without training, against the number of workers."""
+"""Measurement of P, the prep rate without training: against workers and threads, and of decoded samples.
+
+Samples are in memory. `MachineSpeed` compares the machine with the time when its rates were measured: it may be shared.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -14,15 +18,16 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.analysis.measuring.effort import Effort, repeated
-from mbaas.analysis.quantity import Quantity, measured
-from mbaas.analysis.rates import MeasuredCurve
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.storage.retry import PatientReader
-from mbaas.errors import BadSampleError, ConfigError
+from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.quantity import Quantity, measured
 from mbaas.order import in_share
+from mbaas.prep.decoded import KeptRows
 from mbaas.prep.engine import Engine
 from mbaas.prep.engines import make_engine
 from mbaas.prep.probe import first_good
@@ -82,11 +87,7 @@ class PrepRate:
 
 
 def subset(dataset: Dataset, *, samples: int = SUBSET_SAMPLES, seed: int = 0) -> Raw:
-    """Read a random part of the dataset, at most ``samples``, into memory; unreadable samples are left out.
-
-    Raises:
-        BadSampleError: no sample is readable.
-    """
+    """Read a random part of the dataset, at most ``samples``, into memory; unreadable samples are left out."""
     dataset = bounded(dataset)
     # Random, because neighbors in a listing often share a class, a camera or a size.
     order = np.random.default_rng(seed).permutation(len(dataset))[:samples]
@@ -123,23 +124,16 @@ def prep_rate(
     gpus: int = 0,
     dali_share: float = 1.0,
     seed: int = 0,
-    found: Callable[[float, Quantity], None] = lambda *_: None,
+    between: Callable[[], object] = lambda: None,
 ) -> PrepRate:
-    """Measure each number of workers, and one worker with each number of threads. Requires Ray.
+    """Measure each number of workers, and one worker with each number of threads; both ascend from 1. Requires Ray.
 
     Args:
         gpus_per_worker: GPUs that each worker reserves; None for dali workers that share all GPUs and reserve none.
         gpus: number of GPUs.
         dali_share: share of the samples that the dali engine prepares with DALI.
-        found: called with each number of workers and its rate.
-
-    Raises:
-        ConfigError: counts that do not ascend from 1.
-        BadSampleError: no sample can be prepared.
+        between: called after each number of workers.
     """
-    for name, counts in (("workers", workers), ("threads", threads)):
-        if not counts or list(counts) != sorted(set(counts)) or counts[0] != 1:
-            raise ConfigError(f"{name} must ascend from 1, got {list(counts)}")
     made = made_of(raw, pipeline, seed)
     # One copy in the object store, mapped by all workers.
     options = (ray.put(raw), pipeline, engine, seed, made, dali_share)
@@ -153,7 +147,7 @@ def prep_rate(
             # shows.
             cpu_s = cpu_s or measured(group.cpu_s, unit="CPU-s")
             faults += group.faults
-        found(*points[-1])
+        between()
     by_threads = []
     for count in threads[1:]:
         with _worker_group(1, count, device, options) as group:
@@ -170,11 +164,7 @@ def prep_rate(
 
 
 def made_of(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
-    """Return the shape and dtype of a prepared sample.
-
-    Raises:
-        BadSampleError: no sample can be prepared; names the first one.
-    """
+    """Return the shape and dtype of a prepared sample."""
     # The shape does not depend on the engine, and this one needs no GPU.
     engine, rows = make_engine("cpu", pipeline, seed=seed), raw.rows()
 
@@ -342,3 +332,96 @@ class PrepProcess:
 
 # No CPU is reserved: up to twice as many workers as cores are measured at the same time.
 PrepProcessActor: Any = ray.remote(num_cpus=0)(PrepProcess)
+
+
+def decoded(
+    raw: Raw, pipeline: Pipeline, *, engine: EngineName = "cpu", seed: int = 0, most_bytes: int = SUBSET_BYTES
+) -> Raw | None:
+    """Decode samples through the pipeline's deterministic prefix; return None if no sample can be cached decoded.
+
+    Samples that cannot be prepared are left out.
+
+    Args:
+        engine: engine that continues with them; decoded samples are specific to an engine. Decoding runs on the CPU.
+        seed: seed of random draws, which does not affect decoded samples.
+        most_bytes: limit for all decoded samples; the first ones that fit are taken.
+    """
+    out, encoded = made_of(raw, pipeline, seed).empty(BLOCK_SAMPLES), raw.rows()
+    decoding = make_engine(engine, pipeline, seed=seed)
+    kept, lengths, parts, left = [], [], [], most_bytes
+    try:
+        for start in range(0, len(encoded), BLOCK_SAMPLES):
+            block = slice(start, min(start + BLOCK_SAMPLES, len(encoded)))
+            keep = KeptRows(range(block.stop - start), left)
+            known = {name: column[block] for name, column in raw.known.items()}
+            decoding.prepare(encoded[block], raw.sample_ids[block], 0, known, out[: block.stop - start], keep)
+            rows, sizes, packed = keep.taken()
+            kept.append(start + rows)
+            lengths.append(sizes)
+            parts.append(packed)
+            left -= len(packed)
+            if not len(rows):  # none can be cached, or the limit is reached
+                break
+    finally:
+        decoding.close()
+    rows = np.concatenate(kept)
+    if not len(rows):
+        return None
+    return Raw(
+        raw.sample_ids[rows],
+        tuple(raw.uris[row] for row in rows.tolist()),
+        np.concatenate(parts),
+        np.cumsum(np.concatenate(lengths)),
+        {name: column[rows] for name, column in raw.known.items()},
+    )
+
+
+MOST_SAMPLES = 512
+"""Largest number of samples: a small random subset could be slower than the dataset's mean."""
+
+WARM_S = 0.2
+"""Warm-up that does not count: after a pause, a core is a few percent slower."""
+
+WINDOW_S = 1.0
+"""Approximate time that counts in each measurement."""
+
+
+class MachineSpeed:
+    """Prepares samples from memory with the cpu engine on all cores; a context manager.
+
+    It uses all cores because the predicted feeds keep them busy, and one core's speed does not predict theirs. On a
+    virtual machine with two cores, P with two workers was 1.6 to 2.3 times P with one (three analyses on 27 November
+    2026). ``usual_per_s`` is the reference in samples/s, the first measurement until it is set.
+    """
+
+    def __init__(
+        self, dataset: Dataset, pipeline: Pipeline, cores: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
+        raw = subset(dataset, samples=MOST_SAMPLES)
+        made = made_of(raw, pipeline, 0)
+        self._engine = make_engine("cpu", pipeline, seed=0, threads=cores)
+        self._blocks = Blocks(raw, self._engine, made)
+        self.measure()  # loads code and touches memory
+        self.usual_per_s = self.measure()
+
+    def __enter__(self) -> MachineSpeed:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._engine.close()
+
+    def measure(self) -> float:
+        """Measure the samples/s that the machine prepares now."""
+        self._prepare(WARM_S)
+        return self._prepare(WINDOW_S)
+
+    def relative(self) -> float:
+        """Measure the machine's speed relative to ``usual_per_s``."""
+        return self.measure() / self.usual_per_s
+
+    def _prepare(self, seconds: float) -> float:
+        done, began = 0, self._clock()
+        while self._clock() < began + seconds:
+            done += self._blocks.prepare()
+        return done / (self._clock() - began)

@@ -1,4 +1,4 @@
-"""Measurements of real feeds with real trials: speed, stalls and CPU costs."""
+"""Measurements with real trials: speed, stalls and CPU costs of feeds, and prep on a GPU that also trains."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import mbaas
 from mbaas import runtime, units
 from mbaas.analysis.measuring.effort import Effort
 from mbaas.analysis.measuring.portion import ColdDataset, drop, local_spans
+from mbaas.analysis.measuring.prep import ANSWER_S, PrepProcessActor, Raw, Seen, decoded, prep_rate
 from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
 from mbaas.analysis.measuring.storage import kept_cold, scratch
 from mbaas.bench.cpu import TreeWatch
@@ -24,6 +25,8 @@ from mbaas.core.layout import MIN_BLOCKS_STAGED, wanted_staging
 from mbaas.dataset import Dataset
 from mbaas.fields import SAMPLE_ID, Field
 from mbaas.messages import SampleSpec
+from mbaas.model.rates import GpuRates, OnGpu, Rates
+from mbaas.prep.engines import workers_per_gpu
 from mbaas.settings import FeedOptions
 from mbaas.transforms import Normalize, Pipeline
 
@@ -265,11 +268,7 @@ def staged_bytes(workload: Workload, sample_bytes: float, workers: int, store_by
 
 
 def epochs_of(actors: Sequence[Any], count: int) -> Iterator[tuple[EpochRun, ...]]:
-    """Run ``count`` epochs on all trials without a pause; yield each when the last trial has finished it.
-
-    Raises:
-        TimeoutError: an epoch took longer than `EPOCH_S`.
-    """
+    """Run ``count`` epochs on all trials without a pause; yield each when the last trial has finished it."""
     streams = [trial.epochs.remote(count) for trial in actors]
     for number in range(count):
         _, late = ray.wait(streams, num_returns=len(streams), timeout=EPOCH_S)
@@ -351,3 +350,79 @@ class _Trial:
 
 # No CPU is reserved: prep workers reserve one each, and a small machine would have none left for trials.
 _TrialActor: Any = ray.remote(num_cpus=0)(_Trial)
+
+
+def gpu_rates(
+    workload: Workload,
+    rates: Rates,
+    raw: Raw,
+    kept: Raw | None,
+    made: Field,
+    effort: Effort,
+    *,
+    gpus: int,
+    gpu: int | None = 0,
+) -> GpuRates:
+    """Measure the GPU rates of this machine on one of its GPUs. Requires Ray.
+
+    Args:
+        rates: rates measured without prep on a GPU.
+        raw, kept: samples in memory, and decoded for the dali engine (None if it caches none).
+        made: field of a prepared sample.
+        gpus: number of GPUs.
+        gpu: index of the GPU to measure; None for CPUs, to test this module.
+    """
+    decode, left = beside_training(workload, rates, raw, made, effort, gpu=gpu)
+    resize = None if kept is None else beside_training(workload, rates, kept, made, effort, gpu=gpu)[0]
+    cpu_s, decoded_cpu_s = (
+        None if samples is None else prep_rate(samples, workload.pipeline, effort, workers=[1]).cpu_s.value
+        for samples in (raw, decoded(raw, workload.pipeline, seed=workload.options.seed))
+    )
+    return GpuRates(
+        gpus=gpus,
+        memory_bytes=None if gpu is None else left,
+        decode=decode,
+        resize=resize,
+        cpu_s=cpu_s,
+        decoded_cpu_s=decoded_cpu_s,
+    )
+
+
+def beside_training(
+    workload: Workload, rates: Rates, raw: Raw, made: Field, effort: Effort, *, gpu: int | None
+) -> tuple[OnGpu, int]:
+    """Measure one worker of the dali engine while a trial trains on synthetic minibatches.
+
+    Returns the rates of both, and the GPU memory that training leaves free, including the worker's.
+    """
+    seed, threads = workload.options.seed, workload.options.threads.prep
+    worker = PrepProcessActor.options(num_gpus=0).remote(
+        ray.put(raw), workload.pipeline, "dali", seed, made, 1.0, threads, 0, gpu
+    )
+    seen: list[Seen] = []
+
+    def prepare() -> None:
+        asked = worker.run.remote(time.monotonic(), effort.window_s)
+        seen.append(ray.get(asked, timeout=ANSWER_S + effort.window_s))
+
+    try:
+        prepare()  # builds the graph; without training, the GPU memory taken is the worker's alone
+        memory_bytes: int = ray.get(worker.taken_gpu_bytes.remote(), timeout=ANSWER_S)
+        with training(workload, made, [workload.options.batch_size], effort) as ended:
+            while not ray.wait([ended], timeout=0)[0]:
+                prepare()
+            left: int = ray.get(worker.free_gpu_bytes.remote(), timeout=ANSWER_S)
+            (step,) = ray.get(ended, timeout=EPOCH_S)
+    finally:
+        ray.kill(worker)
+    # The first steps warm up, and training has ended before the end of the last window.
+    beside = seen[len(seen) // 2 : -1] or seen[-1:]
+    samples = sum(window.samples for window in beside)
+    found = OnGpu(
+        per_s=sum(window.samples / window.seconds for window in beside) / len(beside),
+        # A step that shares the GPU is not faster: more is noise.
+        step_per_s=min(step.rate.value, rates.step.value),
+        cpu_s=sum(window.cpu_s for window in beside) / samples,
+        memory_bytes=memory_bytes * workers_per_gpu(workload.pipeline),
+    )
+    return found, left + memory_bytes

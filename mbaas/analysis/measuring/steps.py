@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from mbaas.analysis.measuring.effort import Effort, repeated
-from mbaas.analysis.quantity import Quantity, measured
 from mbaas.client.collate import collating
 from mbaas.client.convert import Minibatch, make_converter
 from mbaas.errors import ConfigError
 from mbaas.fields import SAMPLE_ID, Packed
 from mbaas.messages import SampleSpec
+from mbaas.model.quantity import Quantity, measured
 from mbaas.named_functions import import_named
 from mbaas.transforms import Normalize
 
@@ -56,20 +56,12 @@ class PacedStep:
 
 
 def load_step(path: str) -> Callable[..., Any]:
-    """Import the function named by "module:function", with the working directory on the search path.
-
-    Raises:
-        ConfigError: it does not exist, or is not callable.
-    """
+    """Import the function named by "module:function", with the working directory on the search path."""
     return import_named(path, Path.cwd(), what="the step")
 
 
 def ready_step(function: Callable[..., Any]) -> Step:
-    """Return the step itself from a step or its maker; call it in the process that runs the step.
-
-    Raises:
-        ConfigError: the function takes more than a minibatch, or a maker returned no function.
-    """
+    """Return the step itself from a step or its maker; call it in the process that runs the step."""
     # Parameters with defaults and *args do not mark a step: a maker may have options.
     needed = [
         p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL

@@ -21,14 +21,14 @@ from mbaas import units
 from mbaas.analysis.measuring.effort import Effort, repeated
 from mbaas.analysis.measuring.portion import Span, drop, local_spans, resident_share
 from mbaas.analysis.measuring.prep import Raw
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import MeasuredCurve
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.slab import pack
 from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.quantity import Quantity, stated
 
 Part = TypeVar("Part")
 
@@ -104,19 +104,11 @@ def storage_rate(
     *,
     readers: Sequence[int] = READERS,
     seed: int = 0,
-    found: Callable[[float, Quantity], None] = lambda *_: None,
 ) -> StorageRate:
     """Measure random reads of samples dropped from the page cache, in windows of `Effort.window_s`.
 
-    Each window reads samples that no earlier window has read, as long as there are any. ``found`` is called with each
-    number of readers and its rate.
-
-    Raises:
-        ConfigError: no readers, or counts that do not ascend from 1.
-        BadSampleError: a sample cannot be read.
+    Each window reads samples that no earlier window has read, as long as there are any.
     """
-    if not readers or list(readers) != sorted(set(readers)) or readers[0] < 1:
-        raise ConfigError(f"readers must ascend from at least 1, got {list(readers)}")
     readable = bounded(dataset)
     reader, lengths = PatientReader(readable.reader()), readable.lengths(np.arange(len(dataset)))
 
@@ -134,7 +126,6 @@ def storage_rate(
             window = _Window(samples, read, threads, count, effort.window_s)
             points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
             costs.append(window.cpu_s)
-            found(*points[-1])
     # CPU costs depend on how much readers wait for each other. Predictions use the number of readers that helps.
     fastest = max(range(len(points)), key=lambda i: points[i][1].value)
     return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), samples.resident)
@@ -195,11 +186,7 @@ class _Window(Generic[Part]):
 
 @contextmanager
 def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary folder on the disk; feeds' samples there are not touched.
-
-    Raises:
-        ConfigError: the disk is not writable.
-    """
+    """Yield a temporary folder on the disk; feeds' samples there are not touched."""
     try:
         Path(disk_path).mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(dir=disk_path, prefix="mbaas-analyze-")
@@ -210,11 +197,7 @@ def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, readers: int = DISK_READERS) -> DiskRate:
-    """Write samples to a disk tier and measure reading them back, in windows of `Effort.window_s`.
-
-    Raises:
-        ConfigError: the disk is not writable, or has no room for the samples.
-    """
+    """Write samples to a disk tier and measure reading them back, in windows of `Effort.window_s`."""
     lengths = np.diff(raw.ends, prepend=0)
     with scratch(disk_path) as folder:
         tier = DiskStore(folder, 2 * len(raw.content), "analyze", num_samples=int(raw.sample_ids.max()) + 1)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from mbaas import units
-from mbaas.allocation.throughput import blended_rate
-from mbaas.analysis.measuring.decoded import decoded
-from mbaas.analysis.measuring.effort import Effort
-from mbaas.analysis.measuring.gpu import gpu_rates
-from mbaas.analysis.measuring.pace import Pace
+from mbaas.analysis.measuring.effort import Effort, Progress, SavedStages
 from mbaas.analysis.measuring.portion import portion
-from mbaas.analysis.measuring.prep import PrepRate, prep_rate, subset
-from mbaas.analysis.measuring.progress import Progress
-from mbaas.analysis.measuring.service import PREP_KIND, ServiceRun, Workload, measure_step, pooled, run_service
-from mbaas.analysis.measuring.so_far import Points, SoFar
+from mbaas.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decoded, prep_rate, subset
+from mbaas.analysis.measuring.service import (
+    PREP_KIND,
+    ServiceRun,
+    Workload,
+    gpu_rates,
+    measure_step,
+    pooled,
+    run_service,
+)
 from mbaas.analysis.measuring.steps import StepRate
 from mbaas.analysis.measuring.storage import (
     DROP_S,
@@ -28,8 +31,9 @@ from mbaas.analysis.measuring.storage import (
     memory_rate,
     storage_rate,
 )
-from mbaas.analysis.quantity import Quantity, measured, spanning, stated
-from mbaas.analysis.rates import FREE, INSTANT, MeasuredCurve, Rates, step_overhead
+from mbaas.model.curves import MeasuredCurve, blended_rate
+from mbaas.model.quantity import Quantity, measured, spanning, stated
+from mbaas.model.rates import FREE, INSTANT, GpuRates, Rates, step_overhead
 from mbaas.prep.engines import resolve_engine, workers_per_gpu
 
 EPOCH_S = 2.0
@@ -75,18 +79,23 @@ class Measured:
 
     Attributes:
         rates: G, P, S, C and costs.
-        prep, storage: P and S in detail.
-        steps: G at each batch size; empty if it was stated.
+        prep_threads: P of one worker against its threads; None if only one thread was measured.
         notes: doubts about the figures, one sentence each.
         was_stopped: whether the user stopped the analysis when only the costs were missing (`NO_COSTS`).
     """
 
     rates: Rates
-    prep: PrepRate
-    storage: StorageRate
-    steps: tuple[StepRate, ...]
+    prep_threads: MeasuredCurve | None
     notes: tuple[str, ...]
     was_stopped: bool = False
+
+
+@dataclass(frozen=True)
+class DecodedPrep:
+    """Size of a decoded sample, and P of decoded samples."""
+
+    nbytes: float
+    rate: PrepRate
 
 
 def cores_here() -> int:
@@ -103,8 +112,8 @@ def measure(
     gpus: int = 0,
     effort: Effort | None = None,
     progress: Progress,
-    pace: Pace | None,
-    so_far: SoFar | None = None,
+    speed: MachineSpeed | None,
+    saved: SavedStages | None = None,
 ) -> Measured:
     """Measure G, P, S and C, and the costs of a feed. Requires Ray.
 
@@ -116,109 +125,101 @@ def measure(
         cores: cores available to prep; None for all cores of this process.
         readers: numbers of readers for S; None for the effort's defaults.
         gpus: number of GPUs available to prep.
-        pace: measures the machine's speed during prep, which becomes its usual pace, and between feeds. None if no feed
-            is run, because the effort is not whole.
-        so_far: receives every rate as soon as it is measured.
-
-    Raises:
-        KeyboardInterrupt: the user stopped it earlier.
+        speed: measures the machine's speed during prep, which becomes its usual speed, and between feeds. None if no
+            feed is run, because the effort is not whole.
+        saved: receives the result of each stage, and provides those of an interrupted analysis.
     """
-    effort, cores = effort or Effort(), cores or cores_here()
-    dataset, pipeline = workload.dataset, workload.pipeline
+    effort, cores, saved = effort or Effort(), cores or cores_here(), saved or SavedStages()
+    dataset, pipeline, options = workload.dataset, workload.pipeline, workload.options
     workers = workers_here(workload, cores=cores, gpus=gpus)
-    counts, threads = _worker_counts(workers, effort), _thread_counts(cores, effort)
+    counts, threads = worker_counts(workers, effort), _thread_counts(cores, effort)
     readers = _reader_counts(effort) if readers is None else readers
-    if so_far is None:
-        so_far = begun(workload, effort, rate_per_s=rate_per_s, cores=cores, gpus=gpus, readers=readers)
     # The engine that a feed would choose, because P describes a feed.
-    engine = resolve_engine(workload.options.engine, pipeline, gpus=gpus)
-    progress.begin("storage", f"S: random reads from cold storage with 1 to {readers[-1]} readers")
-    storage = storage_rate(
-        dataset,
-        effort,
-        readers=readers,
-        seed=workload.options.seed,
-        found=lambda *point: so_far.storage.append(point),
-    )
-    progress.found(f"S: {_best(storage.curve, 'reader')}")
-    progress.begin("memory", "C: memory")
-    cache = so_far.cache = memory_rate(round(so_far.sample_bytes), effort)
-    progress.found(f"C: {units.rate(cache.value)}")
-    progress.begin("subset", "reading a part of the dataset into memory")
-    raw = subset(dataset, seed=workload.options.seed)
-    looks = [pace.look()] if pace is not None else []
+    engine = resolve_engine(options.engine, pipeline, gpus=gpus)
+    speeds: list[float] = []
 
-    def found(points: Points, *point: Any) -> None:
-        points.append(point)
-        if pace is not None:
-            looks.append(pace.look())
+    @cache
+    def raw() -> Raw:
+        progress.begin("subset", "reading a part of the dataset into memory")
+        return subset(dataset, seed=options.seed)
 
-    progress.begin("prep", f"P: prep with 1 to {counts[-1]} workers, data in memory")
-    prep = prep_rate(
-        raw,
-        pipeline,
-        effort,
-        workers=counts,
-        threads=threads,
-        engine=engine,
-        gpus_per_worker=workload.options.gpus_per_worker,
-        gpus=gpus,
-        dali_share=workload.options.dali_share if engine == "dali" else 1.0,
-        found=lambda *point: found(so_far.prep, *point),
-    )
-    so_far.pixel_bytes = float(prep.made.nbytes)
-    progress.found(f"P: {_best(prep.workers, 'prep worker')}")
-    progress.begin("decoded", "P of decoded samples: the same, with samples that are decoded")
-    kept = decoded(raw, pipeline, engine=engine, seed=workload.options.seed)
-    of_kept = None
-    so_far.has_decoded = kept is not None
-    if kept is not None:
-        so_far.decoded_bytes = float(len(kept.content) / len(kept.ends))
-        of_kept = prep_rate(
-            kept,
+    @cache
+    def kept() -> Raw | None:
+        return decoded(raw(), pipeline, engine=engine, seed=options.seed)
+
+    def observe_speed() -> None:
+        if speed is not None:
+            speeds.append(speed.measure())
+
+    def prepared(samples: Raw, threads: Sequence[int] = (1,)) -> PrepRate:
+        return prep_rate(
+            samples,
             pipeline,
             effort,
             workers=counts,
+            threads=threads,
             engine=engine,
-            gpus_per_worker=workload.options.gpus_per_worker,
+            gpus_per_worker=options.gpus_per_worker,
             gpus=gpus,
-            dali_share=workload.options.dali_share if engine == "dali" else 1.0,
-            found=lambda *point: found(so_far.decoded_prep, *point),
+            dali_share=options.dali_share if engine == "dali" else 1.0,
+            between=observe_speed,
         )
-        progress.found(f"P of decoded samples: {_best(of_kept.workers, 'prep worker')}")
-    if pace is not None:
-        pace.usual_per_s = sum(looks) / len(looks)
+
+    def measure_decoded() -> DecodedPrep | None:
+        samples = kept()
+        return None if samples is None else DecodedPrep(len(samples.content) / len(samples.ends), prepared(samples))
+
+    progress.begin("storage", f"S: random reads from cold storage with 1 to {readers[-1]} readers")
+    storage = saved.result(
+        "storage", StorageRate, lambda: storage_rate(dataset, effort, readers=readers, seed=options.seed)
+    )
+    progress.found(f"S: {_best(storage.curve, 'reader')}")
+    progress.begin("memory", "C: memory")
+    sample_bytes = dataset.total_bytes / len(dataset)
+    memory = saved.result("memory", Quantity, lambda: memory_rate(round(sample_bytes), effort))
+    progress.found(f"C: {units.rate(memory.value)}")
+    if "prep" not in saved.stages:
+        raw()
+    observe_speed()
+    progress.begin("prep", f"P: prep with 1 to {counts[-1]} workers, data in memory")
+    prep = saved.result("prep", PrepRate, lambda: prepared(raw(), threads))
+    progress.found(f"P: {_best(prep.workers, 'prep worker')}")
+    progress.begin("decoded", "P of decoded samples: the same, with samples that are decoded")
+    of_kept = saved.result("decoded", DecodedPrep | None, measure_decoded)
+    if of_kept is not None:
+        progress.found(f"P of decoded samples: {_best(of_kept.rate.workers, 'prep worker')}")
+    if speed is not None:
+        speed.usual_per_s = saved.result("speed", float, lambda: sum(speeds) / len(speeds))
     disk = None
-    if workload.options.disk is not None:
+    if (tier := options.disk) is not None:
         progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
-        disk = disk_rate(raw, workload.options.disk.path, effort)
-        so_far.disk = disk.rate
+        disk = saved.result("disk", DiskRate, lambda: disk_rate(raw(), tier.path, effort))
         progress.found(f"disk: {units.rate(disk.rate.value)}")
-    if not crosses_to_gpu(workload, rate_per_s, gpus):
-        del raw, kept  # up to 256 MB each, which a trial may need
+    crosses = effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus)
+    if not crosses:
+        raw.cache_clear()  # up to 256 MB each, which a trial may need
+        kept.cache_clear()
     steps: list[StepRate] = []
     if rate_per_s is None:
         progress.begin("step", "G: the training step on synthetic minibatches")
         # Two sizes, because only their difference shows the fixed part of a step.
-        sizes = sorted({max(1, workload.options.batch_size // 2), workload.options.batch_size})
-        steps = measure_step(workload, prep.made, sizes, effort)
-        so_far.step = steps[-1].rate  # sizes ascend, so the last one is the workload's
-        progress.found(f"G: {units.number(so_far.step.value)} samples/s")
-    assert so_far.step is not None, "G is stated where it is not measured"
+        sizes = sorted({max(1, options.batch_size // 2), options.batch_size})
+        steps = saved.result("step", list[StepRate], lambda: measure_step(workload, prep.made, sizes, effort))
+        progress.found(f"G: {units.number(steps[-1].rate.value)} samples/s")
     rates = Rates(
-        samples=so_far.samples,
-        sample_bytes=so_far.sample_bytes,
-        pixel_bytes=so_far.pixel_bytes,
+        samples=len(dataset),
+        sample_bytes=sample_bytes,
+        pixel_bytes=float(prep.made.nbytes),
         cores=cores,
-        batch_size=workload.options.batch_size,
-        step=so_far.step,
+        batch_size=options.batch_size,
+        step=steps[-1].rate if rate_per_s is None else stated(rate_per_s, unit="samples/s"),
         prep=prep.workers,
         storage=storage.curve,
-        cache=cache,
+        cache=memory,
         disk=disk.rate if disk is not None else None,
-        decoded_bytes=so_far.decoded_bytes,
-        decoded_prep=of_kept.workers if of_kept is not None else None,
-        decoded_cpu_s=of_kept.cpu_s if of_kept is not None else None,
+        decoded_bytes=of_kept.nbytes if of_kept is not None else None,
+        decoded_prep=of_kept.rate.workers if of_kept is not None else None,
+        decoded_cpu_s=of_kept.rate.cpu_s if of_kept is not None else None,
         prep_cpu_s=prep.cpu_s,
         read_cpu_s=storage.cpu_s,
         step_cpu_s=steps[-1].cpu_s if steps else FREE,
@@ -229,22 +230,25 @@ def measure(
     trials = "trials that do nothing, on one worker, on all, four of them, with nothing decoded, with no cache"
     notes, was_stopped = _notes(prep, storage, disk), False
     try:
-        if effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus):
+        if crosses:
             progress.begin("gpu", "a worker and a training step side by side on a GPU, and the cpu engine")
-            on_gpu = gpu_rates(workload, rates, raw, kept, prep.made, effort, gpus=gpus)
-            rates = replace(rates, on_gpu=on_gpu)
+            on_gpu = saved.result(
+                "gpu", GpuRates, lambda: gpu_rates(workload, rates, raw(), kept(), prep.made, effort, gpus=gpus)
+            )
             assert on_gpu.decode is not None
             made, trained = (f"{units.number(each)}/s" for each in (on_gpu.decode.per_s, on_gpu.decode.step_per_s))
             progress.found(f"beside each other: {made} prepared, {trained} trained")
-            del raw, kept
-        if pace is not None:
+            raw.cache_clear()
+            kept.cache_clear()
+            rates = replace(rates, on_gpu=on_gpu)
+        if speed is not None:
             progress.begin("costs", f"costs of a feed and of a trial: {trials}")
-            rates = with_costs(rates, workload, workers, pace)
+            rates = saved.result("costs", Rates, lambda: with_costs(rates, workload, workers, speed))
         else:
             notes = (*notes, QUICK_COSTS)
     except KeyboardInterrupt:  # all rates are there, so the predictions are worth having
         notes, was_stopped = (*notes, NO_COSTS), True
-    return Measured(rates=rates, prep=prep, storage=storage, steps=tuple(steps), notes=notes, was_stopped=was_stopped)
+    return Measured(rates=rates, prep_threads=prep.threads, notes=notes, was_stopped=was_stopped)
 
 
 def crosses_to_gpu(workload: Workload, rate_per_s: float | None, gpus: int) -> bool:
@@ -264,22 +268,6 @@ def workers_here(workload: Workload, *, cores: int, gpus: int) -> int:
     return min(cores, gpus * (workers_per_gpu(pipeline) if options.gpus_per_worker is None else 1))
 
 
-def begun(
-    workload: Workload,
-    effort: Effort | None = None,
-    *,
-    rate_per_s: float | None,
-    cores: int,
-    gpus: int = 0,
-    readers: Sequence[int] | None = None,
-) -> SoFar:
-    """Return the state of `measure` before the first measurement, as its ``so_far``."""
-    effort = effort or Effort()
-    counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus), effort)
-    readers = _reader_counts(effort) if readers is None else readers
-    return SoFar.of(workload, cores=cores, readers=readers, workers=counts, rate_per_s=rate_per_s)
-
-
 def expected_s(
     workload: Workload,
     effort: Effort,
@@ -290,7 +278,7 @@ def expected_s(
 ) -> dict[str, float]:
     """Return the approximate seconds of each phase of `measure`, in order; skipped phases take 0."""
     each_s, crosses = effort.budget_s, effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus)
-    counts = _worker_counts(workers_here(workload, cores=cores, gpus=gpus), effort)
+    counts = worker_counts(workers_here(workload, cores=cores, gpus=gpus), effort)
     start_s = each_s + (PROCESS_S if effort.is_whole else 0.0)  # otherwise the same workers measure all numbers
     has_disk = workload.options.disk is not None
     return {
@@ -315,7 +303,7 @@ def _reader_counts(effort: Effort) -> Sequence[int]:
     return READERS if effort.is_whole else READERS[::2]
 
 
-def _worker_counts(workers: int, effort: Effort) -> list[int]:
+def worker_counts(workers: int, effort: Effort) -> list[int]:
     """Return the numbers of workers to measure, given the ``workers`` of a feed."""
     if not effort.is_whole:
         return sorted({1, workers})
@@ -327,7 +315,7 @@ def _thread_counts(cores: int, effort: Effort) -> list[int]:
     return sorted({1, 2, cores}) if effort.is_whole else [1]
 
 
-def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Rates:
+def with_costs(rates: Rates, workload: Workload, workers: int, speed: MachineSpeed) -> Rates:
     """Replace the isolated costs of a sample by its costs in feeds, whose trials do nothing.
 
     All costs come from feeds that keep every core busy. There each cost is higher than in isolation, because cores
@@ -342,8 +330,8 @@ def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Ra
       costs CPU time too; the cost of reading alone is used then.
 
     If samples can be cached decoded, all feeds but one do so: the less time prep takes, the more accurate the other
-    costs. The remaining feed gives the cost of encoded samples. ``pace`` converts the costs to the speed of the other
-    rates.
+    costs. The remaining feed gives the cost of encoded samples. ``speed`` converts the costs to the speed of the
+    other rates.
     """
     feeds: dict[str, dict[str, Any]] = {
         "few": {"prep_workers": 1},
@@ -356,13 +344,13 @@ def with_costs(rates: Rates, workload: Workload, workers: int, pace: Pace) -> Ra
     if rates.storage.best_rate(rates.storage.most) > rates.prep.rate(workers):
         feeds["cold"] = {"prep_workers": workers, "decoded": False, "cached": False}
     rounds: list[dict[str, ServiceRun]] = []
-    paces = [pace.now()]
+    paces = [speed.relative()]
     # Whole rounds, so that a busy minute affects all feeds equally, whose costs are compared.
     for _ in range(ROUNDS):
         rounds.append({})
         for name, feed in feeds.items():
             rounds[-1][name] = _idle_feed(rates, workload, **feed)
-            paces.append(pace.now())
+            paces.append(speed.relative())
     return costs_of(rates, rounds, pace=sum(paces) / len(paces))
 
 

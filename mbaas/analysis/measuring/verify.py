@@ -14,16 +14,15 @@ from itertools import product
 from statistics import mean, median
 from typing import Any
 
-from mbaas.analysis import words
 from mbaas.analysis.decoding import largest_cache
-from mbaas.analysis.measuring.pace import Pace
-from mbaas.analysis.measuring.progress import Progress
+from mbaas.analysis.measuring.effort import Progress
+from mbaas.analysis.measuring.prep import MachineSpeed
 from mbaas.analysis.measuring.service import EpochRun, ServiceRun, Workload, run_service
-from mbaas.analysis.quantity import Quantity, measured, plain_fields, spanning
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.simulated import simulated_epoch_s
-from mbaas.analysis.whatif import Waits, predict
+from mbaas.analysis.simulator.simulation import simulated_epoch_s
+from mbaas.model import words
+from mbaas.model.pace import Waits, predict
+from mbaas.model.quantity import Quantity, measured, plain_fields, spanning
+from mbaas.model.rates import Rates, Setup
 
 SPLIT_EPOCHS = 5
 """Minimum number of epochs that count in a run for the split, which is run only once."""
@@ -39,7 +38,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class EpochSplit:
     """Time of one trial's epoch by cause, on a part of the dataset.
 
     Attributes:
@@ -88,7 +87,7 @@ class Split:
         return {**plain_fields(self), "disagreement": self.disagreement}
 
 
-def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> Split:
+def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> EpochSplit:
     """Run the workload with all data in memory, and as configured; G replaces the synthetic run."""
     in_memory = replace(setup, cache_bytes=max(setup.cache_bytes, rates.dataset_bytes), disk_bytes=0.0)
     cached = _run(workload, rates, in_memory, least_epochs=SPLIT_EPOCHS, warm_up=2)
@@ -96,12 +95,12 @@ def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> Split:
     return split_of(len(workload.dataset), rates.step, cached, real)
 
 
-def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun) -> Split:
+def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun) -> EpochSplit:
     """Split an epoch by the step's rate, the run in memory, and the run as configured."""
     # No separate run: if data is always ready, an epoch takes as long as its steps.
     synthetic_s = step.inverse(unit="s").scaled(samples, unit="s")
     cached_s, real_s = _epoch_s(cached), _epoch_s(real)
-    return Split(
+    return EpochSplit(
         samples=samples,
         epoch_s=real_s,
         compute_s=synthetic_s,
@@ -176,17 +175,14 @@ class Verification:
 
     @property
     def median_error(self) -> float:
-        """Median absolute error."""
         return median(abs(check.error) for check in self.checks)
 
     @property
     def worst_error(self) -> float:
-        """Largest absolute error."""
         return max(abs(check.error) for check in self.checks)
 
     @property
     def paces(self) -> tuple[float, float]:
-        """Smallest and largest pace."""
         paces = [check.pace for check in self.checks]
         return min(paces), max(paces)
 
@@ -221,7 +217,7 @@ def verify(
     rates: Rates,
     chosen: Sequence[tuple[str, Setup]],
     *,
-    pace: Pace,
+    speed: MachineSpeed,
     progress: Progress,
 ) -> Verification:
     """Run each point with separate feeds; the workload's dataset may be a part of the measured one.
@@ -231,14 +227,14 @@ def verify(
     """
     runs: list[list[ServiceRun]] = [[] for _ in chosen]
     paces: list[list[float]] = [[] for _ in chosen]
-    before = pace.now()
+    before = speed.relative()
     # All points in each round, so that a busy minute does not affect a single point.
     for number, index in product(range(ROUNDS), range(len(chosen))):
         name, setup = chosen[index]
         text = f"checking {name} = {words.setting(name, getattr(setup, name))}, round {number + 1} of {ROUNDS}"
         progress.begin("check", text, done=(number + index / len(chosen)) / ROUNDS)
         runs[index].append(_run(workload, rates, setup, least_epochs=EPOCHS))
-        after = pace.now()
+        after = speed.relative()
         paces[index].append((before + after) / 2)
         before = after
     return Verification(

@@ -7,19 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from msgspec.structs import replace
 from pydantic import Field
 
-from mbaas.allocation.throughput import Fit, ThroughputCurve, fit_curve
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve, ThroughputCurve
+from mbaas.model.quantity import Quantity
 from mbaas.units import Bytes, BytesPerS, exact
 from mbaas.validation import options
-
-Spread = tuple[float, float]
-"""Ends of an interval as shares of the value: (0.9, 1.1) is plus or minus 10 %."""
-
-EXACT: Spread = (1.0, 1.0)
-"""Spread of a stated number."""
 
 RAY_STORE_SHARE = 0.3
 """Share of a node's memory that Ray's object store takes by default."""
@@ -29,9 +23,6 @@ RAY_STORE_MOST_BYTES = 200 * 10**9
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 Above0 = Annotated[BytesPerS, Field(gt=0)]
-
-Points = tuple[tuple[float, float], ...]
-"""(workers or readers, rate), measured or stated."""
 
 
 @options()
@@ -48,9 +39,6 @@ class Node:
         read_threads: reading threads of the cache node; they mostly wait, so they take no cores.
         cpu_price_per_h: price of a core for an hour, in any currency; None if unknown. For a node with GPUs, it is the
             price of a core on a node without.
-
-    Raises:
-        ConfigError: an invalid number, or a disk without its rate.
     """
 
     cores: AtLeast1
@@ -70,7 +58,6 @@ class Node:
 
     @property
     def store_bytes(self) -> int:
-        """Size of the object store."""
         if self.object_store_bytes is not None:
             return self.object_store_bytes
         return min(RAY_STORE_MOST_BYTES, int(RAY_STORE_SHARE * self.memory_bytes))
@@ -81,17 +68,14 @@ class Cluster:
     """Nodes, within the autoscaler's bounds, and their storage.
 
     Attributes:
-        storage: (readers, bytes/s); a single point applies to any number of readers.
+        storage: bytes/s against readers; a single point applies to any number of readers.
         storage_shared: whether all nodes share a storage with that rate; if False, each node has its own.
-
-    Raises:
-        ConfigError: bounds that are not 1 <= least_nodes <= most_nodes, or no storage.
     """
 
     node: Node
     least_nodes: int
     most_nodes: int
-    storage: Points
+    storage: MeasuredCurve
     storage_shared: bool = True
 
     def __post_init__(self) -> None:
@@ -99,21 +83,18 @@ class Cluster:
             bounds = f"least {self.least_nodes}, most {self.most_nodes}"
             # named as in the file, so that the file reader can add the line
             raise ConfigError(f"nodes must be 1 <= least <= most, got {bounds}", option="nodes")
-        _check_points("storage", self.storage)
 
     @cached_property
-    def storage_fit(self) -> Fit:
-        """Fitted bytes/s against readers, flat beyond the measured numbers."""
-        if len(self.storage) == 1:  # a fit would be a line that grows without end
-            return Fit(ThroughputCurve.flat(self.storage[0][1]), 1.0, 1)
-        fit = fit_curve(self.storage)
-        return replace(fit, curve=fit.curve.flat_beyond(max(count for count, _ in self.storage)))
+    def storage_curve(self) -> ThroughputCurve:
+        """Bytes/s against readers, flat beyond the measured numbers."""
+        if len(self.storage.points) == 1:  # a fit would be a line that grows without end
+            return ThroughputCurve.flat(self.storage.points[0][1].value)
+        return self.storage.fit.curve.flat_beyond(self.storage.most)
 
     def storage_bytes_per_s(self, nodes: int) -> float:
         """Return the highest total rate of storage for ``nodes`` nodes, with the best number of readers."""
-        # Beyond the last point the fit is flat, so the peak is at that point or before.
-        peak = self.storage_fit.curve.peak(most=max(1, math.ceil(max(count for count, _ in self.storage))))
-        return peak.rate_per_s if self.storage_shared else nodes * peak.rate_per_s
+        per_s = self.storage.best_rate(self.storage.most)
+        return per_s if self.storage_shared else nodes * per_s
 
 
 @options()
@@ -126,7 +107,6 @@ class Samples:
 
     @property
     def sample_bytes(self) -> float:
-        """Mean bytes of a raw sample."""
         return self.dataset_bytes / self.samples
 
 
@@ -135,26 +115,22 @@ class TrainingJob:
     """A search or a single training job: trials that share one feed.
 
     Attributes:
-        step_per_s: samples/s of each trial if it never waits.
-        prep: (workers, samples/s), measured with the data in memory; one point is a line.
+        step: samples/s of each trial if it never waits.
+        prep: samples/s against workers, with the data in memory; one point is a line.
         prep_cores: cores of the machine where `prep` was measured; None for as many as a node has.
         decoded_prep: the same as `prep` for decoded samples; None if not measured.
-        step_spread, prep_spread, decoded_spread: uncertainty of the measurements.
         decoded_bytes, pixel_bytes: bytes of a decoded and of a prepared sample.
         batch_size: samples in a minibatch.
         trials: concurrent trials.
         cores_per_trial, gpus_per_trial: reservation of each trial.
         reserved_workers: prep workers that it keeps when other jobs need some too.
         staging_bytes: staging budget of its feed on each node; None for the default of `mbaas.serve`.
-
-    Raises:
-        ConfigError: an invalid number.
     """
 
     name: str
     dataset: Samples
-    step_per_s: float
-    prep: Points
+    step: Quantity
+    prep: MeasuredCurve
     batch_size: int
     pixel_bytes: int
     trials: int = 1
@@ -163,66 +139,47 @@ class TrainingJob:
     reserved_workers: int = 1
     staging_bytes: int | None = None
     prep_cores: int | None = None
-    step_spread: Spread = EXACT
-    prep_spread: Spread = EXACT
-    decoded_prep: Points | None = None
+    decoded_prep: MeasuredCurve | None = None
     decoded_bytes: int | None = None
-    decoded_spread: Spread = EXACT
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch_size", "pixel_bytes", "trials", "reserved_workers")
         _at_least(self, 0, "cores_per_trial", "gpus_per_trial")
-        _above_zero(self, "step_per_s", "staging_bytes", "prep_cores", "decoded_bytes")
-        _check_points("prep", self.prep)
+        _above_zero(self, "staging_bytes", "prep_cores", "decoded_bytes")
+        if not self.step.low > 0:
+            raise ConfigError(f"step_per_s must be above 0, got {exact(self.step.low)}", option="step_per_s")
         if (self.decoded_prep is None) != (self.decoded_bytes is None):
             raise ConfigError("decoded_prep and decoded_bytes must both be given, or neither", option="decoded_prep")
-        if self.decoded_prep is not None:
-            _check_points("decoded_prep", self.decoded_prep)
-        for name in ("step_spread", "prep_spread", "decoded_spread"):
-            low, high = getattr(self, name)
-            if not 0 < low <= 1 <= high < math.inf:
-                reach = f"{exact(low)} to {exact(high)}"
-                raise ConfigError(f"{name} must reach from above 0 over 1 to a finite number, got {reach}")
 
-    @cached_property
-    def prep_fit(self) -> Fit:
-        """Fitted samples/s against workers."""
-        return fit_curve(self.prep)
+    @property
+    def step_per_s(self) -> float:
+        """Samples/s of each trial if it never waits, the median."""
+        return self.step.value
 
-    def prep_curve(self, cores: int) -> ThroughputCurve:
-        """Return samples/s against workers of one node with ``cores`` cores.
+    def prep_curve(self, cores: int, decoded: float = 0.0) -> ThroughputCurve:
+        """Return samples/s against workers of one node if the share ``decoded`` of the samples is cached decoded.
 
         Workers contend for cores. On n times the measured cores, n times the workers are each as fast as measured, as
-        in `mbaas.analysis.stages`.
+        in `mbaas.model.supply`.
         """
-        return self.prep_fit.curve.over(cores / (self.prep_cores or cores))
+        curve = self.prep.fit.curve
+        if self.decoded_prep is not None:
+            curve = curve.blended(self.decoded_prep.fit.curve, decoded)
+        return curve.over(cores / (self.prep_cores or cores))
 
-    @cached_property
-    def decoded_fit(self) -> Fit:
-        """The same fit for decoded samples; `prep_fit` if not measured."""
-        return self.prep_fit if self.decoded_prep is None else fit_curve(self.decoded_prep)
-
-    def decoded_curve(self, cores: int) -> ThroughputCurve:
-        """Return samples/s against workers of one node, for decoded samples."""
-        return self.decoded_fit.curve.over(cores / (self.prep_cores or cores))
-
-    def blended_curve(self, cores: int, decoded: float) -> ThroughputCurve:
-        """Return samples/s against workers of one node if the share ``decoded`` of the samples is cached decoded."""
-        return self.prep_curve(cores).blended(self.decoded_curve(cores), decoded)
-
-    def blended_spread(self, decoded: float) -> Spread:
-        """Return the uncertainty of `blended_curve`: both ends of both kinds, weighted by their seconds."""
-        if not decoded:
-            return self.prep_spread
+    def spread(self, decoded: float = 0.0) -> tuple[float, float]:
+        """Return the ends of `prep_curve`'s interval relative to it: both forms, weighted by their seconds."""
+        if not decoded or self.decoded_prep is None:
+            return self.prep.spread
         whole_s = 1 / self.worker_per_s(decoded)
         decoded_s = decoded / self.worker_per_s(1.0)
-        ends = zip(self.prep_spread, self.decoded_spread, strict=True)
+        ends = zip(self.prep.spread, self.decoded_prep.spread, strict=True)
         low, high = (whole_s / ((whole_s - decoded_s) / prep + decoded_s / kept) for prep, kept in ends)
         return low, high
 
     def worker_per_s(self, decoded: float = 0.0) -> float:
         """Return the samples/s of one worker if the share ``decoded`` of the samples is cached decoded."""
-        return self.blended_curve(self.prep_cores or 1, decoded).rate(1)
+        return self.prep_curve(self.prep_cores or 1, decoded).rate(1)
 
 
 def _at_least(thing: object, least: int, *names: str) -> None:
@@ -237,8 +194,3 @@ def _above_zero(thing: object, *names: str) -> None:
         value = getattr(thing, name)
         if value is not None and not value > 0:
             raise ConfigError(f"{name} must be above 0, got {exact(value)}", option=name)
-
-
-def _check_points(name: str, points: Points) -> None:
-    if not points or any(not 0 < number < math.inf for point in points for number in point):
-        raise ConfigError(f"{name} must be points (count, rate), all above 0 and finite, got {list(points)}")

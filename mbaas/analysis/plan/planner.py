@@ -5,44 +5,158 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 from mbaas import units
-from mbaas.allocation.scaling import Observation
-from mbaas.allocation.threads import Split, divide_threads, split_threads
-from mbaas.allocation.throughput import Fit, ThroughputCurve
-from mbaas.allocation.workers import Job, JobWorkers, allocate
-from mbaas.analysis.plan.decoded import KeptDecoded, about_decoding, fill_with_decoded
-from mbaas.analysis.plan.jobs import Cluster, Points, TrainingJob
-from mbaas.analysis.plan.result import CachePlan, FitQuality, JobPlan, Limit, Plan
+from mbaas.analysis.plan.jobs import Cluster, TrainingJob
 from mbaas.analysis.plan.supply import (
     Fetch,
     Kept,
+    KeptDecoded,
+    about_decoding,
     bytes_by_tier,
     cache_bytes,
     fetches,
     fill_caches,
+    fill_with_decoded,
     misfit,
     network_rates,
     pool_of,
 )
 from mbaas.costs import HOUR_S
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve, ThroughputCurve
+from mbaas.model.lending import Job, JobWorkers, allocate
+from mbaas.model.quantity import AsJson
+from mbaas.model.scaling import bounded_workers
+from mbaas.model.supply import ResourceTimes
+from mbaas.model.threads import ThreadSplit, divide_threads, split_threads
 
 AS_GOOD = 0.99
 """Fewer nodes are preferred if jobs reach this share of the best speed."""
 
 
-CLOSE = 1e-6
-"""Relative tolerance for rounding errors."""
+Limit = Literal["training", "prep", "pool", "memory", "disk", "storage", "network"]
+"""Bottleneck of a job: its step, its own prep at its peak, the pool's size, a tier that bytes come from, or the network
+between nodes."""
+
+
+@dataclass(frozen=True)
+class FitQuality:
+    """Agreement of a fitted curve with its points.
+
+    Attributes:
+        r_squared: share of the variance that is explained; 1 is perfect.
+        worst_error: largest relative difference from a point.
+        lines, slope: (count, rate) at each bend, from the origin; rate that one more adds beyond the last bend.
+        most: largest count of a point; beyond it the curve is a guess.
+    """
+
+    points: int
+    r_squared: float
+    worst_error: float
+    lines: tuple[tuple[float, float], ...]
+    slope: float
+    most: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """Resources and predicted speed of one job.
+
+    Attributes:
+        workers: prep workers on all nodes, the value for ``prep_workers``.
+        scaler_workers: number that the running feed would request from one worker's rate, a good ``max_prep_workers``.
+        needed: prep workers, with a fraction of the last one, at which loading is as fast as possible.
+        step_per_s, prep_per_s, fetch_per_s: samples/s of a trial's step, of its workers, and of caches and storage.
+        network_per_s: samples/s that the network would deliver to each node; infinite with one node.
+        trial_per_s: predicted samples/s of each trial, the lowest of these rates.
+        trial_low_per_s, trial_high_per_s: its interval, from the uncertainty of the measured step and prep.
+        epoch_s: seconds of an epoch at that rate.
+        limit, reason: bottleneck, as a word and as a sentence.
+        decoded_share: share of its samples that its feed caches decoded, from 0 to 1; all rates include its effect.
+        decoding: decoding's share of prep, and the effect of memory for decoded samples, as a clause; or empty.
+        threads: split of one node's threads for this job between prep and reading.
+        fit: agreement of its prep curve with the points.
+        cpu_h: CPU hours of prep per epoch and trial: a trial's part of the shared work.
+        alone_cpu_h: the same if each trial has its own DataLoader.
+        price, alone_price: cost of these hours; None without the price of a core.
+    """
+
+    job: str
+    dataset: str
+    trials: int
+    workers: int
+    scaler_workers: int
+    needed: float
+    step_per_s: float
+    prep_per_s: float
+    fetch_per_s: float
+    network_per_s: float
+    trial_per_s: float
+    trial_low_per_s: float
+    trial_high_per_s: float
+    epoch_s: float
+    limit: Limit
+    reason: str
+    decoded_share: float
+    decoding: str
+    threads: ThreadSplit
+    fit: FitQuality
+    cpu_h: float
+    alone_cpu_h: float
+    price: float | None
+    alone_price: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachePlan:
+    """Cached part of one dataset.
+
+    Attributes:
+        memory_bytes, disk_bytes: cached on each node by all feeds on the dataset, including decoded samples.
+        memory_share, disk_share: cached shares of the dataset, on all nodes together.
+        epochs_per_h: epochs that all jobs together would read if fetch were unlimited; caches are divided by it.
+    """
+
+    dataset: str
+    dataset_bytes: int
+    memory_bytes: int
+    disk_bytes: int
+    memory_share: float
+    disk_share: float
+    epochs_per_h: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(AsJson):
+    """A plan for a cluster.
+
+    Attributes:
+        nodes, why_nodes: number of nodes to request from the autoscaler, and the reason in one sentence.
+        least_nodes, most_nodes: the autoscaler's bounds.
+        pool, idle_workers: prep workers that fit next to the trials, and those that no job can use.
+        cache_memory_bytes: memory of a node that caches may use.
+        jobs, caches: in the given order.
+        storage: fit of the storage rate, in bytes/s.
+    """
+
+    nodes: int
+    least_nodes: int
+    most_nodes: int
+    why_nodes: str
+    pool: int
+    idle_workers: int
+    cache_memory_bytes: int
+    jobs: tuple[JobPlan, ...]
+    caches: tuple[CachePlan, ...]
+    storage: FitQuality
 
 
 def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
     """Plan for the fewest nodes that are as good as any number within the bounds.
 
     The measure is the mean over jobs of predicted speed / full speed.
-
-    Raises:
-        ConfigError: no jobs, jobs that do not fit even the most nodes, or two jobs of the same name.
     """
     if not jobs:
         raise ConfigError("a plan needs at least 1 job, got 0")
@@ -90,7 +204,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     spare_bytes -= sum(each.more_bytes for each in decoded.values())
     shares = {name: each.share for name, each in decoded.items()}
     # Workers contend only within their own node.
-    curves = {job.name: job.blended_curve(cluster.node.cores, shares[job.name]).over(nodes) for job in jobs}
+    curves = {job.name: job.prep_curve(cluster.node.cores, shares[job.name]).over(nodes) for job in jobs}
     demands = {job.name: _demand(job, curves[job.name], pool) for job in jobs}
     fetch = fetches(jobs, cluster, nodes, kept=kept, decoded=shares, demands=demands)
     wanted = {job.name: min(job.step_per_s, fetch[job.name].per_s) for job in jobs}
@@ -141,19 +255,20 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
             for each, split, said in zip(made, threads, told, strict=True)
         ),
         caches=_caches(jobs, kept, decoded, demands),
-        storage=quality(cluster.storage_fit, cluster.storage),
+        storage=quality(cluster.storage, lines=cluster.storage_curve),
     )
 
 
-def quality(fit: Fit, points: Points) -> FitQuality:
-    """Return how well a fit agrees with its points."""
+def quality(curve: MeasuredCurve, *, lines: ThroughputCurve | None = None) -> FitQuality:
+    """Return how well a curve, or other ``lines`` for it, agrees with its points."""
+    lines = curve.fit.curve if lines is None else lines
     return FitQuality(
-        points=fit.points,
-        r_squared=fit.r_squared,
-        worst_error=max(abs(fit.curve.rate(count) / rate - 1) for count, rate in points),
-        lines=fit.curve.knots,
-        slope=fit.curve.slope,
-        most=max(count for count, _ in points),
+        points=len(curve.points),
+        r_squared=curve.fit.r_squared,
+        worst_error=max(abs(lines.rate(count) / rate.value - 1) for count, rate in curve.points),
+        lines=lines.knots,
+        slope=lines.slope,
+        most=curve.most,
     )
 
 
@@ -170,25 +285,27 @@ class _Made:
     kept: Kept
     decoded: KeptDecoded
 
-    @property
-    def rate_per_s(self) -> float:
-        """The lowest rate; exactly the step's if they are equal within `CLOSE`."""
-        return self._rate_per_s(self.job.step_per_s, self.prepared_per_s)
-
-    @property
-    def ends_per_s(self) -> tuple[float, float]:
-        """The rate at the slow and at the fast end of the measured intervals, with the same workers."""
-        # Storage, disks and the network are stated without an interval.
-        job = self.job
-        slow, fast = (
-            self._rate_per_s(job.step_per_s * step, self.prepared_per_s * prep)
-            for step, prep in zip(job.step_spread, job.blended_spread(self.decoded.share), strict=True)
+    def times(self, *, full_per_s: float, prep: float = 1.0) -> ResourceTimes:
+        """Return the seconds of a sample at a rate of the step, with prep that many times as fast."""
+        return ResourceTimes(
+            compute={"training": 1 / full_per_s},
+            prep={"prep": 1 / (self.prepared_per_s * prep), "network": 1 / self.network_per_s},
+            fetch=self.fetch.seconds,
         )
-        return slow, fast
 
-    def _rate_per_s(self, full_per_s: float, prepared_per_s: float) -> float:
-        loaded_per_s = min(self.fetch.per_s, prepared_per_s, self.network_per_s)
-        return full_per_s if loaded_per_s >= full_per_s * (1 - CLOSE) else loaded_per_s
+    @property
+    def limit(self) -> str:
+        """The bottleneck; "prep" also if the pool is too small."""
+        limit = self.times(full_per_s=self.job.step_per_s).limit
+        if limit == "prep" and self.given.limit == "training":  # as many workers as fetch can use
+            return max(self.fetch.seconds, key=self.fetch.seconds.__getitem__)
+        return limit
+
+    def rate_per_s(self, *, full_per_s: float | None = None, prep: float = 1.0) -> float:
+        """Return the samples/s of each trial; exactly the step's if that is the limit."""
+        full_per_s = self.job.step_per_s if full_per_s is None else full_per_s
+        times = self.times(full_per_s=full_per_s, prep=prep)
+        return full_per_s if times.limit == "training" else 1 / times.pace_s
 
 
 def _demand(job: TrainingJob, curve: ThroughputCurve, pool: int) -> float:
@@ -231,10 +348,10 @@ def _caches(
     )
 
 
-def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]:
+def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[ThreadSplit]:
     """Split a node's threads for each job. Each has a reading thread; reading time decides on the others."""
-    reader_per_s = cluster.storage_fit.curve.rate(1)
-    reading = [m.rate_per_s * m.fetch.stored_bytes / reader_per_s for m in made]
+    reader_per_s = cluster.storage_curve.rate(1)
+    reading = [m.rate_per_s() * m.fetch.stored_bytes / reader_per_s for m in made]
     more = divide_threads(max(0, cluster.node.read_threads - len(made)), lengths=reading)
     splits = []
     for each, readers in zip(made, more, strict=True):
@@ -243,7 +360,7 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
             split_threads(
                 workers + 1 + readers,
                 # More threads than workers cannot prepare, so the rest reads.
-                prep=each.job.blended_curve(cluster.node.cores, each.decoded.share).flat_beyond(workers),
+                prep=each.job.prep_curve(cluster.node.cores, each.decoded.share).flat_beyond(workers),
                 samples=each.job.batch_size / nodes,
                 tiers=bytes_by_tier(each.job, cluster, nodes, each.kept, each.decoded.share),
                 step_s=each.job.batch_size / each.job.step_per_s,
@@ -252,8 +369,10 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Split]
     return splits
 
 
-def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str, per_h: float | None) -> JobPlan:
-    job, (limit, reason) = made.job, _limit(made, pool=pool)
+def _job_plan(made: _Made, split: ThreadSplit, *, pool: int, decoding: str, per_h: float | None) -> JobPlan:
+    job, (limit, reason), rate_per_s = made.job, _limit(made, pool=pool), made.rate_per_s()
+    # Storage, disks and the network are stated without an interval.
+    slow, fast = job.spread(made.decoded.share)
     # A worker that never waits for bytes keeps one core busy, in a feed or in a DataLoader. But a DataLoader decodes in
     # every epoch.
     alone_cpu_h = job.dataset.samples / job.worker_per_s() / HOUR_S
@@ -263,22 +382,29 @@ def _job_plan(made: _Made, split: Split, *, pool: int, decoding: str, per_h: flo
         dataset=job.dataset.name,
         trials=job.trials,
         workers=made.given.workers,
-        scaler_workers=_scaler_workers(made, pool=pool),
+        # As the scaler of the running feed decides, from the rate of one worker; a feed always keeps one.
+        scaler_workers=bounded_workers(
+            min(job.step_per_s, made.fetch.per_s),
+            job.worker_per_s(made.decoded.share),
+            reserved=min(job.reserved_workers, pool),
+            most=pool,
+        )
+        or 1,
         needed=made.want.needed,
         step_per_s=job.step_per_s,
         prep_per_s=made.prepared_per_s,
         fetch_per_s=made.fetch.per_s,
         network_per_s=made.network_per_s,
-        trial_per_s=made.rate_per_s,
-        trial_low_per_s=made.ends_per_s[0],
-        trial_high_per_s=made.ends_per_s[1],
-        epoch_s=job.dataset.samples / made.rate_per_s,
+        trial_per_s=rate_per_s,
+        trial_low_per_s=made.rate_per_s(full_per_s=job.step.low, prep=slow),
+        trial_high_per_s=made.rate_per_s(full_per_s=job.step.high, prep=fast),
+        epoch_s=job.dataset.samples / rate_per_s,
         limit=limit,
         reason=reason,
         decoded_share=made.decoded.share,
         decoding=decoding,
         threads=split,
-        fit=quality(job.prep_fit, job.prep),
+        fit=quality(job.prep),
         cpu_h=cpu_h,
         alone_cpu_h=alone_cpu_h,
         price=None if per_h is None else cpu_h * per_h,
@@ -292,18 +418,15 @@ def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
     prepared = f"{workers} {verb} {_rate(made.prepared_per_s)}"
     fetched = f"caches and storage bring {_rate(fetch.per_s)}"
     could = f"training could take {_rate(full_per_s)}"
-    rate = min(full_per_s, made.prepared_per_s, fetch.per_s, made.network_per_s)
-    # Training comes first in a tie: a job that trains at full speed lacks nothing.
-    if rate >= full_per_s * (1 - CLOSE):
-        return "training", f"trains at full speed, {_rate(rate)} in each trial: {prepared}, {fetched}"
-    if rate >= made.network_per_s * (1 - CLOSE):
+    limit = made.limit
+    if limit == "training":
+        return "training", f"trains at full speed, {_rate(full_per_s)} in each trial: {prepared}, {fetched}"
+    if limit == "network":
         return "network", f"the network brings each node {_rate(made.network_per_s)} of finished pixels; {could}"
-    if rate >= fetch.per_s * (1 - CLOSE):
+    if limit in ("storage", "disk", "memory"):
         # Tiers are read in turn, so the slowest one is the one to make faster.
-        seconds: dict[Limit, float] = {"storage": fetch.storage_s, "disk": fetch.disk_s, "memory": fetch.memory_s}
-        slowest = max(seconds, key=seconds.__getitem__)
-        stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if slowest == "storage" else ""
-        return slowest, f"{fetched}{stored}; {prepared}, {could}"
+        stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if limit == "storage" else ""
+        return cast(Limit, limit), f"{fetched}{stored}; {prepared}, {could}"
     # Only prep is left: either other jobs needed the workers, or more of them would contend for the same cores.
     if made.given.limit == "pool":
         return "pool", f"{prepared}; {could}, but the pool of {pool} has no more workers for it"
@@ -312,22 +435,6 @@ def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
 
 def _rate(per_s: float) -> str:
     return "any number of samples/s" if math.isinf(per_s) else f"{units.number(per_s)} samples/s"
-
-
-def _scaler_workers(made: _Made, *, pool: int) -> int:
-    # Uses the scaler's own class, so that plan and feed agree. Stalls and idleness do not affect `needed`.
-    seen = Observation(
-        prep_stall=0.0,
-        fetch_stall=0.0,
-        demand_per_s=made.job.step_per_s,
-        worker_per_s=made.job.worker_per_s(made.decoded.share),
-        fetch_per_s=made.fetch.per_s,
-        workers=made.given.workers,
-        idle=0.0,
-        reserved=min(made.job.reserved_workers, pool),
-        most=pool,
-    )
-    return seen.needed or 1  # a feed always keeps one
 
 
 def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Plan], chosen: int) -> str:

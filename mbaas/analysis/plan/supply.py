@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mbaas import units
-from mbaas.allocation.threads import TierBytes
-from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
-from mbaas.allocation.workers import Job
 from mbaas.analysis.plan.jobs import Cluster, Samples, TrainingJob
 from mbaas.budgets import STORE_SHARE, default_staging
 from mbaas.core.layout import wanted_staging
+from mbaas.model import words
+from mbaas.model.curves import ROUNDING, ThroughputCurve
+from mbaas.model.forms import WORTHWHILE
+from mbaas.model.lending import Job, fair_shares
+from mbaas.model.quantity import spanning
+from mbaas.model.threads import TierBytes
 
 
 def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
@@ -105,22 +109,12 @@ def fill_caches(
 
 
 def fair_split(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Split a capacity: each need is met if all fit, and the surplus is divided in proportion to the needs.
-
-    Otherwise small needs are met, and the others get equal shares (max-min fairness).
-    """
-    whole = sum(needs.values())
+    """Split a capacity by `fair_shares`; if all needs are met, divide the surplus in proportion to them."""
+    total = sum(needs.values())
     # No capacity stays idle: storage with little demand serves each job faster than it needs.
-    if 0 < whole <= capacity:
-        return {name: need * (capacity / whole) for name, need in needs.items()}
-    # Smallest need first: the unused rest of its even share goes to the others.
-    parts: dict[str, float] = {}
-    for left, (name, need) in zip(
-        range(len(needs), 0, -1), sorted(needs.items(), key=lambda item: item[1]), strict=True
-    ):
-        parts[name] = min(need, capacity / left)
-        capacity -= parts[name]
-    return parts
+    if 0 < total <= capacity:
+        return {name: need * (capacity / total) for name, need in needs.items()}
+    return dict(zip(needs, fair_shares(list(needs.values()), capacity), strict=True))
 
 
 @dataclass(frozen=True)
@@ -131,16 +125,14 @@ class Fetch:
     sample.
     """
 
-    memory_s: float
-    disk_s: float
-    storage_s: float
+    seconds: dict[str, float]
     stored_share: float
     stored_bytes: float
 
     @property
     def per_s(self) -> float:
         """Samples/s of fetch: F of DS-Analyzer."""
-        return 1 / (self.memory_s + self.disk_s + self.storage_s)
+        return 1 / sum(self.seconds.values())
 
 
 def fetches(
@@ -165,7 +157,9 @@ def fetches(
     needs = {name: min(capacity, _needs_per_s(fetch, demands[name])) for name, fetch in alone.items()}
     parts = fair_split(needs, capacity)
     return {
-        name: replace(fetch, storage_s=fetch.stored_bytes / parts[name] if fetch.stored_bytes else 0.0)
+        name: replace(fetch, seconds={**fetch.seconds, "storage": fetch.stored_bytes / parts[name]})
+        if fetch.stored_bytes
+        else fetch
         for name, fetch in alone.items()
     }
 
@@ -175,9 +169,11 @@ def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, decode
     node, nbytes = cluster.node, job.dataset.sample_bytes
     disk_per_s = math.inf if node.disk_bytes_per_s is None else node.disk_bytes_per_s
     return Fetch(
-        memory_s=_memory_bytes(job, kept, decoded) / (nodes * node.memory_bytes_per_s),
-        disk_s=kept.disk_share * nbytes / (nodes * disk_per_s),
-        storage_s=0.0,
+        {
+            "memory": _memory_bytes(job, kept, decoded) / (nodes * node.memory_bytes_per_s),
+            "disk": kept.disk_share * nbytes / (nodes * disk_per_s),
+            "storage": 0.0,
+        },
         stored_share=kept.stored_share,
         stored_bytes=kept.stored_share * nbytes,
     )
@@ -192,7 +188,7 @@ def _needs_per_s(fetch: Fetch, demand_per_s: float) -> float:
     """Return the storage bytes/s that a job needs for ``demand_per_s``; infinite if the caches alone are slower."""
     if not fetch.stored_bytes:
         return 0.0
-    left_s = 1 / demand_per_s - fetch.memory_s - fetch.disk_s
+    left_s = 1 / demand_per_s - sum(fetch.seconds.values())
     return fetch.stored_bytes / left_s if left_s > 0 else math.inf
 
 
@@ -222,5 +218,90 @@ def bytes_by_tier(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, de
     if node.disk_bytes_per_s is not None:
         found.append(TierBytes(kept.disk_share * part_bytes, ThroughputCurve.flat(node.disk_bytes_per_s)))
     # the rate of one node with a number of readers, while all nodes read with as many
-    storage = cluster.storage_fit.curve.shared_by(nodes if cluster.storage_shared else 1)
+    storage = cluster.storage_curve.shared_by(nodes if cluster.storage_shared else 1)
     return [*found, TierBytes(kept.stored_share * part_bytes, storage)]
+
+
+@dataclass(frozen=True)
+class KeptDecoded:
+    """Decoded ``share`` of a job's samples over all nodes, and the memory of each node beyond their encoded size."""
+
+    share: float = 0.0
+    more_bytes: int = 0
+
+
+NOTHING = KeptDecoded()
+
+
+def fill_with_decoded(
+    jobs: Sequence[TrainingJob],
+    *,
+    nodes: int,
+    kept: Mapping[str, Kept],
+    spare_bytes: int,
+    epochs_per_s: Mapping[str, float],
+) -> dict[str, KeptDecoded]:
+    """Give each node's spare cache memory to decoded samples, first where a byte saves the most prep time.
+
+    Jobs are assumed to have different pipelines, so that none can use another's decoded samples. A job has decoded
+    samples only if all of its samples are in memory. With less memory, a real feed weighs the cost of storage and may
+    do better than this plan.
+
+    Args:
+        kept: encoded cache contents by name of the dataset.
+        epochs_per_s: by name of the job, like the result.
+    """
+    found = {job.name: NOTHING for job in jobs}
+    users = Counter(job.dataset.name for job in jobs)
+    gains = []
+    for job in jobs:
+        saved_s = _saved_s(job) * epochs_per_s[job.name]
+        if saved_s and kept[job.dataset.name].memory_share >= 1:
+            # in place of the encoded sample, unless other jobs need that
+            more_bytes = (job.decoded_bytes or 0) - (job.dataset.sample_bytes if users[job.dataset.name] == 1 else 0)
+            gains.append((saved_s / more_bytes if more_bytes > 0 else math.inf, max(0.0, more_bytes), job))
+    for _, more_bytes, job in sorted(gains, key=lambda gain: -gain[0]):
+        whole_bytes = math.ceil(job.dataset.samples * more_bytes / nodes)
+        given = min(spare_bytes, whole_bytes)
+        found[job.name] = KeptDecoded(given / whole_bytes if whole_bytes else 1.0, given)
+        spare_bytes -= given
+    return found
+
+
+def _saved_s(job: TrainingJob) -> float:
+    """Return the CPU seconds that a decoded sample saves; 0 if that is not worthwhile."""
+    encoded_s, decoded_s = 1 / job.worker_per_s(), 1 / job.worker_per_s(1.0)
+    return encoded_s - decoded_s if encoded_s - decoded_s >= WORTHWHILE * encoded_s else 0.0
+
+
+def about_decoding(
+    job: TrainingJob, cluster: Cluster, nodes: int, *, workers: int, kept: KeptDecoded, room_bytes: int
+) -> str:
+    """Return a clause on decoding's share of prep and the effect of memory for decoded samples; "" if not measured.
+
+    Args:
+        workers: workers of the job, on all nodes.
+        kept: its decoded samples.
+        room_bytes: memory of each node that caches may use and that no other dataset or job has.
+    """
+    if job.decoded_bytes is None or job.decoded_prep is None:
+        return ""
+    cores, each = cluster.node.cores, workers / nodes
+    encoded, decoded = job.prep_curve(cores).rate(each), job.prep_curve(cores, 1.0).rate(each)
+    share = 1 - encoded / decoded
+    if share < WORTHWHILE:
+        return words.none_decoded(share)
+    if kept.share >= 1:
+        return f"decoding is {units.percent(share)} of prep, and all samples are kept decoded"
+    # Measured independently, so their errors may be opposite.
+    (low, high), (decoded_low, decoded_high) = job.spread(kept.share), job.decoded_prep.spread
+    times = decoded / job.prep_curve(cores, kept.share).rate(each)
+    speedup = spanning(times, times * decoded_low / high, times * decoded_high / low, unit="times")
+    more_bytes = math.ceil(job.dataset.samples * job.decoded_bytes / nodes) - room_bytes
+    memory = f"{units.size(more_bytes)} more memory for caches" if more_bytes > 0 else "the memory that caches may use"
+    keeps = "would keep" if more_bytes > 0 else "can keep"
+    some = f", and {units.percent(kept.share)} of the samples are kept decoded" if kept.share else ""
+    return (
+        f"decoding is {units.percent(share)} of prep{some}; {memory} on each node {keeps} all samples decoded: prep "
+        f"{words.with_interval(speedup)} times as fast"
+    )

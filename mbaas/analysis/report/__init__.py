@@ -8,20 +8,17 @@ from mbaas.analysis import plots
 from mbaas.analysis.report.charts import charts
 from mbaas.analysis.report.page import page
 from mbaas.analysis.report.studies import studies
-from mbaas.analysis.whole import Analysis, StoppedAnalysis
+from mbaas.analysis.whole import Analysis
 from mbaas.errors import ConfigError
 
 __all__ = ["page", "write_plots", "write_report"]
 
 
-def write_report(analysis: Analysis | StoppedAnalysis, path: Path, *, command: str | None = None) -> None:
+def write_report(analysis: Analysis, path: Path, *, command: str | None = None) -> None:
     """Write the page to a file.
 
     Args:
         command: the command that made the analysis, shown on the page.
-
-    Raises:
-        ConfigError: the folder does not exist.
     """
     path = Path(path)
     if not path.resolve().parent.is_dir():
@@ -34,9 +31,6 @@ def write_plots(analysis: Analysis, folder: Path, suffix: str = ".svg") -> list[
 
     Args:
         suffix: ".svg" or ".png".
-
-    Raises:
-        ConfigError: unsupported suffix, or the folder cannot be created.
     """
     folder = Path(folder)
     try:

@@ -14,14 +14,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mbaas import units
-from mbaas.analysis import plots, words
-from mbaas.analysis.measuring.verify import Check, Split
-from mbaas.analysis.quantity import Quantity, stated
-from mbaas.analysis.rates import MeasuredCurve
+from mbaas.analysis import plots
+from mbaas.analysis.measuring.verify import Check, EpochSplit
 from mbaas.analysis.report import pipeline
 from mbaas.analysis.report.studies import Study
-from mbaas.analysis.whatif import Epoch
 from mbaas.analysis.whole import Analysis
+from mbaas.model import words
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.pace import Epoch
+from mbaas.model.quantity import Quantity, stated
 
 PARTS = (("training", plots.GREY, ""), ("waiting for prep", plots.BLUE, "//"), ("waiting for reads", plots.RED, "xx"))
 """Parts of a trial's epoch: (name, colour, hatch pattern). Patterns make them distinguishable without colours."""
@@ -59,13 +60,11 @@ class Bar:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Return the parts as shares of their sum."""
         whole_s = sum(part.value for part in self.parts)
         return tuple(part.value / whole_s for part in self.parts)
 
     @property
     def said(self) -> str:
-        """Return the shares as text."""
         return ", ".join(f"{units.percent(share)} {PARTS[part][0]}" for part, share in enumerate(self.shares))
 
 
@@ -105,7 +104,7 @@ def bars_of(analysis: Analysis) -> list[Bar]:
     return bars
 
 
-def _bar(name: str, found: Epoch | Split) -> Bar:
+def _bar(name: str, found: Epoch | EpochSplit) -> Bar:
     return Bar(name, (found.compute_s, found.prep_stall_s, found.fetch_stall_s), found.epoch_s)
 
 

@@ -1,27 +1,33 @@
 """The report as one page: a single file without scripts or network access.
 
-The text is in ``templates/page.html``, the style in ``templates/style.css``.
+The text is in ``templates/page.html``, the style in ``templates/style.css``. A page may be light or dark, wide or
+narrow, and may not load anything. Therefore matplotlib's SVG is changed (`inline`): colours become CSS variables, fonts
+and sizes are left to the page, ids are made unique to a figure, and namespaces are removed.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from functools import cache
 from typing import Any
+from xml.etree import ElementTree
 
+import matplotlib
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from mbaas import units
-from mbaas.analysis import words
-from mbaas.analysis.answers import bottleneck
-from mbaas.analysis.changes import DISAGREEMENT
+from mbaas.analysis import plots
+from mbaas.analysis.advice import DISAGREEMENT
 from mbaas.analysis.report.charts import PARTS, Chart, bars_of, charts
-from mbaas.analysis.report.inline import inline
 from mbaas.analysis.report.pipeline import MOST_ROOM, SETS_THE_PACE, boxes_of, links_of
 from mbaas.analysis.report.studies import studies
-from mbaas.analysis.whole import Analysis, StoppedAnalysis
+from mbaas.analysis.whole import Analysis
+from mbaas.model import words
+from mbaas.model.pace import bottleneck
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]|[\ud800-\udfff]")
 """Characters that are allowed in paths, but not in HTML or XML."""
@@ -30,15 +36,12 @@ _UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|min|h|days|[kMGTP]?B)(?!\w))")
 """Spaces between a number and its unit, which must not break."""
 
 
-def page(analysis: Analysis | StoppedAnalysis, *, command: str | None = None) -> str:
+def page(analysis: Analysis, *, command: str | None = None) -> str:
     """Return the whole page as HTML that is also well-formed XML. The output is reproducible.
 
     Args:
-        analysis: for a `StoppedAnalysis`, the page shows the rates measured so far.
         command: the command that made the analysis, shown on the page.
     """
-    if isinstance(analysis, StoppedAnalysis):
-        return environment().get_template("stopped.html").render(analysis=analysis, command=command)
     found = studies(analysis)
     return (
         environment()
@@ -113,3 +116,76 @@ def _finalize(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return _UNIT.sub("\u00a0", _FORBIDDEN.sub("\ufffd", value))
+
+
+VARIABLES = {
+    plots.INK: "ink",
+    plots.SOFT: "soft",
+    plots.PAPER: "paper",
+    plots.BLUE: "blue",
+    plots.RED: "red",
+    plots.GREY: "grey",
+}
+"""Colours of figures -> CSS variables of the page."""
+
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+def inline(figure: Figure, *, name: str, said: str, kind: str = "chart") -> Markup:
+    """Convert a figure to an ``svg`` element without size, fonts, fixed colours and namespaces.
+
+    Args:
+        name: unique name of the figure on the page.
+        said: description for screen readers.
+        kind: CSS class of the element.
+    """
+    written = io.BytesIO()
+    # ids are hashes of the content and this salt, so that figures do not share ids
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(written, format="svg", metadata=NO_METADATA)
+    # edited as a tree rather than as text, so that it stays well-formed and strings stay escaped
+    root = ElementTree.fromstring(written.getvalue())
+    for node in root.iter():
+        _adapt(node)
+    # matplotlib's global style for line ends would apply to the whole page
+    for styles in root.findall("defs[style]"):
+        root.remove(styles)
+    title = ElementTree.Element("title", id=f"chart-{name}")
+    title.text = said
+    root.insert(0, title)
+    look = {"class": kind, "role": "img", "aria-labelledby": f"chart-{name}", "stroke-linejoin": "round"}
+    root.attrib = {"viewBox": root.attrib["viewBox"], **look}
+    return Markup(re.sub(r"\s*\n\s*", "", ElementTree.tostring(root, encoding="unicode")))
+
+
+def _adapt(node: ElementTree.Element) -> None:
+    # svg elements in HTML need no namespaces
+    node.tag = node.tag.rpartition("}")[2]
+    node.attrib = {key.rpartition("}")[2]: value for key, value in node.attrib.items()}
+    # groups are numbered from 1 in every figure, so their ids would not be unique; nothing refers to them
+    name = node.attrib.pop("id", "") if node.tag == "g" else ""
+    if name.startswith(plots.SAYS):
+        title = ElementTree.Element("title")
+        title.text = name.removeprefix(plots.SAYS)
+        node.insert(0, title)
+    if node.attrib.get("transform", "").startswith("rotate(-0 "):  # a no-op on every horizontal text
+        del node.attrib["transform"]
+    # 0.01 pixels are invisible, and six decimals are a large part of the page's size
+    for key in node.attrib.keys() & {"d", "x", "y", "transform"}:
+        node.attrib[key] = re.sub(r"-?\d+\.\d+", _two_decimals, node.attrib[key])
+    style = node.attrib.pop("style", "")
+    if "fill" in node.attrib:  # patterns; CSS variables only work in a style
+        style = f"fill: {node.attrib.pop('fill')}"
+    if style:
+        # depending on its version, matplotlib writes one font property or several
+        style = re.sub(r"font-family: [^;]*(; |$)", "", style)
+        style = re.sub(r"font: (?:(\w+) )?([\d.]+px) [^;]*", _weight_and_size, style)
+        node.attrib["style"] = re.sub("#[0-9a-f]{6}", lambda found: f"var(--{VARIABLES[found[0]]})", style)
+
+
+def _weight_and_size(font: re.Match[str]) -> str:
+    return f"font-weight: {font[1] or 'normal'}; font-size: {font[2]}"
+
+
+def _two_decimals(number: re.Match[str]) -> str:
+    return f"{round(float(number[0]), 2) + 0.0:g}"  # + 0.0 turns -0 into 0

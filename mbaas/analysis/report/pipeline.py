@@ -14,10 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Polygon
 
 from mbaas import units
-from mbaas.analysis import plots, words
-from mbaas.analysis.quantity import BOUNDS, Quantity, spanning
-from mbaas.analysis.stages import Stages, stages
+from mbaas.analysis import plots
 from mbaas.analysis.whole import Analysis
+from mbaas.model import words
+from mbaas.model.quantity import BOUNDS, Quantity, spanning
+from mbaas.model.supply import ResourceTimes, resource_times
 
 MOST_ROOM = 4.0
 """Maximum width of a pipe relative to its arrow."""
@@ -66,7 +67,6 @@ class Link:
 
     @property
     def said(self) -> str:
-        """Return the capacity as text."""
         if not self.share:
             return "nothing" if self.flows else "not needed"
         return "no limit" if self.allowed is None else f"{units.number(self.allowed.value)}/s"
@@ -125,11 +125,11 @@ def boxes_of(analysis: Analysis) -> list[Box]:
 def links_of(analysis: Analysis) -> list[Link]:
     """Return the five links between the boxes, with their separate capacities in a steady epoch."""
     rates, setup, epoch = analysis.rates, analysis.setup, analysis.prediction.steady
-    found = {bound: stages(rates, setup, steady=True, step=bound, prep=bound, supply=bound) for bound in BOUNDS}
+    found = {bound: resource_times(rates, setup, steady=True, step=bound, prep=bound, supply=bound) for bound in BOUNDS}
 
     def link(
         verb: str,
-        seconds: Callable[[Stages], float],
+        seconds: Callable[[ResourceTimes], float],
         names: tuple[str, ...],
         *,
         share: float = 1.0,
@@ -157,12 +157,11 @@ def links_of(analysis: Analysis) -> list[Link]:
     ]
 
 
-def _from_caches(found: Stages) -> float:
+def _from_caches(found: ResourceTimes) -> float:
     return sum(seconds for name, seconds in found.fetch.items() if name != "storage")
 
 
 def draw(boxes: list[Box], links: list[Link], layout: Layout) -> Figure:
-    """Draw the boxes, and the links as pipes with arrows."""
     figure, axes = plots.new_canvas(title="From storage to the training step", size=layout.size)
     for number, part in enumerate(boxes):
         _draw_box(axes, part, layout.at(layout.begin(number), -layout.box[not layout.tall] / 2), layout.box)

@@ -9,15 +9,13 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from mbaas import units
-from mbaas.analysis import words
-from mbaas.analysis.answers import Curve, Enough, curve, fewest_prep_cores, smallest_cache
 from mbaas.analysis.decoding import largest_cache
 from mbaas.analysis.measuring.verify import Check
-from mbaas.analysis.rates import Rates
-from mbaas.analysis.setup import Setup
-from mbaas.analysis.stages import stages
-from mbaas.analysis.whatif import Epoch
 from mbaas.analysis.whole import Analysis
+from mbaas.model import words
+from mbaas.model.pace import Enough, Epoch, WhatIfCurve, curve, fewest_prep_cores, smallest_cache
+from mbaas.model.rates import Rates, Setup
+from mbaas.model.supply import resource_times
 
 QUESTIONS = {
     "cache_bytes": ("A larger cache", "cache of a node"),
@@ -68,25 +66,22 @@ class Study:
     values: tuple[float, ...]
     now: float
     enough: float | None
-    main: Curve
-    other: Curve | None
+    main: WhatIfCurve
+    other: WhatIfCurve | None
     checks: tuple[tuple[float, Check], ...]
     sentences: tuple[str, ...]
     sharing: bool
 
     @property
     def title(self) -> str:
-        """Return the title of the question."""
         return QUESTIONS[self.parameter][0]
 
     @property
     def axis(self) -> str:
-        """Return the name of the axis."""
         return QUESTIONS[self.parameter][1]
 
     @property
     def name(self) -> str:
-        """Return the name of the chart."""
         return f"what-if-{self.parameter.replace('_', '-')}"
 
     @property
@@ -95,7 +90,6 @@ class Study:
         return self.parameter.endswith("_factor")
 
     def tick(self, value: float) -> str:
-        """Format a value for the axis."""
         if "bytes" in self.parameter:
             return units.size(value) if value else "0"
         return FRACTIONS.get(value, units.exact(value))
@@ -125,7 +119,7 @@ def studies(analysis: Analysis) -> list[Study]:
     return [_study(analysis, name, enough=enough.get(name), told=told.get(name, ())) for name in QUESTIONS]
 
 
-def pace(along: Curve) -> str:
+def pace(along: WhatIfCurve) -> str:
     """Return a sentence with the bottlenecks along the curve and the ranges of each."""
     named = [(value, words.RESOURCES[found.steady.limit]) for value, found in along.points]
     runs = [(name, [value for value, _ in run]) for name, run in groupby(named, key=lambda entry: entry[1])]
@@ -186,7 +180,7 @@ def _changeovers(rates: Rates, setup: Setup, parameter: str, values: Sequence[fl
 
     def limit(value: float) -> str:
         changed: dict[str, Any] = {parameter: value}
-        return stages(rates, replace(setup, **changed), steady=True).limit
+        return resource_times(rates, replace(setup, **changed), steady=True).limit
 
     # Yields the last value before each change of the bottleneck, found by bisection. It finds one change between two
     # neighbouring values; these are so close that further changes would hardly be visible.
@@ -237,7 +231,7 @@ def _about_nodes(setup: Setup) -> list[str]:
     return told
 
 
-def _about_sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
+def _about_sharing(shared: WhatIfCurve | None, alone: WhatIfCurve | None) -> list[str]:
     if shared is None or alone is None:
         return []
     (value, together), (_, apart) = shared.points[-1], alone.points[-1]
@@ -248,7 +242,7 @@ def _about_sharing(shared: Curve | None, alone: Curve | None) -> list[str]:
     return [f"With {where}, sharing one feed makes each trial {units.number(gain)} times as fast."]
 
 
-def _doubts(analysis: Analysis, along: Curve) -> list[str]:
+def _doubts(analysis: Analysis, along: WhatIfCurve) -> list[str]:
     """Return the notes of the curve's last point that do not apply to the setup as it is."""
     known = {note for _, found in along.points[:1] for note in found.notes} | set(analysis.prediction.notes)
     return [words.sentence(note) for note in along.points[-1][1].notes if note not in known]

@@ -4,23 +4,21 @@ The input is a `System`: a preset or a YAML file (`catalog`), or measured rates 
 on it, and `sweep` runs one policy over two parameters. `frequency`, `imbalance` and `hit_fractions` answer single
 questions.
 
-- `system`: machines, dataset and training.
-- `model`: times of fetching, preparing and training; `world`: orders, and which worker reads what from which tier.
-- `policies`: ways of loading data; `simulation`: runs them; `sweep`: over parameters.
-- `caches`, `chance`: hit rates of caches, and effects of random orders.
-- `report`, `figures`: results as JSON and tables, and as plots.
+- `system`: machines, dataset and training; a system from measured rates. `catalog`: systems in files.
+- `world`: times of fetching, preparing and training; orders, and which worker reads what from which tier.
+- `policies`: ways of loading data; `simulation`: runs them, also over parameters.
+- `chance`: hit rates of caches, and effects of random orders.
+- `results`: results as JSON, tables and plots.
 """
 
 from __future__ import annotations
 
-from mbaas.allocation.bandwidth import StagingClass, StorageClass
-from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.analysis.simulator.caches import hit_fractions
-from mbaas.analysis.simulator.chance import Frequency, Imbalance, frequency, imbalance
+from mbaas.analysis.simulator.chance import Frequency, Imbalance, frequency, hit_fractions, imbalance
 from mbaas.analysis.simulator.policies import POLICIES
-from mbaas.analysis.simulator.simulation import Outcome, locations_of, policies_of, simulate
-from mbaas.analysis.simulator.sweep import Axis, Sweep, sweep
+from mbaas.analysis.simulator.simulation import Axis, Outcome, Sweep, locations_of, policies_of, simulate, sweep
 from mbaas.analysis.simulator.system import Cores, DatasetShape, Machine, System, Training, system_of
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.tiers import StagingClass, StorageClass
 
 __all__ = [
     "POLICIES",

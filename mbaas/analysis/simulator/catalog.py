@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from mbaas import files
-from mbaas.allocation.bandwidth import StagingClass, StorageClass
-from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator.policies import POLICIES
 from mbaas.analysis.simulator.system import Cores, DatasetShape, Machine, System, Training
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.tiers import StagingClass, StorageClass
 from mbaas.units import Bytes, BytesPerS, Seconds
 
 _PRESETS = Path(__file__).parent / "presets"
@@ -30,11 +30,7 @@ def names() -> list[str]:
 
 
 def text(name: str) -> str:
-    """Return the YAML of a preset or a machine, as a template.
-
-    Raises:
-        ConfigError: unknown name.
-    """
+    """Return the YAML of a preset or a machine, as a template."""
     file = _file(_MACHINES, name, "machine") if name in _named(_MACHINES) else _file(_PRESETS, name, "preset")
     return file.read_text(encoding="utf-8")
 
@@ -45,20 +41,10 @@ def about(name: str) -> str:
 
 
 def load(name: str) -> System:
-    """Load a preset.
-
-    Raises:
-        ConfigError: unknown preset.
-    """
     return read(_file(_PRESETS, name, "preset"))
 
 
 def read(file: Path) -> System:
-    """Read the system described by a file.
-
-    Raises:
-        ConfigError: invalid content; names the file, the line, the value and what is expected.
-    """
     return described(files.read(file))
 
 
@@ -85,7 +71,6 @@ def _file(folder: Path, name: str, kind: str) -> Path:
 
 
 def _machine(entry: files.Located) -> Machine:
-    """Return the machine in a file, or the one that the file names."""
     if isinstance(entry.value, str):  # a separate file, so errors in it have its own line numbers
         return _machine(files.read(entry.made(lambda: _file(_MACHINES, entry.value, "machine"))))
     said = entry.to(MachineSection)
@@ -164,7 +149,6 @@ class ClassSection(files.Section):
     read: ThreadRates
 
     def storage_class(self) -> StorageClass:
-        """Return the simulator's storage class."""
         # 0 threads are rejected by the class, with a better message than the curve's.
         read = _curve(self.read, alone=max(self.threads, 1))
         return StorageClass(name=self.name, capacity_bytes=self.capacity, threads=self.threads, read=read)
@@ -180,10 +164,11 @@ class CoresSection(files.Section):
     step: Seconds = 0.0
     read: Seconds = 0.0
     decoded: Seconds | None = None
+    background: float = 0.0
 
     def cores(self) -> Cores:
-        """Return the simulator's cores."""
-        return Cores(count=self.count, **{f"{name}_cpu_s": cost for name, cost in self if name != "count"})
+        costs = {f"{name}_cpu_s": cost for name, cost in self if name not in ("count", "background")}
+        return Cores(count=self.count, background=self.background, **costs)
 
 
 class MachineSection(files.Section):
@@ -209,7 +194,6 @@ class DatasetSection(files.Section):
     decoded_speedup: float = 1.0
 
     def shape(self) -> DatasetShape:
-        """Return the simulator's dataset."""
         return DatasetShape(
             samples=self.samples,
             sample_bytes=self.sample,

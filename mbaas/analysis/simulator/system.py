@@ -1,6 +1,6 @@
 """Inputs of a simulation: dataset, machines and training (NoPFS, SC 2021, section 4).
 
-The rates of a machine are `mbaas.allocation.bandwidth`. Shared storage is called the PFS here, as in the paper.
+Shared storage is called the PFS here, as in the paper.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.bandwidth import STORAGE, Bandwidths, StagingClass, StorageClass
-from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.rates import Rates, Setup
+from mbaas.model.supply import node_prep_rate
+from mbaas.model.tiers import StagingClass, StorageClass
 from mbaas.order import check_seed
 
 Sizes = NDArray[np.float32]
 
 
 def check_counts(**counts: int) -> None:
-    """Check that counts are at least 1.
-
-    Raises:
-        ConfigError: names the first count that is less than 1.
-    """
+    """Check that counts are at least 1."""
     for name, value in counts.items():
         if not value >= 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
@@ -42,9 +40,6 @@ class DatasetShape:
             between machines, or stage them.
         decoded_bytes: mean size of a decoded sample; None if unknown. Used only by policies that cache decoded samples.
         decoded_speedup: speed of prep from a decoded sample, relative to a raw one.
-
-    Raises:
-        ConfigError: an attribute is out of range.
     """
 
     samples: int
@@ -73,7 +68,6 @@ class DatasetShape:
 
     @property
     def staged_bytes(self) -> float:
-        """Bytes of a prepared sample."""
         return self.sample_bytes if self.pixel_bytes is None else self.pixel_bytes
 
     def sizes(self, seed: int) -> Sizes:
@@ -99,9 +93,6 @@ class Training:
 
     A worker is a machine with an accelerator for each trial. ``batch`` is the minibatch of one worker. The seed
     determines the sizes and the order of each epoch.
-
-    Raises:
-        ConfigError: an attribute is out of range.
     """
 
     workers: int = 1
@@ -126,9 +117,6 @@ class Cores:
         read_cpu_s: reading from shared storage.
         prep_cpu_s, decoded_cpu_s: preparing a raw and a decoded sample; None for ``prep_cpu_s / decoded_speedup``.
         background: cores that are always busy with other work.
-
-    Raises:
-        ConfigError: less than one core, no free core, or a cost out of range.
     """
 
     count: int
@@ -156,24 +144,31 @@ CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "re
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(Bandwidths):
+class Machine:
     """A worker's machine; all workers have the same.
 
     Attributes:
         compute_bytes_per_s: c, raw bytes/s of the samples that a worker trains on.
+        prep_bytes_per_s: raw bytes/s that one thread prepares on the way into staging (beta).
+        network_bytes_per_s: rate between two machines (b_c).
+        storage: total rate of shared storage against the number of reading threads of all machines (t).
+        staging: the buffer that training reads.
+        classes: storage classes, from level 0.
         cores: cores shared by prep, reading and training; None for enough.
-
-    Raises:
-        ConfigError: a rate is not above 0, or two classes have the same name.
     """
 
     compute_bytes_per_s: float
+    prep_bytes_per_s: float = math.inf
+    network_bytes_per_s: float
+    storage: ThroughputCurve
+    staging: StagingClass
+    classes: tuple[StorageClass, ...] = ()
     cores: Cores | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.compute_bytes_per_s > 0:
-            raise ConfigError(f"compute_bytes_per_s must be above 0, got {self.compute_bytes_per_s}")
+        for name in ("compute_bytes_per_s", "prep_bytes_per_s", "network_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         names = [each.name for each in self.classes]  # results are by name
         if len(set(names)) < len(names):
             raise ConfigError(f"storage classes must have different names, got {', '.join(names)}")
@@ -181,11 +176,11 @@ class Machine(Bandwidths):
     @property
     def write_s_per_byte(self) -> float:
         """Seconds of one staging thread per byte: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0))."""
-        return 1 / self.write_bytes_per_s
+        return 1 / min(self.prep_bytes_per_s, self.staging.thread_bytes_per_s)
 
     def pfs_s_per_byte(self, readers: int) -> float:
         """Return the seconds per byte of one of ``readers`` readers: 1 / (t(gamma) / gamma)."""
-        return 1 / self.fetch_bytes_per_s(STORAGE, readers=readers)
+        return 1 / self.storage.rate_of_each(readers)
 
     def idle_pfs_s_per_byte(self, most: int) -> float:
         """Return the seconds per byte of one reader at its best: the minimum of gamma / t(gamma) up to ``most``."""
@@ -210,91 +205,75 @@ class System:
         return -(-self.dataset.samples // (self.training.workers * self.training.batch))
 
 
+EPOCHS = 3
+"""The first epoch fills caches; the others are the same."""
+
+MOST_SAMPLES = 200_000
+"""Maximum number of simulated samples. Larger datasets and their caches are scaled down; times are proportional."""
+
 MEMORY_BYTES_PER_S = 1e12
-"""Assumed rate of a cache without a measurement: rates must be finite."""
+"""Limit of a cache's rate."""
 
 
 def system_of(
-    name: str,
-    *,
-    samples: int,
-    sample_bytes: float,
-    batch: int,
-    train_samples_per_s: float,
-    prep_samples_per_s: float,
-    storage_samples_per_s: float,
-    storage_readers: int | None = None,
-    prep_workers: int = 1,
-    cache_samples_per_s: float = math.inf,
-    cache_bytes: float = 0.0,
-    disk_samples_per_s: float | None = None,
-    disk_bytes: float = 0.0,
-    network_bytes_per_s: float = math.inf,
-    staging_bytes: float = math.inf,
-    pixel_bytes: float | None = None,
-    decoded_bytes: float | None = None,
-    decoded_speedup: float = 1.0,
-    cores: Cores | None = None,
-    workers: int = 1,
-    trials: int = 1,
-    epochs: int = 1,
-    seed: int = 0,
-    policies: tuple[str, ...] = (),
+    rates: Rates, setup: Setup, *, name: str = "measured", epochs: int = EPOCHS, policies: tuple[str, ...] = ()
 ) -> System:
-    """Return a system from measured rates (DS-Analyzer's G, P, S and C).
+    """Return the simulator's system for measured rates and a setup; each node is one of its workers.
 
-    Args:
-        sample_bytes, pixel_bytes: mean size of a raw sample, and of a prepared one (None for the raw size).
-        batch: samples of a minibatch on one worker.
-        train_samples_per_s: G of one trial on one worker, without waiting for data.
-        prep_samples_per_s: P of one worker's machine, all its prep workers together, from memory.
-        storage_samples_per_s: S of all workers together, cold, without other work.
-        storage_readers: readers needed to reach S; None for all prep workers of all machines.
-        prep_workers: prep workers of one worker's machine.
-        cache_samples_per_s: C of one worker's machine, its prep workers together.
-        cache_bytes, disk_bytes: raw bytes that one worker's machine may cache in memory, and additionally on disk.
-        disk_samples_per_s: disk rate of one worker's machine, all prep workers together; None without a disk.
-        network_bytes_per_s: rate between two machines.
-        staging_bytes: capacity for prepared minibatches of one machine.
-        decoded_bytes, decoded_speedup: size and relative prep speed of a decoded sample; see `DatasetShape`.
-        cores: cores of one worker's machine, and the cost of a sample; None for enough.
-        workers, trials, epochs, seed: see `Training`.
-        policies: policies to simulate; empty for all.
-
-    Raises:
-        ConfigError: a rate or a number is out of range.
+    The simulator spreads a trial's samples over all workers, while here a trial trains on one node at G. Each simulated
+    worker therefore trains at G / nodes, which gives the same epoch time.
     """
-    # The simulator's rates are in bytes, for a number of threads together. A measured rate is one point of such a
-    # curve, at the number of prep workers.
-    kept = {"ram": (cache_bytes, min(cache_samples_per_s * sample_bytes, MEMORY_BYTES_PER_S))}
-    if disk_samples_per_s is not None and disk_bytes:
-        kept["disk"] = (disk_bytes, disk_samples_per_s * sample_bytes)
-    machine = Machine(
-        compute_bytes_per_s=train_samples_per_s * sample_bytes,
-        prep_bytes_per_s=prep_samples_per_s * sample_bytes / prep_workers,
-        network_bytes_per_s=network_bytes_per_s,
-        # If the number of readers is not given, reaching S takes all threads of all machines.
-        storage=ThroughputCurve.through(
-            {storage_readers or workers * prep_workers: storage_samples_per_s * sample_bytes}
+    part, nbytes = min(1.0, MOST_SAMPLES / rates.samples), rates.sample_bytes
+    workers, cores = setup.workers_of(rates.cores), setup.cores_of(rates.cores)
+    made_per_s = node_prep_rate(rates, setup)
+    # Simulated storage reaches its full rate, here the fastest measured one, with a number of readers. A node has at
+    # most as many reading threads as workers, so a larger number would never be reached.
+    readers, storage = rates.storage.fastest
+    storage_per_s = storage.value * setup.storage_factor * (1 if setup.storage_shared else setup.nodes)
+    # The simulator's rates are of a number of threads together. A measured rate is one point of such a curve.
+    cached = {"ram": (setup.cache_bytes * part, min(rates.cache.value, MEMORY_BYTES_PER_S))}
+    if rates.disk is not None and setup.disk_bytes:
+        cached["disk"] = (setup.disk_bytes * part, rates.disk.value)
+    return System(
+        name=name,
+        machine=Machine(
+            compute_bytes_per_s=rates.step.value * setup.accelerator_factor / setup.nodes * nbytes,
+            prep_bytes_per_s=made_per_s * nbytes / workers,
+            network_bytes_per_s=setup.network_bytes_per_s,
+            storage=ThroughputCurve.through({min(round(readers), workers): storage_per_s * nbytes}),
+            staging=StagingClass(capacity_bytes=math.inf, threads=workers),
+            classes=tuple(
+                StorageClass(
+                    name=tier,
+                    capacity_bytes=capacity_bytes,
+                    threads=workers,
+                    read=ThroughputCurve.through({workers: bytes_per_s}),
+                )
+                for tier, (capacity_bytes, bytes_per_s) in cached.items()
+            ),
+            cores=Cores(
+                count=cores,
+                background=cores - rates.free_cores(cores),
+                prep_cpu_s=rates.prepared_cpu_s.value,
+                staging_cpu_s=rates.staging_cpu_s.value,
+                delivery_cpu_s=rates.delivery_cpu_s.value,
+                step_cpu_s=rates.step_cpu_s.value / setup.accelerator_factor,
+                read_cpu_s=rates.read_cpu_s.value,
+                decoded_cpu_s=rates.cpu_s(1.0).value,
+            ),
         ),
-        staging=StagingClass(capacity_bytes=staging_bytes, threads=prep_workers),
-        classes=tuple(
-            StorageClass(
-                name=tier,
-                capacity_bytes=nbytes,
-                threads=prep_workers,
-                read=ThroughputCurve.through({prep_workers: rate}),
-            )
-            for tier, (nbytes, rate) in kept.items()
+        dataset=DatasetShape(
+            samples=round(rates.samples * part),
+            sample_bytes=nbytes,
+            pixel_bytes=rates.pixel_bytes,
+            decoded_bytes=rates.decoded_bytes if setup.decoded else None,
+            decoded_speedup=node_prep_rate(rates, setup, decoded=1.0) / made_per_s,
         ),
-        cores=cores,
+        training=Training(
+            workers=setup.nodes,
+            batch=rates.batch_size if setup.batch_size is None else setup.batch_size,
+            epochs=epochs,
+            trials=setup.trials,
+        ),
+        policies=policies,
     )
-    dataset = DatasetShape(
-        samples=samples,
-        sample_bytes=sample_bytes,
-        pixel_bytes=pixel_bytes,
-        decoded_bytes=decoded_bytes,
-        decoded_speedup=decoded_speedup,
-    )
-    training = Training(workers=workers, batch=batch, epochs=epochs, trials=trials, seed=seed)
-    return System(name=name, machine=machine, dataset=dataset, training=training, policies=policies)

@@ -18,7 +18,7 @@ from mbaas.analysis.simulator import (
     catalog,
     simulate,
 )
-from mbaas.analysis.simulator.sweep import changed
+from mbaas.analysis.simulator.simulation import changed
 
 
 def machine(*, ram_bytes: float = 0, ssd_bytes: float = 0, threads: int = 1, ahead_bytes: float = 1e9) -> Machine:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from mbaas.allocation.balance import assign
 from mbaas.analysis.simulator import frequency, imbalance
 from mbaas.errors import ConfigError
+from mbaas.model.balance import assign
 
 
 def test_frequency_by_hand() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_systems import machine, run, system, systems
 
 from mbaas.analysis.simulator import Cores, System, simulate
-from mbaas.analysis.simulator.sweep import changed, parse
+from mbaas.analysis.simulator.simulation import changed, parse
 from mbaas.analysis.simulator.system import CORE_COSTS
 from mbaas.errors import ConfigError
 

@@ -9,9 +9,12 @@ import pytest
 
 from mbaas import files
 from mbaas.analysis.simulator import Cores, System, catalog, simulate, system_of
-from mbaas.analysis.simulator.sweep import PARAMETERS, changed, parse
+from mbaas.analysis.simulator.simulation import PARAMETERS, changed, parse
 from mbaas.analysis.simulator.system import CORE_COSTS
 from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.quantity import stated
+from mbaas.model.rates import Rates, Setup
 
 PAPER = {
     "mnist": (50_000, 0.00076, 0, 4, 32),
@@ -93,9 +96,11 @@ def test_one_rate_is_that_of_all_threads_together() -> None:
 
 def test_cores_of_a_file() -> None:
     """Costs are CPU times per sample; omitted costs are zero."""
-    cores = "{count: 8, prep: 2.5 ms, read: 30 us, step: 0.001}"
+    cores = "{count: 8, background: 0.5, prep: 2.5 ms, read: 30 us, step: 0.001}"
     system = given(f"  classes: =>   cores: {cores}\n  classes:")
-    assert system.machine.cores == Cores(count=8, prep_cpu_s=0.0025, read_cpu_s=30 * 1e-6, step_cpu_s=0.001)
+    assert system.machine.cores == Cores(
+        count=8, background=0.5, prep_cpu_s=0.0025, read_cpu_s=30 * 1e-6, step_cpu_s=0.001
+    )
     assert given().machine.cores is None
 
 
@@ -131,6 +136,11 @@ def test_the_file_in_the_documentation_is_the_reference_machine() -> None:
             "  classes: =>   cores: {count: 2, prep: 1 mile}\n  classes:",
             8,
             "machine.cores.prep must be a time such as .*, got '1 mile'",
+        ),
+        (
+            "  classes: =>   cores: {count: 2, background: 2}\n  classes:",
+            8,
+            "machine.cores: background must be 0 or more and below 2 cores, got 2",
         ),
         (
             "  classes: =>   cores: {count: 0}\n  classes:",
@@ -194,26 +204,25 @@ def test_measured_rates_make_a_system() -> None:
     takes its 2 s.
     """
 
-    def measured(**more: int) -> System:
-        return system_of(
-            "train",
+    def measured(readers: int) -> System:
+        rates = Rates(
             samples=1000,
             sample_bytes=100e3,
-            batch=10,
-            train_samples_per_s=500,
-            prep_samples_per_s=1000,
-            storage_samples_per_s=250,
-            prep_workers=4,
-            cache_bytes=200e6,
-            epochs=2,
-            **more,
+            pixel_bytes=100e3,
+            cores=4,
+            batch_size=10,
+            step=stated(500, unit="samples/s"),
+            prep=MeasuredCurve.linear(stated(250, unit="samples/s")),
+            storage=MeasuredCurve.of([(readers, 250)], unit="samples/s"),
+            cache=stated(1e12, unit="bytes/s"),
         )
+        return system_of(rates, Setup(cache_bytes=200e6), epochs=2)
 
-    system = measured()
+    system = measured(4)
     found, private = simulate(system, ["mbaas", "minio"])
     assert found.epoch_s == pytest.approx((4, 2), rel=0.01)
     assert private.epoch_s == pytest.approx((5, 2), rel=0.01)
-    assert next(iter(simulate(measured(storage_readers=1), ["minio"]))).epoch_s[0] == pytest.approx(4, rel=0.01)
+    assert next(iter(simulate(measured(1), ["minio"]))).epoch_s[0] == pytest.approx(4, rel=0.01)
     assert found.samples == {"staging": 0, "ram": 1000, "remote": 0, "pfs": 1000}
     half = replace(
         system, machine=replace(system.machine, classes=changed(system, "cache_bytes", 50e6).machine.classes)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.analysis.kept import lru_hits
 from mbaas.analysis.simulator import hit_fractions
-from mbaas.analysis.simulator.caches import Lru
+from mbaas.analysis.simulator.chance import Lru
 from mbaas.errors import ConfigError
+from mbaas.model.supply import lru_hits
 
 
 class PlainLru:

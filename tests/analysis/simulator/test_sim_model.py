@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.analysis.simulator import ThroughputCurve, catalog
-from mbaas.analysis.simulator.model import Pace, Tiers, fetch_seconds
+from mbaas.analysis.simulator.world import StepTimeline, Tiers, fetch_seconds
 from mbaas.errors import ConfigError
 
 
 def slow_recurrence(
     reads_s: np.ndarray, compute_s: np.ndarray, ahead: int, prep_s: np.ndarray | None
 ) -> tuple[list[float], float]:
-    """Start of each step and the end, computed one by one from the docstring of `mbaas.analysis.simulator.model`."""
+    """Start of each step and the end, computed one by one from the docstring of `mbaas.analysis.simulator.world`."""
     fetched = [0.0] * reads_s.shape[1]
     avail = [0.0] * reads_s.shape[1]
     begins: list[float] = []
@@ -35,12 +35,12 @@ def slow_recurrence(
 def run_in_parts(
     reads_s: np.ndarray, compute_s: np.ndarray, ahead: int, prep_s: np.ndarray | None, cut: int
 ) -> tuple[list[float], float]:
-    """Start of each step and the end, computed by `Pace` in two parts."""
-    pace = Pace(workers=reads_s.shape[1], ahead=ahead)
+    """Start of each step and the end, computed by `StepTimeline` in two parts."""
+    timeline = StepTimeline(workers=reads_s.shape[1], ahead=ahead)
     begins: list[float] = []
     end = 0.0
     for part in (slice(0, cut), slice(cut, None)):
-        steps = pace.run(reads_s[part], compute_s[part], prep_s=prep_s[part] if prep_s is not None else None)
+        steps = timeline.run(reads_s[part], compute_s[part], prep_s=prep_s[part] if prep_s is not None else None)
         for wait_s, length_s in zip(steps.waits_s, compute_s[part], strict=True):
             begins.append(end + wait_s)
             end = begins[-1] + length_s
@@ -53,7 +53,7 @@ def test_the_papers_recurrence_by_hand() -> None:
 
     avail = 3, 4, 5, 9; t = 3, max(4, 5) = 5, max(5, 7) = 7, max(9, 9) = 9. The end is 9 + 2 = 11, after 3 s of waiting.
     """
-    steps = Pace(workers=1, ahead=4).run(np.array([[3.0], [1], [1], [4]]), np.full(4, 2.0))
+    steps = StepTimeline(workers=1, ahead=4).run(np.array([[3.0], [1], [1], [4]]), np.full(4, 2.0))
     assert steps.waits_s.tolist() == [3, 0, 0, 0]
     assert steps.end_s == 11
 
@@ -64,7 +64,7 @@ def test_a_staging_buffer_of_one_minibatch_by_hand() -> None:
     t_1 = max(4, 3 + 2) = 5, t_2 = max(5 + 1, 7) = 7, t_3 = max(7 + 4, 9) = 11. The end is 13, after 3 and 2 s of
     waiting.
     """
-    steps = Pace(workers=1, ahead=1).run(np.array([[3.0], [1], [1], [4]]), np.full(4, 2.0))
+    steps = StepTimeline(workers=1, ahead=1).run(np.array([[3.0], [1], [1], [4]]), np.full(4, 2.0))
     assert steps.waits_s.tolist() == [3, 0, 0, 2]
     assert steps.end_s == 13
 
@@ -74,7 +74,7 @@ def test_workers_wait_for_the_slowest() -> None:
 
     Training takes 0.5 s, so step 1 could begin at 3.5 but waits until 4: 3 + 0.5 s of waiting.
     """
-    steps = Pace(workers=2, ahead=9).run(np.array([[1.0, 3], [3, 1]]), np.full(2, 0.5))
+    steps = StepTimeline(workers=2, ahead=9).run(np.array([[1.0, 3], [3, 1]]), np.full(2, 0.5))
     assert steps.waits_s.tolist() == [3, 0.5]
     assert steps.slowest[0] == 1
 
@@ -105,7 +105,9 @@ def test_fetching_beside_prep_by_hand() -> None:
 
     fetched = 3, 4, 5, 6; avail = 5, 7, 9, 11. Prep waited for bytes only in the first minibatch.
     """
-    steps = Pace(workers=1, ahead=9).run(np.array([[3.0], [1], [1], [1]]), np.zeros(4), prep_s=np.full((4, 1), 2.0))
+    steps = StepTimeline(workers=1, ahead=9).run(
+        np.array([[3.0], [1], [1], [1]]), np.zeros(4), prep_s=np.full((4, 1), 2.0)
+    )
     assert steps.waits_s.tolist() == [5, 2, 2, 2]
     assert steps.late_fetch.tolist() == [True, False, False, False]
 

@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_systems import decodable, machine, preset, run, system, systems, with_cache
 
-from mbaas.allocation.throughput import ThroughputCurve
 from mbaas.analysis.simulator import POLICIES, Cores, StorageClass, System, locations_of, simulate
 from mbaas.analysis.simulator.policies.clairvoyant import held_by_workers, reads_by_workers
-from mbaas.analysis.simulator.policies.decoded import MbaasDecoded, classes_by_form, planned
-from mbaas.analysis.simulator.policies.partitioned import assigned
-from mbaas.analysis.simulator.report import plain_outcomes
+from mbaas.analysis.simulator.policies.partitioned import MbaasDecoded, assigned, classes_by_form, planned
+from mbaas.analysis.simulator.results import plain_outcomes
 from mbaas.analysis.simulator.world import NOWHERE, World
 from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
 
 FAST = 1e6
 """Training so fast that only loading counts."""

@@ -10,9 +10,9 @@ import pytest
 from small_systems import preset, run
 
 from mbaas.analysis import plots
-from mbaas.analysis.simulator import Axis, figures, frequency, imbalance, simulate, sweep
-from mbaas.analysis.simulator.report import axis_labels, plain_sweep
-from mbaas.analysis.simulator.sweep import parse
+from mbaas.analysis.simulator import Axis, frequency, imbalance, results, simulate, sweep
+from mbaas.analysis.simulator.results import axis_labels, plain_sweep
+from mbaas.analysis.simulator.simulation import parse
 from mbaas.errors import ConfigError
 
 CACHE = Axis("cache_bytes", (0, 2e6, 40e6))
@@ -62,12 +62,12 @@ def test_figures_are_drawn_as_files(tmp_path: Path) -> None:
     outcomes = list(simulate(given, ["perfect", "naive", "mbaas"]))
     found = frequency(workers=4, epochs=9, samples=500, delta=0.5, monte_carlo=True)
     made = {
-        "policies": figures.policies(given, outcomes),
-        "sweep": figures.sweep(given, sweep(given, policy="mbaas", x=CACHE, y=TRIALS)),
-        "hits": figures.hit_rates("lru", 0.5, (0.0, 0.15, 0.15)),
-        "frequency": figures.frequency(found, samples=500, workers=4, epochs=9),
-        "imbalance": figures.imbalance(imbalance(nodes=4, local_batch=8, steps=50), nodes=4, local_batch=8),
-        "even": figures.imbalance(imbalance(nodes=1, local_batch=8, steps=5), nodes=1, local_batch=8),
+        "policies": results.policies_figure(given, outcomes),
+        "sweep": results.sweep_figure(given, sweep(given, policy="mbaas", x=CACHE, y=TRIALS)),
+        "hits": results.hit_rates_figure("lru", 0.5, (0.0, 0.15, 0.15)),
+        "frequency": results.frequency_figure(found, samples=500, workers=4, epochs=9),
+        "imbalance": results.imbalance_figure(imbalance(nodes=4, local_batch=8, steps=50), nodes=4, local_batch=8),
+        "even": results.imbalance_figure(imbalance(nodes=1, local_batch=8, steps=5), nodes=1, local_batch=8),
     }
     for name, figure in made.items():
         plots.save(figure, tmp_path / f"{name}.svg")
@@ -81,5 +81,5 @@ def test_figures_are_drawn_as_files(tmp_path: Path) -> None:
 
 def test_the_same_results_give_the_same_svg(tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
-        plots.save(figures.hit_rates("minio", 0.5, (0.0, 0.5)), tmp_path / name)
+        plots.save(results.hit_rates_figure("minio", 0.5, (0.0, 0.5)), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mbaas.analysis.simulator.policies.base import Naive, Perfect, Policy, StagingBuffer
+from mbaas.analysis.simulator.policies.base import LruPolicy, Minio, Naive, Perfect, Policy, StagingBuffer
 from mbaas.analysis.simulator.policies.clairvoyant import Lobster, Nopfs
-from mbaas.analysis.simulator.policies.decoded import MbaasDecoded
 from mbaas.analysis.simulator.policies.partitioned import (
     DeepioOptimistic,
     DeepioOrdered,
@@ -12,10 +11,10 @@ from mbaas.analysis.simulator.policies.partitioned import (
     LbannPreload,
     LocalityAware,
     Mbaas,
+    MbaasDecoded,
     ParallelStaging,
     PartitionedMinio,
 )
-from mbaas.analysis.simulator.policies.private import LruPolicy, Minio
 
 POLICIES: dict[str, Policy] = {
     kind.name: kind()

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.allocation.threads import TierBytes, split_threads
-from mbaas.allocation.throughput import ThroughputCurve
-from mbaas.analysis.simulator.model import Floats, Tiers, fetch_seconds, write_seconds
 from mbaas.analysis.simulator.policies.base import Policy
-from mbaas.analysis.simulator.world import NOWHERE, Codes, Traffic, World
+from mbaas.analysis.simulator.world import NOWHERE, Codes, Floats, Tiers, Traffic, World, fetch_seconds, write_seconds
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.threads import TierBytes, split_threads
 
 
 class Nopfs(Policy):
