@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mbaas.allocation.bandwidth import STORAGE, Locality, Tier
-from mbaas.cache.bandwidth import STEADY_LOOKS, Advisor, UpcomingBytes, bandwidths_of, speeds_told
-from mbaas.cache.speeds import Speedometer, TransferSums
+from mbaas.cache.stats import TransferSums
+from mbaas.cache.tuner import STEADY_UPDATES, Advisor, Speedometer, UpcomingBytes, bandwidths_of, speeds_line
 from mbaas.messages import FetchSpeeds
 
 MB = 10**6
@@ -86,13 +86,13 @@ def test_read_ahead_becomes_shallow_when_that_has_been_enough_for_some_time() ->
     Prep takes 100 / 2,000 = 50 ms a block: two blocks suffice.
     """
     advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
-    found = depths(advisor, STEADY_LOOKS + 2, ahead(), pace_per_s=2000)
-    assert found == [30 * MB] * (STEADY_LOOKS - 1) + [2 * MB] * 3
+    found = depths(advisor, STEADY_UPDATES + 2, ahead(), pace_per_s=2000)
+    assert found == [30 * MB] * (STEADY_UPDATES - 1) + [2 * MB] * 3
 
 
 def test_read_ahead_is_deep_at_once_when_storage_is_slower_than_prep() -> None:
     advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
-    depths(advisor, STEADY_LOOKS, ahead(), pace_per_s=2000)
+    depths(advisor, STEADY_UPDATES, ahead(), pace_per_s=2000)
     assert depths(advisor, 1, ahead(), pace_per_s=20_000) == [30 * MB]
 
 
@@ -101,7 +101,7 @@ def test_a_slow_part_of_the_order_is_read_in_time() -> None:
     coming = ahead(disk_mb=1.0, storage_mb=0.0)
     coming.from_storage[15] = 4 * MB
     advisor = Advisor(has_disk=True, readahead_bytes=30 * MB)
-    found = depths(advisor, STEADY_LOOKS, coming, pace_per_s=2000, disk=100.0 * MB)
+    found = depths(advisor, STEADY_UPDATES, coming, pace_per_s=2000, disk=100.0 * MB)
     assert 2 * MB < found[-1] < 12 * MB
 
 
@@ -109,12 +109,12 @@ def test_every_reading_thread_has_something_to_read() -> None:
     """Samples of 10 kB, and 4 threads with two samples each; a block has only one sample."""
     advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
     coming = UpcomingBytes(20, np.full(20, 10_000.0), np.zeros(20))
-    assert depths(advisor, STEADY_LOOKS, coming, pace_per_s=1)[-1] == 4 * 2 * 10_000
+    assert depths(advisor, STEADY_UPDATES, coming, pace_per_s=1)[-1] == 4 * 2 * 10_000
 
 
 def test_the_budget_bounds_the_depth() -> None:
     advisor = Advisor(has_disk=False, readahead_bytes=MB)
-    assert set(depths(advisor, STEADY_LOOKS, ahead(), pace_per_s=2000)) == {MB}
+    assert set(depths(advisor, STEADY_UPDATES, ahead(), pace_per_s=2000)) == {MB}
 
 
 def test_nothing_known_and_nothing_lacking_leave_the_budget() -> None:
@@ -125,13 +125,13 @@ def test_nothing_known_and_nothing_lacking_leave_the_budget() -> None:
         ({}, ahead(blocks=0), 2000.0),
     ):
         advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
-        assert depths(advisor, STEADY_LOOKS, coming, pace_per_s, **changes)[-1] == 30 * MB
+        assert depths(advisor, STEADY_UPDATES, coming, pace_per_s, **changes)[-1] == 30 * MB
 
 
 def test_a_much_smaller_depth_is_told_once() -> None:
     advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
     speeds, told = FetchSpeeds(local=1e12, storage=10.0 * MB), []
-    for _ in range(3 * STEADY_LOOKS):
+    for _ in range(3 * STEADY_UPDATES):
         told += advisor.look_ahead(ahead(), speeds, threads=4, pace_per_s=2000)
     assert told == ["2 MB of at most 30 MB are read ahead: storage keeps up with prep, which could take 20 MB/s"]
 
@@ -139,13 +139,13 @@ def test_a_much_smaller_depth_is_told_once() -> None:
 def test_speeds_are_those_of_the_reads_that_are_made() -> None:
     """1 MB in 0.5 thread-seconds is 2 MB/s. Less than 0.05 s is ignored; a later 4 MB/s has weight one half."""
     meter = Speedometer()
-    meter.look("storage", TransferSums(MB // 10, 0.04, 0.04))
+    meter.update("storage", TransferSums(MB // 10, 0.04, 0.04))
     assert meter.speeds.storage is None
-    meter.look("storage", TransferSums(MB, 0.5, 0.2))
+    meter.update("storage", TransferSums(MB, 0.5, 0.2))
     assert meter.speeds.storage == 2 * MB
-    meter.look("storage", TransferSums(MB + 1, 0.54, 0.3))
+    meter.update("storage", TransferSums(MB + 1, 0.54, 0.3))
     assert meter.speeds.storage == 2 * MB
-    meter.look("storage", TransferSums(3 * MB, 1.0, 0.5))
+    meter.update("storage", TransferSums(3 * MB, 1.0, 0.5))
     assert meter.speeds.storage == 3 * MB
 
 
@@ -153,11 +153,11 @@ def test_a_disk_that_was_read_is_known_better_than_one_that_was_tried_out() -> N
     meter = Speedometer()
     meter.probed(local=9.0, disk=5.0)
     assert (meter.speeds.local, meter.speeds.disk) == (9, 5)
-    meter.look("disk", TransferSums(MB, 1.0, 1.0))
+    meter.update("disk", TransferSums(MB, 1.0, 1.0))
     assert meter.speeds.disk == MB, "the guess is replaced"
     meter.probed(local=9.0, disk=5.0)
     assert meter.speeds.disk == MB
 
 
 def test_what_is_known_is_told() -> None:
-    assert speeds_told(FetchSpeeds(local=5e9, storage=2e6)) == "a thread gets from memory 5 GB/s, storage 2 MB/s"
+    assert speeds_line(FetchSpeeds(local=5e9, storage=2e6)) == "a thread gets from memory 5 GB/s, storage 2 MB/s"
