@@ -30,11 +30,11 @@ from mbaas.cache.slab import (
     OtherForm,
     RowLocations,
     Slab,
-    away,
     extract,
     joined,
     pack,
     squeeze,
+    unreadable_part,
     views,
 )
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
@@ -58,10 +58,10 @@ VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
 PEER_TIMEOUT_S = 10.0
 """Timeout of a hand-over from another node; after that the samples are read from storage."""
 
-MOVED_TOGETHER = 256
+MOVE_BATCH = 256
 """Samples moved per call when a node is draining. Their bytes are on the heap of both nodes meanwhile."""
 
-LOOK_S = 1.0
+HANG_CHECK_S = 1.0
 """Interval at which a waiting fetch checks for hung storage reads."""
 
 ADOPT_S = 30.0
@@ -73,16 +73,16 @@ ROW_THREADS = 4
 SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
 
-class Given(NamedTuple):
+class HandOver(NamedTuple):
     """Samples handed to another node, out of the n it requested.
 
     Attributes:
-        kept: bool[n], samples whose bytes are included.
+        included: bool[n], samples whose bytes are in `packed`.
         packed: their bytes, end to end.
         other: int64[n], samples cached here in the other form; see `Planner.in_form`.
     """
 
-    kept: NDArray[np.bool_]
+    included: NDArray[np.bool_]
     packed: Slab
     other: NDArray[np.int64]
 
@@ -174,9 +174,9 @@ class CacheNode:
         self._drops_slabs = False  # permanent slabs were dropped at least once
         self._peak_transient_bytes = 0
         self._decoded = decoded
-        self._aimed: FormPlan | None = None  # the newest plan
+        self._form_plan: FormPlan | None = None  # the newest plan
         self._knows_disk = False  # the newest plan includes the disk's speed
-        self._aim()
+        self._plan_forms()
 
     # ---- requests from readers ----
 
@@ -193,7 +193,7 @@ class CacheNode:
             asked, nbytes = self._planner.to_hand_in(request) if rows.slab_ids else (NO_ROWS, 0)
             return structs.replace(self._reply(rows, known), hand_in=asked, hand_in_bytes=nbytes)
 
-    async def keep_decoded(
+    async def cache_decoded(
         self,
         request: PartRequest,
         sample_ids: Ids,
@@ -203,9 +203,9 @@ class CacheNode:
         is_last: bool,
     ) -> None:
         """Cache decoded samples that a prep worker of this node hands in; see `CacheReader.hand_in`."""
-        hand_in = self._planner.begin_keeping(request, sample_ids, lengths, unfit)
+        hand_in = self._planner.begin_hand_in(request, sample_ids, lengths, unfit)
         if is_last:
-            self._planner.not_handed_in(request)
+            self._planner.end_hand_ins(request)
         self._check()
         if len(hand_in.sample_ids):
             await self._put_decoded(hand_in, extract(packed, lengths, hand_in.chosen))
@@ -218,9 +218,9 @@ class CacheNode:
             self._refs[hand_in.slab] = await self._put(slab)
         except Exception as error:
             bugs.log_bug(error, "while decoded samples were kept")
-            self._planner.keeping_failed(hand_in)
+            self._planner.hand_in_failed(hand_in)
         else:
-            self._planner.kept(hand_in)
+            self._planner.hand_in_cached(hand_in)
         self._check()
 
     async def fetch_packed(self, request: PartRequest) -> tuple[FetchReply, Slab]:
@@ -230,7 +230,7 @@ class CacheNode:
             # One array instead of many slabs: Ray would transfer whole slabs, including samples that were not
             # requested.
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
-            self._planner.not_handed_in(request)  # workers on other nodes hand in nothing
+            self._planner.end_hand_ins(request)  # workers on other nodes hand in nothing
             # In the thread of the puts, because this also makes a copy on the heap.
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
             return structs.replace(reply, slab_refs=[]), packed
@@ -263,7 +263,7 @@ class CacheNode:
             raise ConfigError(f"a block's number must be at least 0, got {request.block}")
         if not self._placements.knows(request.block_part):
             await self._learn_placement()
-        if (rows := await self._still_away(request)) is not None:
+        if (rows := await self._retry_failing(request)) is not None:
             yield rows
             return
         # Bounded, because each fetch may hold a block's bytes in the object store on top of the cache.
@@ -281,7 +281,7 @@ class CacheNode:
                     self._meter.count(epoch, EpochCounts(fetched=rows.counts))
                 yield rows
             finally:
-                self._let_go(self._planner.end_fetch(request))
+                self._drop_slabs(self._planner.end_fetch(request))
                 self._check()
 
     async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
@@ -298,7 +298,7 @@ class CacheNode:
         if self._disk is not None:
             self._disk.update_nodes(len(update.placement.node_weights))
         self._planner.placement_changed()
-        self._aim()
+        self._plan_forms()
 
     async def _learn_placement(self) -> None:
         coordinator = runtime.find_coordinator(self._feed) if self._feed else None
@@ -326,10 +326,10 @@ class CacheNode:
         """
         end, samples = asyncio.get_running_loop().time() + within_s, 0
         ids = self._placements.held_elsewhere()
-        for first in range(0, len(ids), MOVED_TOGETHER):
+        for first in range(0, len(ids), MOVE_BATCH):
             if asyncio.get_running_loop().time() >= end:
                 return MovedIn(samples, len(ids) - first)
-            loads = self._planner.move_in(ids[first : first + MOVED_TOGETHER])
+            loads = self._planner.move_in(ids[first : first + MOVE_BATCH])
             self._start(loads, urgent=False)
             # Shielded, so that batches in progress are cached even if the caller gives up.
             samples += sum(await asyncio.gather(*(asyncio.shield(self._filling[load.slab]) for load in loads)))
@@ -337,7 +337,7 @@ class CacheNode:
 
     async def hand_over(
         self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
-    ) -> Given:
+    ) -> HandOver:
         """Give samples to their new home node, and drop the local copies unless it requested the other form.
 
         Args:
@@ -347,18 +347,18 @@ class CacheNode:
             decoded: the other node expects decoded samples.
         """
         present: NDArray[np.bool_] = self._planner.directory.slabs(sample_ids) > 0
-        given = await self._give(sample_ids, lacking, lengths, decoded=decoded)
+        handed = await self._copy_out(sample_ids, lacking, lengths, decoded=decoded)
         # Another call may have handed over some of the samples while this one awaited slabs.
-        still = present & (given.other < 0) & (self._planner.directory.slabs(sample_ids) > 0)
+        still = present & (handed.other < 0) & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
         self._drops_slabs = self._drops_slabs or bool(emptied)
-        self._let_go(emptied)
+        self._drop_slabs(emptied)
         self._check()
-        return given
+        return handed
 
     async def lend(
         self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
-    ) -> Given:
+    ) -> HandOver:
         """Copy samples to their former home node, for a part that was cut by an older placement.
 
         The originals stay here. Takes the arguments of `hand_over`. Waits for samples that are still being read.
@@ -366,23 +366,23 @@ class CacheNode:
         to_come = [self._filling[slab] for slab in self._planner.slabs_to_come(sample_ids) if slab in self._filling]
         if to_come:
             await asyncio.wait(to_come)
-        return await self._give(sample_ids, lacking, lengths, decoded=decoded)
+        return await self._copy_out(sample_ids, lacking, lengths, decoded=decoded)
 
-    async def _give(
+    async def _copy_out(
         self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
-    ) -> Given:
-        kept, other = self._planner.in_form(sample_ids, wanted, lengths, decoded=decoded)
-        locations = self._planner.directory.lookup(sample_ids[kept])
+    ) -> HandOver:
+        included, other = self._planner.in_form(sample_ids, wanted, lengths, decoded=decoded)
+        locations = self._planner.directory.lookup(sample_ids[included])
         numbers = np.unique(locations["slab"]).tolist()
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
         packed = joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))
-        return Given(kept, packed, other)
+        return HandOver(included, packed, other)
 
     # ---- monitoring ----
 
     async def stats(self) -> CacheStats:
         """Return the node's statistics."""
-        planner, meter, read = self._planner, self._meter, self._meter.storage.sums()
+        planner, meter = self._planner, self._meter
         return CacheStats(
             incarnation=self._incarnation,
             epochs=dict(meter.epochs),
@@ -393,14 +393,11 @@ class CacheNode:
             cached_slabs=len(planner.directory.slab_bytes),
             decoded=planner.directory.decoded,
             decoded_on_disk=Amount() if self._disk is None else self._disk.decoded,
-            decoded_target_bytes=planner.tier.target_bytes,
-            readahead_budget_bytes=planner.ahead.budget_bytes,
             readahead_bytes=planner.ahead.used_bytes,
             readahead_blocks=planner.ahead_blocks,
             fetching_bytes=planner.transient_bytes - planner.ahead.used_bytes,
             peak_transient_bytes=self._peak_transient_bytes,
-            read_s=read.thread_s,
-            storage_s=read.busy_s,
+            storage_s=meter.storage.sums().busy_s,
             threads=self._pool.threads,
             readahead_depth_bytes=planner.ahead.depth_bytes,
             speeds=self._tuner.speeds,
@@ -408,17 +405,17 @@ class CacheNode:
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
-        """Return running sums and log lines, and update the read-ahead depth; see `ReadaheadTuner.look`."""
-        self._tuner.look(threads=self._pool.threads, pace_per_s=pace_per_s)
+        """Return running sums and log lines, and update the read-ahead depth; see `ReadaheadTuner.update`."""
+        self._tuner.update(threads=self._pool.threads, pace_per_s=pace_per_s)
         now = time.monotonic()
         hanging = self._pool.replace_hanging()
-        self._tuner.watch(self._pool.oldest(), hanging, self._dataset.uri, now)
-        for sentence in self._pool.troubles.log(self._dataset.uri, now):
-            self._tuner.tell(sentence)
+        self._tuner.log_hanging(self._pool.oldest(), hanging, self._dataset.uri, now)
+        for line in self._pool.retries.log(self._dataset.uri, now):
+            self._tuner.log(line)
         if self._disk is not None and not self._knows_disk and self._tuner.speeds.disk is not None:
-            self._aim()
-        for sentence in self._disk.log() if self._disk is not None else ():
-            self._tuner.tell(sentence)
+            self._plan_forms()
+        for line in self._disk.log() if self._disk is not None else ():
+            self._tuner.log(line)
         self._look_ahead()
         meter, tuner = self._meter, self._tuner
         return Flow(
@@ -428,10 +425,10 @@ class CacheNode:
             disk=meter.disk.sums(),
             remote=meter.remote.sums(),
             speeds=tuner.speeds,
-            told=tuner.told,
-            log=tuple(tuner.log),
+            logged=tuner.logged,
+            log=tuple(tuner.lines),
             cpu_s=time.process_time(),
-            kept_bytes=self._planner.minio.used_bytes,
+            used_bytes=self._planner.minio.used_bytes,
             budget_bytes=self._planner.minio.budget_bytes,
         )
 
@@ -449,18 +446,18 @@ class CacheNode:
 
     # ---- filling slabs ----
 
-    async def _still_away(self, request: PartRequest) -> RowLocations | None:
+    async def _retry_failing(self, request: PartRequest) -> RowLocations | None:
         """Retry a part's failing samples; if this fails, return locations without data. Takes no fetch slot."""
-        ids, troubles = self._placements.stored(request), self._pool.troubles
-        if not (troubled := troubles.among(ids.tolist())):
-            return away(ids, self._pool.hung(ids.tolist(), time.monotonic()))
-        kept = self._planner.directory.slabs(np.array([*troubled], np.int64)) > 0
-        troubled = {i: troubled[i] for i, here in zip([*troubled], kept.tolist(), strict=True) if not here}
-        if troubled and not troubles.pause_s(troubled, time.monotonic()):
-            asked = np.array([*troubled], np.int64)
-            await self._pool.ask_again(asked, self._dataset.lengths(asked))
-            troubled = troubles.among(troubled)
-        return away(ids, troubled)
+        ids, retries = self._placements.stored(request), self._pool.retries
+        if not (failing := retries.among(ids.tolist())):
+            return unreadable_part(ids, self._pool.hung(ids.tolist(), time.monotonic()))
+        kept = self._planner.directory.slabs(np.array([*failing], np.int64)) > 0
+        failing = {i: failing[i] for i, here in zip([*failing], kept.tolist(), strict=True) if not here}
+        if failing and not retries.pause_s(failing, time.monotonic()):
+            asked = np.array([*failing], np.int64)
+            await self._pool.retry(asked, self._dataset.lengths(asked))
+            failing = retries.among(failing)
+        return unreadable_part(ids, failing)
 
     async def _complete(self, request: PartRequest) -> RowLocations | None:
         """Wait until every slab of a part is full. If storage hangs, return locations without data instead."""
@@ -470,18 +467,18 @@ class CacheNode:
             awaited = self._planner.awaited(request)
             if not awaited:
                 return None
-            self._pool.hurry(awaited)
+            self._pool.mark_urgent(awaited)
             filling = [self._filling[slab] for slab in awaited]
             # `wait` does not cancel the tasks if this fetch is cancelled; other fetches may need them.
-            while (await asyncio.wait(filling, timeout=LOOK_S))[1]:
+            while (await asyncio.wait(filling, timeout=HANG_CHECK_S))[1]:
                 self._pool.replace_hanging()
                 ids = self._placements.stored(request)
-                if (rows := away(ids, self._pool.hung(ids.tolist(), time.monotonic()))) is not None:
+                if (rows := unreadable_part(ids, self._pool.hung(ids.tolist(), time.monotonic()))) is not None:
                     return rows
 
     def _look_ahead(self) -> None:
         change = self._planner.look_ahead()
-        self._let_go(change.dropped)
+        self._drop_slabs(change.dropped)
         self._start(change.loads, urgent=False)
         self._check()
 
@@ -511,7 +508,7 @@ class CacheNode:
             # cancelled, which is not an `Exception` and is not reported.
             bugs.log_bug(error, "while a slab was filled")
             self._filling.pop(load.slab)
-            self._let_go(self._planner.failed(load, error))
+            self._drop_slabs(self._planner.failed(load, error))
             self._check()
             return 0
         self._filling.pop(load.slab)
@@ -537,27 +534,27 @@ class CacheNode:
         lacking = origins == Origin.STORAGE
         try:
             with self._meter.remote.using():
-                give = peer.lend if load.lends else peer.hand_over
-                asked = give.remote(load.sample_ids, lacking, load.lengths, decoded=load.decoded)
-                given: Given = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
-                self._meter.remote.moved(len(given.packed))
+                method = peer.lend if load.lends else peer.hand_over
+                asked = method.remote(load.sample_ids, lacking, load.lengths, decoded=load.decoded)
+                handed: HandOver = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
+                self._meter.remote.moved(len(handed.packed))
         except asyncio.TimeoutError:
             return {}  # treat the node as gone: storage has everything
         except RayError as error:
             bugs.log_bug(error, "in the cache of another node")
             return {}
-        kept = given.kept
-        starts = pack(load.lengths[kept]).tolist()
-        spans = zip(load.offsets[kept].tolist(), load.lengths[kept].tolist(), starts, strict=True)
+        included = handed.included
+        starts = pack(load.lengths[included]).tolist()
+        spans = zip(load.offsets[included].tolist(), load.lengths[included].tolist(), starts, strict=True)
         for offset, length, start in spans:
-            slab[offset : offset + length] = given.packed[start : start + length]
-        origins[kept | (given.other >= 0)] = Origin.REMOTE
-        return {row: OtherForm(int(given.other[row])) for row in np.flatnonzero(given.other >= 0).tolist()}
+            slab[offset : offset + length] = handed.packed[start : start + length]
+        origins[included | (handed.other >= 0)] = Origin.REMOTE
+        return {row: OtherForm(int(handed.other[row])) for row in np.flatnonzero(handed.other >= 0).tolist()}
 
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)
 
-    def _let_go(self, slabs: Iterable[int]) -> None:
+    def _drop_slabs(self, slabs: Iterable[int]) -> None:
         for slab in slabs:
             self._refs.pop(slab, None)
             if task := self._filling.pop(slab, None):
@@ -571,7 +568,7 @@ class CacheNode:
         dropped = known.without(self._refs) if known is not None and self._drops_slabs else ()
         return FetchReply(**structs.asdict(rows), incarnation=self._incarnation, slab_refs=refs, dropped_slabs=dropped)
 
-    def _aim(self) -> None:
+    def _plan_forms(self) -> None:
         if self._decoded is None:
             return
         costs, memory_bytes, disk_bytes = self._decoded.costs, self._planner.minio.budget_bytes, 0
@@ -595,26 +592,26 @@ class CacheNode:
         memory_bytes, disk_bytes = room_for_decoded(
             plan, costs, samples=samples, memory_bytes=memory_bytes, disk_bytes=disk_bytes
         )
-        self._planner.aim(memory_bytes, costs.decoded_bytes)
+        self._planner.set_decoded_target(memory_bytes, costs.decoded_bytes)
         if self._knows_disk and self._disk is not None:
             self._disk.divide(disk_bytes)
-        if plan == self._aimed:
+        if plan == self._form_plan:
             return
-        self._aimed = plan
+        self._form_plan = plan
         for share, nbytes, place in (
             (plan.memory_decoded, memory_bytes, "in memory"),
             (plan.disk_decoded, disk_bytes, "on disk"),
         ):
             if share:
                 of_all = f"{units.percent(share)} of {counted(round(samples), 'sample')}"
-                self._tuner.tell(f"{of_all} are to be kept decoded {place}, in up to {units.size(nbytes)}")
+                self._tuner.log(f"{of_all} are to be kept decoded {place}, in up to {units.size(nbytes)}")
         for clause in plan.told:
-            self._tuner.tell(clause)
+            self._tuner.log(clause)
 
     def _check(self) -> None:
         if dropped := self._planner.take_dropped():
             self._drops_slabs = True
-            self._let_go(dropped)
+            self._drop_slabs(dropped)
         self._peak_transient_bytes = max(self._peak_transient_bytes, self._planner.transient_bytes)
         if VALIDATE:
             self._planner.validate()

@@ -22,7 +22,7 @@ from mbaas.cache.slab import Failures, Load, OtherForm, PartPlan, RowLocations, 
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
 
-SEEN = 32
+MIN_MEASURED = 32
 """Decoded samples required before their mean size replaces the estimate."""
 
 Lengths = Callable[[Ids], NDArray[np.int64]]
@@ -72,7 +72,7 @@ class Planner:
         directory: the samples of all full permanent slabs.
         minio: byte budget, charged with permanent slabs, full or being read, and with promises and hand-ins of decoded
             samples.
-        tier: the samples cached decoded, and their share of memory; 0 bytes until `aim` is called.
+        tier: the samples cached decoded, and their share of memory; 0 bytes until `set_decoded_target` is called.
         ahead: slabs of blocks that were not requested yet; permanent slabs only until they are full.
         placements: this node's part of each block, and the nodes that cache other samples.
     """
@@ -303,20 +303,20 @@ class Planner:
 
     # ---- the decoded tier ----
 
-    def aim(self, target_bytes: int, sample_bytes: float) -> None:
+    def set_decoded_target(self, target_bytes: int, sample_bytes: float) -> None:
         """Set the memory for decoded samples, and their mean size, in bytes.
 
         Samples cached beyond a form's share are evicted only when the other form needs the space.
         """
         self.tier.target_bytes, self.tier.sample_bytes = min(target_bytes, self.minio.budget_bytes), sample_bytes
 
-    def begin_keeping(
+    def begin_hand_in(
         self, request: PartRequest, sample_ids: Ids, lengths: NDArray[np.int64], unfit: Sequence[int] = ()
     ) -> HandIn:
         """Choose the samples to cache from a worker's hand-in.
 
-        If any are chosen, `kept` or `keeping_failed` must follow. A worker may hand in a part in pieces;
-        `not_handed_in` cancels the rest.
+        If any are chosen, `hand_in_cached` or `hand_in_failed` must follow. A worker may hand in a part in pieces;
+        `end_hand_ins` cancels the rest.
 
         Args:
             request: the part that the worker prepared.
@@ -341,7 +341,7 @@ class Planner:
         self.minio.take(hand_in.nbytes)
         return hand_in
 
-    def kept(self, hand_in: HandIn) -> None:
+    def hand_in_cached(self, hand_in: HandIn) -> None:
         """Record that a hand-in's slab is readable. Encoded copies of its samples are dropped."""
         self.tier.arrived(hand_in)
         ids, lengths = hand_in.sample_ids, hand_in.lengths
@@ -349,16 +349,16 @@ class Planner:
         self.directory.publish(hand_in.slab, ids, offsets=pack(lengths), lengths=lengths, decoded=True)
         # Some may have moved to another node in the meantime.
         self._dropped += self._withdraw(ids[~self.placements.admits(ids)])
-        if (decoded := self.directory.decoded).samples >= SEEN:
+        if (decoded := self.directory.decoded).samples >= MIN_MEASURED:
             self.tier.sample_bytes = decoded.nbytes / decoded.samples
 
-    def keeping_failed(self, hand_in: HandIn) -> None:
+    def hand_in_failed(self, hand_in: HandIn) -> None:
         """Record that a hand-in's slab could not be created."""
         self.tier.arrived(hand_in)
         self.tier.dropped(hand_in.slab)
         self.minio.give_back(hand_in.nbytes)
 
-    def not_handed_in(self, request: PartRequest) -> None:
+    def end_hand_ins(self, request: PartRequest) -> None:
         """Record that the part has no further hand-ins."""
         self.minio.give_back(self.tier.release(request))
 
@@ -469,8 +469,8 @@ class Planner:
         elsewhere = (lengths == 0) & (holders >= 0)
         lengths[elsewhere] = self.placements.decoded_bytes(sample_ids[elsewhere])
         if self._other_forms:
-            told = np.array([self._other_forms.get(i, -1) for i in sample_ids.tolist()], np.int64)
-            lengths = np.where(told < 0, lengths, told)
+            reported = np.array([self._other_forms.get(i, -1) for i in sample_ids.tolist()], np.int64)
+            lengths = np.where(reported < 0, lengths, reported)
         return lengths
 
     def _found_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids, lengths: NDArray[np.int64]) -> _Found:
@@ -572,7 +572,7 @@ class Planner:
         for slab in self.tier.slabs.keys() & emptied.keys():
             self.tier.dropped(slab)
         for plan in self._plans.values() if emptied else ():
-            plan.lose(emptied)
+            plan.forget_slabs(emptied)
         return [*emptied]
 
     def _give_back(self, load: Load, nbytes: int) -> None:

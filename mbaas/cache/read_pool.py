@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas import units
+from mbaas.cache.retries import Retries
 from mbaas.cache.slab import Load, PassingReason
 from mbaas.cache.stats import EpochCounts, Meter
-from mbaas.cache.troubles import Troubles
 from mbaas.errors import BadSampleError, ConfigError, StorageError
 from mbaas.messages import Amount
 from mbaas.order import Ids
@@ -42,7 +42,7 @@ More threads would then compete for the interpreter lock. On two cores, eight th
 cache at 0.4 times the rate of one thread.
 """
 
-REMEMBERED = 0.98
+DECAY = 0.98
 """Decay of older measurements with each chunk."""
 
 ENOUGH_READS = 128
@@ -81,9 +81,9 @@ class Effort:
 
     def add(self, reads: int, seconds: float, cpu_s: float, threads: int) -> None:
         """Add a chunk's number of reads, its elapsed and CPU time, and the number of threads reading at that time."""
-        self._reads = REMEMBERED * self._reads + reads
-        self._seconds = REMEMBERED * self._seconds + seconds / threads
-        self._cpu_s = REMEMBERED * self._cpu_s + cpu_s
+        self._reads = DECAY * self._reads + reads
+        self._seconds = DECAY * self._seconds + seconds / threads
+        self._cpu_s = DECAY * self._cpu_s + cpu_s
         self._until_trial -= reads
         is_quick = self._seconds < QUICK_S * self._reads and 2 * self._cpu_s > self._seconds
         if self.one_is_enough and not is_quick:
@@ -130,7 +130,7 @@ class _Job:
         self.reading += 1
         return self.indices[start : self.begun]
 
-    def put_down(self, outcome: dict[int, BadSampleError] | Exception) -> None:
+    def finish_chunk(self, outcome: dict[int, BadSampleError] | Exception) -> None:
         """Record the outcome of a chunk. An error that is not specific to a sample ends the job."""
         self.reading -= 1
         if isinstance(outcome, Exception):
@@ -174,7 +174,7 @@ class ReadPool:
     ) -> None:
         self._reader = reader
         self._meter = meter
-        self.troubles = Troubles(storage_s, random.random)
+        self.retries = Retries(storage_s, random.random)
         self._clock, self._sleep = clock, sleep
         # Maximum size, because an executor cannot be resized; it starts threads only when they have work.
         self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS + SPARE_THREADS, thread_name_prefix="mbaas-read")
@@ -182,7 +182,7 @@ class ReadPool:
         self._jobs: list[_Job] = []  # jobs with untaken chunks, oldest first
         self._reads: dict[int, Read] = {}  # by thread; lock-free, because each thread writes only its own entry
         self._effort = Effort()
-        self._asking_again = 0  # working threads whose chunk is a retry
+        self._retrying = 0  # working threads whose chunk is a retry
         # Threads that take chunks. At most `_most()`, except that surplus threads finish their current chunk.
         self._working = 0
         self._closed = False
@@ -217,17 +217,17 @@ class ReadPool:
         failures = await self._read_all(load, slab, indices, size=size, urgent=urgent, again=False)
         while passing := [i for i, reason in failures.items() if isinstance(reason, PassingReason)]:
             ids = load.sample_ids[passing].tolist()
-            if not self.troubles.are_new(ids):
+            if not self.retries.are_new(ids):
                 break
-            await self._sleep(self.troubles.pause_s(ids, self._clock()))
+            await self._sleep(self.retries.pause_s(ids, self._clock()))
             for i in passing:
                 del failures[i]
             # Single samples: each retry may run into storage's full timeout, and must not delay others of its chunk.
             failures |= await self._read_all(load, slab, passing, size=1, urgent=urgent, again=True)
         return failures
 
-    async def ask_again(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
-        """Retry failing samples alone, recording the outcome in `troubles`. (A fetch would read their whole slabs.)"""
+    async def retry(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
+        """Retry failing samples alone, recording the outcome in `retries`. (A fetch would read their whole slabs.)"""
         load = Load(0, None, None, None, np.arange(len(sample_ids)), sample_ids, lengths)
         scratch = np.empty(load.nbytes, np.uint8)
         await self._read_all(load, scratch, list(range(len(sample_ids))), size=1, urgent=True, again=True)
@@ -246,15 +246,15 @@ class ReadPool:
         for i, sample_id in zip(indices, load.sample_ids[indices].tolist(), strict=True):
             error = errors.get(i)
             if isinstance(error, StorageError):
-                failures[i] = self.troubles.failed(sample_id, error, now)
+                failures[i] = self.retries.failed(sample_id, error, now)
                 continue
             resolved.append(sample_id)
             if error is not None:
                 failures[i] = error.reason
-        self.troubles.resolved(resolved)
+        self.retries.resolved(resolved)
         return failures
 
-    def hurry(self, slabs: Collection[int]) -> None:
+    def mark_urgent(self, slabs: Collection[int]) -> None:
         """Mark the reads of these slabs as urgent."""
         with self._lock:
             for job in self._jobs:
@@ -316,10 +316,10 @@ class ReadPool:
             self._reads.pop(threading.get_ident(), None)
             took = time.perf_counter() - wall, time.thread_time() - cpu
             with self._lock:
-                self._asking_again -= job.again
+                self._retrying -= job.again
                 self._effort.add(len(chunk), *took, max(threads, self._working))
                 self._start_threads()
-                job.put_down(outcome)
+                job.finish_chunk(outcome)
 
     def _take(self) -> tuple[_Job, list[int]] | None:
         with self._lock:
@@ -327,20 +327,20 @@ class ReadPool:
             if job is None:
                 self._working -= 1
                 return None
-            self._asking_again += job.again
+            self._retrying += job.again
             return job, job.take()
 
     def _next(self) -> _Job | None:
         """Return the job to read from next. Call it with the lock held."""
         self._jobs = [job for job in self._jobs if job.chunks_left]
         # Skipped retries are not lost: each thread calls this again after its current retry.
-        all_again = any(job.again for job in self._jobs) and self._all_ask_again()
+        all_again = any(job.again for job in self._jobs) and self._retries_at_limit()
         able = [job for job in self._jobs if not (job.again and all_again)]
         return next((job for job in able if job.urgent), able[0] if able else None)
 
-    def _all_ask_again(self) -> bool:
+    def _retries_at_limit(self) -> bool:
         hanging = Hanging.among((read for read in self._reads.copy().values() if read.again), self._clock())
-        return self._asking_again - hanging.replaced >= max(1, self._width // 2)
+        return self._retrying - hanging.replaced >= max(1, self._width // 2)
 
     def _read(self, job: _Job, chunk: list[int]) -> dict[int, BadSampleError]:
         load, nbytes, thread = job.load, 0, threading.get_ident()

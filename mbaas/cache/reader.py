@@ -49,7 +49,7 @@ class KnownSlabs(Struct, frozen=True, eq=False):
         return tuple(slab for slab in numbers if slab not in held)
 
 
-class _KeptSlab(NamedTuple):
+class _HeldSlab(NamedTuple):
     """A permanent slab held by a process, with its reference."""
 
     # Kept because of a hang in Ray 2.60: with two threads dropping and receiving references to the same slabs,
@@ -87,7 +87,7 @@ class SlabViews:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._incarnation = 0  # of all slabs in _permanent
-        self._permanent: dict[int, _KeptSlab] = {}  # by number; replaced by a new dict for each incarnation
+        self._permanent: dict[int, _HeldSlab] = {}  # by number; replaced by a new dict for each incarnation
 
     def known(self) -> KnownSlabs:
         """Return the slabs to list in the next fetch."""
@@ -117,7 +117,7 @@ class SlabViews:
         except GetTimeoutError:
             raise StateError(f"slabs {sorted(new)} were not found within {units.seconds(LOCAL_S)}") from None
         with self._lock:
-            known.update({slab: _KeptSlab(new[slab], view) for slab, view in found.items() if slab > 0})
+            known.update({slab: _HeldSlab(new[slab], view) for slab, view in found.items() if slab > 0})
             for slab in reply.dropped_slabs:  # a reference here would keep their memory allocated
                 known.pop(slab, None)
             found.update({slab: known[slab].view for slab in refs if slab in known and slab not in found})
@@ -126,7 +126,7 @@ class SlabViews:
             raise StateError(f"slabs {missing} went with the cache node that held them")
         return [found[slab] for slab in reply.slab_ids]
 
-    def _of(self, incarnation: int) -> dict[int, _KeptSlab]:
+    def _of(self, incarnation: int) -> dict[int, _HeldSlab]:
         """Return the permanent slabs of an incarnation, and drop all others."""
         with self._lock:
             if incarnation != self._incarnation:
@@ -186,7 +186,7 @@ class CacheReader:
             unfit: requested samples that cannot be cached decoded.
             is_last: no further hand-in follows for this part.
         """
-        done: ray.ObjectRef[None] = self.node.keep_decoded.remote(request, sample_ids, lengths, packed, unfit, is_last)
+        done: ray.ObjectRef[None] = self.node.cache_decoded.remote(request, sample_ids, lengths, packed, unfit, is_last)
         return done
 
     def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:

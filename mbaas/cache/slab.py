@@ -127,7 +127,7 @@ class RowLocations(Struct, frozen=True, eq=False):
     counts: FetchCounts
 
 
-def away(sample_ids: Ids, reasons: Mapping[int, str]) -> RowLocations | None:
+def unreadable_part(sample_ids: Ids, reasons: Mapping[int, str]) -> RowLocations | None:
     """Return locations without data for a part with unreadable samples (id -> reason), or None without any."""
     if not reasons:
         return None
@@ -248,7 +248,7 @@ class PartPlan:
             else:
                 self.errors[row] = reason
 
-    def lose(self, slabs: Container[int]) -> None:
+    def forget_slabs(self, slabs: Container[int]) -> None:
         """Forget loads that went into these slabs. Their rows become hits again, without a location."""
         for load in self.loads:
             if load.slab in slabs:

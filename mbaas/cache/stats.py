@@ -1,18 +1,78 @@
-"""Counters and statistics of a cache node."""
+"""Counters, meters and statistics of a cache node."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from msgspec import Struct
 
-from mbaas.cache.speeds import TierMeter, TransferSums
 from mbaas.messages import Amount, FetchCounts
 from mbaas.model.tiers import FetchSpeeds
 
-KEPT_EPOCHS = 64
+RECENT_EPOCHS = 64
 """Newest epochs with separate counts; older ones are only in the totals."""
+
+
+class TransferSums(Struct, frozen=True):
+    """Running totals of transfers from one tier.
+
+    Attributes:
+        nbytes: bytes received.
+        thread_s: seconds of waiting, summed over threads, including unfinished reads.
+        busy_s: seconds with at least one waiting thread.
+    """
+
+    nbytes: int = 0
+    thread_s: float = 0.0
+    busy_s: float = 0.0
+
+    def since(self, before: TransferSums) -> TransferSums:
+        """Return the difference to earlier totals."""
+        return TransferSums(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
+
+
+class TierMeter:
+    """The meter of one tier; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._nbytes = 0
+        self._thread_s = self._busy_s = 0.0  # up to _at
+        self._using = 0  # threads, since _at
+        self._at = 0.0
+
+    def moved(self, nbytes: int) -> None:
+        """Add bytes received."""
+        with self._lock:
+            self._nbytes += nbytes
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Count the time inside the context as one thread waiting for this tier."""
+        self._change(+1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def sums(self) -> TransferSums:
+        """Return the totals up to now."""
+        self._change(0)  # includes reads in progress, so a hanging read shows in the rate
+        with self._lock:
+            return TransferSums(self._nbytes, self._thread_s, self._busy_s)
+
+    def _change(self, users: int) -> None:
+        # Both times are updated at every change, so no list of reads is needed.
+        with self._lock:
+            now = perf_counter()
+            self._thread_s += self._using * (now - self._at)
+            self._busy_s += (now - self._at) if self._using else 0.0
+            self._using += users
+            self._at = now
 
 
 class EpochCounts(Struct, frozen=True):
@@ -39,21 +99,18 @@ class CacheStats(Struct, frozen=True):
 
     Attributes:
         incarnation: changes when the node restarts with an empty cache.
-        epochs, total: counts of the newest KEPT_EPOCHS active epochs, and of all epochs.
+        epochs, total: counts of the newest RECENT_EPOCHS active epochs, and of all epochs.
         budget_bytes: capacity of the cache.
         cached_bytes: bytes of the cached samples, without samples being read into the cache. The cache is full when
             this is near the budget or the dataset's size.
         cached_samples, cached_slabs: number of cached samples, and of their slabs.
         decoded: the subset that is cached decoded; included in the numbers above.
         decoded_on_disk: samples cached decoded on disk, and the bytes of their files.
-        decoded_target_bytes: planned memory for decoded samples.
-        readahead_budget_bytes: capacity for blocks that were not requested yet.
         readahead_bytes: bytes held for such blocks; 0 during a stall means that storage is too slow.
         readahead_blocks: blocks read ahead, including blocks that were already cached.
         fetching_bytes: bytes held for running fetches, outside the cache and read-ahead.
         peak_transient_bytes: peak of read-ahead and running fetches together.
-        read_s: thread-seconds spent in reads; if near threads x storage_s, more threads may help.
-        storage_s: seconds with at least one read in progress.
+        storage_s: seconds with at least one read of storage in progress.
         threads: threads that read storage.
         readahead_depth_bytes: part of the read-ahead budget that is useful according to the bandwidth model.
         speeds: measured speed of one thread for each tier.
@@ -69,13 +126,10 @@ class CacheStats(Struct, frozen=True):
     cached_slabs: int
     decoded: Amount
     decoded_on_disk: Amount
-    decoded_target_bytes: int
-    readahead_budget_bytes: int
     readahead_bytes: int
     readahead_blocks: int
     fetching_bytes: int
     peak_transient_bytes: int
-    read_s: float
     storage_s: float
     threads: int
     readahead_depth_bytes: int
@@ -90,8 +144,8 @@ class Flow(Struct, frozen=True):
         incarnation: changes when the node restarts and its totals start at 0.
         threads, speeds, cpu_s: as in `CacheStats`.
         storage, disk, remote: running totals of transfers from each tier.
-        told, log: number of lines logged so far, and the last lines.
-        kept_bytes, budget_bytes: bytes cached or being read into the cache, and the capacity.
+        logged, log: number of lines logged so far, and the last lines.
+        used_bytes, budget_bytes: bytes cached or being read into the cache, and the capacity.
     """
 
     incarnation: int
@@ -100,10 +154,10 @@ class Flow(Struct, frozen=True):
     disk: TransferSums
     remote: TransferSums
     speeds: FetchSpeeds
-    told: int
+    logged: int
     log: tuple[str, ...]
     cpu_s: float = 0.0
-    kept_bytes: int = 0
+    used_bytes: int = 0
     budget_bytes: int = 0
 
 
@@ -111,7 +165,7 @@ class Flow(Struct, frozen=True):
 class Meter:
     """Running counts of a cache node; thread-safe.
 
-    `epochs` has the newest KEPT_EPOCHS; `total` also includes older ones, and transfers outside any epoch.
+    `epochs` has the newest RECENT_EPOCHS; `total` also includes older ones, and transfers outside any epoch.
     """
 
     epochs: dict[int, EpochCounts] = field(default_factory=dict)
@@ -129,5 +183,5 @@ class Meter:
             if epoch is None:
                 return
             self.epochs[epoch] = self.epochs.get(epoch, EpochCounts()) + more
-            if len(self.epochs) > KEPT_EPOCHS:  # a feed may run for months
+            if len(self.epochs) > RECENT_EPOCHS:  # a feed may run for months
                 del self.epochs[min(self.epochs)]

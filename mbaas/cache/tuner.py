@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -14,39 +16,73 @@ from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import LATE_S, Hanging, Read
 from mbaas.cache.readahead import DEPTH_BLOCKS
-from mbaas.cache.speeds import Speedometer, try_out
-from mbaas.cache.stats import Meter
+from mbaas.cache.speed_probe import probe_speeds
+from mbaas.cache.stats import Meter, TransferSums
 from mbaas.errors import ConfigError
 from mbaas.model.tiers import Advisor, FetchSpeeds, UpcomingBytes
 
-LOOKED_AHEAD = 20_000
+TierName = Literal["remote", "disk", "storage"]
+"""Tiers that are measured during regular reads, named as in `FetchSpeeds`."""
+
+ENOUGH_S = 0.05
+"""Thread-seconds of reading before a rate counts; shorter measurements are mostly noise."""
+
+FRESH = 0.5
+"""Weight of a new rate against older ones: a change shows after a few updates, an outlier has little effect."""
+
+LOOKAHEAD_SAMPLES = 20_000
 """Samples of upcoming blocks used to compute the read-ahead depth: a few milliseconds of work per second."""
 
-KEPT_LOG = 20
+LOG_LINES = 20
 """Log lines kept for the coordinator, which reads them about once a second."""
+
+
+class Speedometer:
+    """Current speeds, computed from running totals; None until enough was read."""
+
+    def __init__(self) -> None:
+        self.speeds = FetchSpeeds()
+        self._counted: dict[TierName, TransferSums] = {}  # totals at the last rate update
+
+    def probed(self, *, local: float, disk: float | None) -> None:
+        """Record probed speeds. A disk speed from regular reads takes precedence."""
+        known = self.speeds.disk if self.speeds.disk is not None else disk
+        self.speeds = replace(self.speeds, local=local, disk=known)
+
+    def update(self, tier: TierName, sums: TransferSums) -> None:
+        """Update a tier's speed from its current totals."""
+        new = sums.since(self._counted.get(tier, TransferSums()))
+        if new.thread_s < ENOUGH_S or not new.nbytes:
+            return
+        rate = new.nbytes / new.thread_s  # for one thread, with all others active
+        if tier in self._counted:
+            old = getattr(self.speeds, tier)
+            rate = old + FRESH * (rate - old)
+        self._counted[tier] = sums
+        self.speeds = replace(self.speeds, **{tier: rate})
 
 
 class ReadaheadTuner:
     """Sets a cache node's read-ahead depth, and whether it uses its disk tier, from measured speeds.
 
     Attributes:
-        told, log: number of lines logged so far, and the last lines.
+        logged, lines: number of lines logged so far, and the last lines.
     """
 
     def __init__(self, planner: Planner, meter: Meter, disk: DiskTier | None, *, block_samples: int) -> None:
         self._planner, self._meter, self._disk = planner, meter, disk
-        self._blocks = min(DEPTH_BLOCKS, max(2, LOOKED_AHEAD // block_samples))
+        self._blocks = min(DEPTH_BLOCKS, max(2, LOOKAHEAD_SAMPLES // block_samples))
         self._speedometer = Speedometer()
         self._advisor = Advisor(has_disk=disk is not None, readahead_bytes=planner.ahead.budget_bytes)
-        self._is_storage_told = False
+        self._storage_is_logged = False
         self._late: tuple[Read, float] | None = None  # last logged read, and its age at the next log line
         self._all_replaced = True  # as last logged: each hanging read has a replacement thread
-        self.told, self.log = 0, deque[str](maxlen=KEPT_LOG)
+        self.logged, self.lines = 0, deque[str](maxlen=LOG_LINES)
         path, free_bytes = (None, 0) if disk is None else (disk.path, disk.free_bytes)
         # In a separate thread, because the probe takes half a second or more and the node must respond at once.
         prober = ThreadPoolExecutor(1, thread_name_prefix="mbaas-measure")
         self._probe: Future[tuple[float, float | None]] = prober.submit(
-            try_out, disk_path=path, disk_bytes=free_bytes, threads=DISK_THREADS
+            probe_speeds, disk_path=path, disk_bytes=free_bytes, threads=DISK_THREADS
         )
         self._probe.add_done_callback(self._probed)
         prober.shutdown(wait=False)  # the thread ends after its only task
@@ -55,7 +91,7 @@ class ReadaheadTuner:
         try:
             memory, disk = probe.result()
         except ConfigError as error:
-            self.tell(str(error))
+            self.log(str(error))
         else:
             self._speedometer.probed(local=memory, disk=disk)
 
@@ -79,32 +115,32 @@ class ReadaheadTuner:
         if not self._probe.done():
             await asyncio.wait([asyncio.wrap_future(self._probe)])
 
-    def look(self, *, threads: int, pace_per_s: float) -> None:
+    def update(self, *, threads: int, pace_per_s: float) -> None:
         """Update the speeds and apply the model's advice.
 
         Args:
             threads: threads that read storage.
             pace_per_s: samples/s that prep on this node could consume; 0 if unknown.
         """
-        self._speedometer.look("storage", self._meter.storage.sums())
-        self._speedometer.look("disk", self._meter.disk.sums())
-        self._speedometer.look("remote", self._meter.remote.sums())
+        self._speedometer.update("storage", self._meter.storage.sums())
+        self._speedometer.update("disk", self._meter.disk.sums())
+        self._speedometer.update("remote", self._meter.remote.sums())
         # Logged once, when all speeds are available; later only changes are logged.
-        if self.speeds.storage is not None and self._probe.done() and not self._is_storage_told:
-            self._is_storage_told = True
-            self.tell(f"a thread gets from {self.speeds}; {threads} threads read storage")
-        told = self._advisor.weigh(self.speeds)
+        if self.speeds.storage is not None and self._probe.done() and not self._storage_is_logged:
+            self._storage_is_logged = True
+            self.log(f"a thread gets from {self.speeds}; {threads} threads read storage")
+        lines = self._advisor.weigh(self.speeds)
         if self._planner.ahead.budget_bytes:
             # Examine the blocks ahead only if a depth can be computed from them.
             matters = pace_per_s and self.speeds.storage is not None and not self._planner.keeps_all
             blocks = self._blocks if matters else 0
             upcoming = self._upcoming(blocks)
-            told += self._advisor.look_ahead(upcoming, self.speeds, threads=threads, pace_per_s=pace_per_s)
+            lines += self._advisor.look_ahead(upcoming, self.speeds, threads=threads, pace_per_s=pace_per_s)
             self._planner.ahead.set_depth(self._advisor.depth_bytes)
-        for sentence in told:
-            self.tell(sentence)
+        for line in lines:
+            self.log(line)
 
-    def watch(self, oldest: Read | None, hanging: Hanging, uri: Callable[[int], str], now: float) -> None:
+    def log_hanging(self, oldest: Read | None, hanging: Hanging, uri: Callable[[int], str], now: float) -> None:
         """Log if the oldest read hangs, again each time its age has doubled. Also log if too many reads hang."""
         if oldest is not None:
             waited_s = now - oldest.since
@@ -112,10 +148,10 @@ class ReadaheadTuner:
             if waited_s >= due_s:
                 self._late = oldest, 2 * waited_s
                 others = f", and {hanging.reads - 1} more hang" if hanging.reads > 1 else ""
-                self.tell(f"storage has not given {uri(oldest.sample_id)} for {units.seconds(waited_s)}{others}")
+                self.log(f"storage has not given {uri(oldest.sample_id)} for {units.seconds(waited_s)}{others}")
         all_replaced = hanging.reads == hanging.replaced
         if self._all_replaced and not all_replaced:
-            self.tell(
+            self.log(
                 f"{hanging.reads} reads hang, more than the {hanging.replaced} in whose place others read: "
                 "this node reads less, or nothing, until storage answers"
             )
@@ -131,7 +167,7 @@ class ReadaheadTuner:
             from_disk[row], from_storage[row] = part.lengths[on_disk].sum(), part.lengths[~on_disk].sum()
         return UpcomingBytes(sum(part.samples for part in parts), from_storage, from_disk)
 
-    def tell(self, sentence: str) -> None:
+    def log(self, line: str) -> None:
         """Append a line to the log, which the coordinator copies into its own."""
-        self.told += 1
-        self.log.append(sentence)
+        self.logged += 1
+        self.lines.append(line)

@@ -237,7 +237,7 @@ class CachePool:
         cache = self.actors.get(node)
         flow: Flow | None = None if cache is None else await answer_or_none(cache.flow.remote(pace_per_s), ANSWER_S)
         if flow is not None and self.actors.get(node) is cache:
-            self.kept[node] = flow.kept_bytes, flow.budget_bytes
+            self.kept[node] = flow.used_bytes, flow.budget_bytes
         return flow
 
     async def set_threads(self, node: str, threads: int) -> None:

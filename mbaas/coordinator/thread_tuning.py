@@ -171,10 +171,10 @@ class ThreadTuning:
     def _note(self, node: str, looks: NodeLooks, flow: Flow) -> None:
         if flow.incarnation != looks.incarnation:
             looks.incarnation, looks.told = flow.incarnation, 0
-        new = min(flow.told - looks.told, len(flow.log))
+        new = min(flow.logged - looks.told, len(flow.log))
         for sentence in flow.log[len(flow.log) - new :]:
             self._counters.note(f"node {node[:8]}: {sentence}")
-        looks.told = flow.told
+        looks.told = flow.logged
 
     def _load(self, looks: NodeLooks, span: Span, demand_per_s: float) -> NodeLoad | None:
         settings, before, first, last = self._settings, span.before, span.first, span.last

@@ -113,7 +113,7 @@ class Node:
     # ---- the decoded tier ----
 
     def aim(self, target: int) -> None:
-        self.planner.aim(target, float(GROWTH * self.lengths.mean()))
+        self.planner.set_decoded_target(target, float(GROWTH * self.lengths.mean()))
 
     def hand_in(
         self, block: int, sample_ids: Iterable[int], unfit: Iterable[int] = (), *, is_last: bool = True
@@ -121,10 +121,10 @@ class Node:
         """Hand in samples of a block, as a worker does, and begin to copy them."""
         ids = np.array([*sample_ids], np.int64)
         lengths = GROWTH * self.lengths[ids]
-        hand_in = self.planner.begin_keeping(self.request(block), ids, lengths, [*unfit])
+        hand_in = self.planner.begin_hand_in(self.request(block), ids, lengths, [*unfit])
         assert not (hand_in.chosen & hand_in.to_disk).any()
         if is_last:
-            self.planner.not_handed_in(self.request(block))
+            self.planner.end_hand_ins(self.request(block))
         if len(hand_in.sample_ids):
             self.coming[hand_in.slab] = hand_in
         for i in ids[hand_in.to_disk].tolist():
@@ -141,12 +141,12 @@ class Node:
         """Finish the copy of a hand-in, or let it fail."""
         hand_in = self.coming.pop(slab)
         if fails:
-            self.planner.keeping_failed(hand_in)
+            self.planner.hand_in_failed(hand_in)
         else:
             starts = (np.cumsum(hand_in.lengths) - hand_in.lengths).tolist()
             spans = zip(starts, hand_in.sample_ids.tolist(), hand_in.lengths.tolist(), strict=True)
             self.full[slab] = {offset: (sample, n) for offset, sample, n in spans}
-            self.planner.kept(hand_in)
+            self.planner.hand_in_cached(hand_in)
         self.give_way()
 
     def asked(self, block: int) -> list[int]:

@@ -26,10 +26,9 @@ from mbaas.cache.read_pool import (
     Read,
     ReadPool,
 )
+from mbaas.cache.retries import HOLD_S
 from mbaas.cache.slab import Load, PassingReason
-from mbaas.cache.speeds import TierMeter
-from mbaas.cache.stats import KEPT_EPOCHS, EpochCounts, Meter
-from mbaas.cache.troubles import HOLD_S
+from mbaas.cache.stats import RECENT_EPOCHS, EpochCounts, Meter, TierMeter
 from mbaas.dataset import SampleReader
 from mbaas.errors import BadSampleError, ConfigError, StorageError
 from mbaas.messages import Amount, FetchCounts
@@ -128,7 +127,7 @@ def test_what_somebody_waits_for_overtakes_what_is_read_ahead() -> None:
         await asyncio.to_thread(storage.wait_for, 1)
         fills.append(asyncio.create_task(pool.fill(urgent, empty(urgent), urgent=True)))
         await asyncio.sleep(0)
-        pool.hurry({-3})
+        pool.mark_urgent({-3})
         storage.gate.set()
         await asyncio.gather(*fills)
 
@@ -337,12 +336,12 @@ def test_a_tier_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
 def test_the_meter_counts_from_many_threads_and_keeps_the_newest_epochs() -> None:
     meter = Meter()
     with ThreadPoolExecutor(4) as threads:
-        for epoch in range(KEPT_EPOCHS + 5):
+        for epoch in range(RECENT_EPOCHS + 5):
             for _ in range(8):
                 threads.submit(meter.count, epoch, EpochCounts(FetchCounts(local=Amount(2)), Amount(1)))
-    assert set(meter.epochs) == set(range(5, KEPT_EPOCHS + 5))
+    assert set(meter.epochs) == set(range(5, RECENT_EPOCHS + 5))
     assert meter.epochs[5] == EpochCounts(FetchCounts(local=Amount(16)), Amount(8))
-    assert meter.total.fetched.local.samples == 16 * (KEPT_EPOCHS + 5)
+    assert meter.total.fetched.local.samples == 16 * (RECENT_EPOCHS + 5)
 
 
 # ---- storage that does not return a sample ----
@@ -370,7 +369,7 @@ def test_a_sample_that_storage_does_not_give_is_asked_for_again_alone() -> None:
         slab = empty(load)
         assert await pool.fill(load, slab, urgent=True) == {}
         assert slab.reshape(20, 3)[:, 0].tolist() == list(range(20, 40))
-        assert pool.troubles.among(range(50)) == {}
+        assert pool.retries.among(range(50)) == {}
 
     time_ = FakeTime()
     with pool_of(2, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
@@ -388,10 +387,10 @@ def test_a_sample_that_is_away_for_longer_is_not_waited_for_and_nobody_calls_it_
         assert failures == {1: "slow down"}
         assert isinstance(failures[1], PassingReason)
         assert slab.tolist() == [24, 24, 24, 0, 0, 0], "the other was read"
-        assert pool.troubles.among([24, 25]) == {25: "slow down"}
+        assert pool.retries.among([24, 25]) == {25: "slow down"}
         storage.away.clear()
-        await pool.ask_again(np.array([25]), np.array([3]))
-        assert pool.troubles.among([24, 25]) == {}
+        await pool.retry(np.array([25]), np.array([3]))
+        assert pool.retries.among([24, 25]) == {}
 
     time_ = FakeTime()
     with pool_of(2, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
@@ -421,7 +420,7 @@ def test_attempts_that_hang_leave_half_of_the_threads_to_the_others() -> None:
 
     async def scenario() -> None:
         storage.gate.clear()
-        again = asyncio.create_task(pool.ask_again(np.arange(40, 46), np.full(6, 3)))
+        again = asyncio.create_task(pool.retry(np.arange(40, 46), np.full(6, 3)))
         await asyncio.sleep(0)
         await asyncio.to_thread(storage.wait_for, 2)
         others = load_of(1, 2)
@@ -444,9 +443,9 @@ def test_a_sample_that_was_given_up_alone_is_bad_for_the_load_that_needs_it() ->
     async def scenario() -> None:
         load = load_of(24, 25)
         assert isinstance((await pool.fill(load, empty(load), urgent=True))[1], PassingReason)
-        while pool.troubles.among([25]):
-            time_.now += pool.troubles.pause_s([25], time_.now)
-            await pool.ask_again(np.array([25]), np.array([3]))
+        while pool.retries.among([25]):
+            time_.now += pool.retries.pause_s([25], time_.now)
+            await pool.retry(np.array([25]), np.array([3]))
         failures = await pool.fill(load, empty(load), urgent=True)
         assert not isinstance(failures[1], PassingReason)
         assert failures[1].endswith("attempts in 10 s)")
@@ -546,10 +545,10 @@ def test_attempts_that_hang_do_not_keep_what_storage_did_not_give_from_being_ask
 
     async def scenario() -> None:
         storage.stuck = {50: threading.Event()}
-        hung = asyncio.create_task(pool.ask_again(np.array([50]), np.array([3])))
+        hung = asyncio.create_task(pool.retry(np.array([50]), np.array([3])))
         await asyncio.sleep(0)
         await asyncio.to_thread(storage.wait_for, 1)
-        again = asyncio.create_task(pool.ask_again(np.array([40]), np.array([3])))
+        again = asyncio.create_task(pool.retry(np.array([40]), np.array([3])))
         assert await pool.fill(load_of(3), empty(load_of(3)), urgent=True) == {}
         assert storage.order == [50, 3]
         time_.now += LATE_S

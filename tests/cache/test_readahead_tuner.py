@@ -21,26 +21,26 @@ def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> 
     tuner = idle_tuner()
     begun, other = Read(1000.0, 7), Read(1100.0, 8)
 
-    def told(read: Read | None, waited_s: float) -> list[str]:
-        before = tuner.told
+    def logged(read: Read | None, waited_s: float) -> list[str]:
+        before = tuner.logged
         hanging = Hanging(int(waited_s >= LATE_S), int(waited_s >= LATE_S))
-        tuner.watch(read, hanging, "file:{}".format, (read or begun).since + waited_s)
-        return list(tuner.log)[len(tuner.log) - (tuner.told - before) :]
+        tuner.log_hanging(read, hanging, "file:{}".format, (read or begun).since + waited_s)
+        return list(tuner.lines)[len(tuner.lines) - (tuner.logged - before) :]
 
-    assert told(None, 1e6) == []
-    assert told(begun, LATE_S - 1) == []
-    assert told(begun, 21.0) == ["storage has not given file:7 for 21 s"]
-    assert told(begun, 41.0) == []
-    assert told(begun, 42.0) == ["storage has not given file:7 for 42 s"]
-    assert told(other, 5.0) == []
-    assert told(other, LATE_S) == ["storage has not given file:8 for 20 s"]
+    assert logged(None, 1e6) == []
+    assert logged(begun, LATE_S - 1) == []
+    assert logged(begun, 21.0) == ["storage has not given file:7 for 21 s"]
+    assert logged(begun, 41.0) == []
+    assert logged(begun, 42.0) == ["storage has not given file:7 for 42 s"]
+    assert logged(other, 5.0) == []
+    assert logged(other, LATE_S) == ["storage has not given file:8 for 20 s"]
 
 
 def test_that_more_reads_hang_than_can_be_replaced_is_told_once_each_time() -> None:
     tuner, read = idle_tuner(), Read(1000.0, 7)
     for reads in (3, SPARE_THREADS, 40, 41, 2, 33):
-        tuner.watch(read, Hanging(reads, min(reads, SPARE_THREADS)), "file:{}".format, 1021.0)
-    assert list(tuner.log) == [
+        tuner.log_hanging(read, Hanging(reads, min(reads, SPARE_THREADS)), "file:{}".format, 1021.0)
+    assert list(tuner.lines) == [
         "storage has not given file:7 for 21 s, and 2 more hang",
         "40 reads hang, more than the 32 in whose place others read: this node reads less, or nothing, until storage "
         "answers",

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from mbaas.cache.speeds import TransferSums
-from mbaas.cache.stats import Flow
+from mbaas.cache.stats import Flow, TransferSums
 from mbaas.coordinator import thread_tuning as tuning
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.thread_tuning import NodeLooks, NodeSums, ThreadTuning

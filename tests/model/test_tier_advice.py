@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbaas.cache.speeds import Speedometer, TransferSums
-from mbaas.model.tiers import STEADY_LOOKS, Advisor, FetchSpeeds, UpcomingBytes
+from mbaas.cache.stats import TransferSums
+from mbaas.cache.tuner import Speedometer
+from mbaas.model.tiers import Advisor, FetchSpeeds, UpcomingBytes
 
 MB = 10**6
 
@@ -143,13 +144,13 @@ def test_a_much_smaller_depth_is_told_once() -> None:
 def test_speeds_are_those_of_the_reads_that_are_made() -> None:
     """1 MB in 0.5 thread-seconds is 2 MB/s. Less than 0.05 s is ignored; a later 4 MB/s has weight one half."""
     meter = Speedometer()
-    meter.look("storage", TransferSums(MB // 10, 0.04, 0.04))
+    meter.update("storage", TransferSums(MB // 10, 0.04, 0.04))
     assert meter.speeds.storage is None
-    meter.look("storage", TransferSums(MB, 0.5, 0.2))
+    meter.update("storage", TransferSums(MB, 0.5, 0.2))
     assert meter.speeds.storage == 2 * MB
-    meter.look("storage", TransferSums(MB + 1, 0.54, 0.3))
+    meter.update("storage", TransferSums(MB + 1, 0.54, 0.3))
     assert meter.speeds.storage == 2 * MB
-    meter.look("storage", TransferSums(3 * MB, 1.0, 0.5))
+    meter.update("storage", TransferSums(3 * MB, 1.0, 0.5))
     assert meter.speeds.storage == 3 * MB
 
 
@@ -157,7 +158,7 @@ def test_a_disk_that_was_read_is_known_better_than_one_that_was_tried_out() -> N
     meter = Speedometer()
     meter.probed(local=9.0, disk=5.0)
     assert (meter.speeds.local, meter.speeds.disk) == (9, 5)
-    meter.look("disk", TransferSums(MB, 1.0, 1.0))
+    meter.update("disk", TransferSums(MB, 1.0, 1.0))
     assert meter.speeds.disk == MB, "the guess is replaced"
     meter.probed(local=9.0, disk=5.0)
     assert meter.speeds.disk == MB

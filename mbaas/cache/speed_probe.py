@@ -1,8 +1,7 @@
-"""Transfer speeds of each tier, for the bandwidth model (`mbaas.model.tiers`).
+"""Probes of memory and of the disk tier's disk, run once at startup in about half a second.
 
-Storage, other nodes and the disk tier are measured on regular reads; storage is never read just to measure it. Memory,
-and a disk tier without reads so far, are probed at startup in about half a second. The disk probe evicts its file from
-the page cache first, since it would otherwise measure memory.
+Other tiers, and a disk tier that is read, are measured on regular reads (`mbaas.cache.stats`). Storage is never read
+just to measure it. The disk probe evicts its file from the page cache first, since it would otherwise measure memory.
 """
 
 from __future__ import annotations
@@ -12,27 +11,12 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
-from typing import Literal
 
 import numpy as np
-from msgspec import Struct
 
 from mbaas.errors import ConfigError
-from mbaas.model.tiers import FetchSpeeds
-
-TierName = Literal["remote", "disk", "storage"]
-"""Tiers that are measured during regular reads, named as in `FetchSpeeds`."""
-
-ENOUGH_S = 0.05
-"""Thread-seconds of reading before a rate counts; shorter measurements are mostly noise."""
-
-FRESH = 0.5
-"""Weight of a new rate against older ones: a change shows after a few updates, an outlier has little effect."""
 
 _PIECE_BYTES = 4 << 20  # size of a memory copy or disk write
 _MEMORY_BYTES = 32 << 20  # copied from end to end; larger than most processor caches
@@ -41,90 +25,9 @@ _MAX_DISK_BYTES = 256 << 20
 _MEMORY_S, _DISK_S = 0.03, 0.125  # no operation starts after this
 
 
-class TransferSums(Struct, frozen=True):
-    """Running totals of transfers from one tier.
-
-    Attributes:
-        nbytes: bytes received.
-        thread_s: seconds of waiting, summed over threads, including unfinished reads.
-        busy_s: seconds with at least one waiting thread.
-    """
-
-    nbytes: int = 0
-    thread_s: float = 0.0
-    busy_s: float = 0.0
-
-    def since(self, before: TransferSums) -> TransferSums:
-        """Return the difference to earlier totals."""
-        return TransferSums(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
-
-
-class TierMeter:
-    """The meter of one tier; thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._nbytes = 0
-        self._thread_s = self._busy_s = 0.0  # up to _at
-        self._using = 0  # threads, since _at
-        self._at = 0.0
-
-    def moved(self, nbytes: int) -> None:
-        """Add bytes received."""
-        with self._lock:
-            self._nbytes += nbytes
-
-    @contextmanager
-    def using(self) -> Iterator[None]:
-        """Count the time inside the context as one thread waiting for this tier."""
-        self._change(+1)
-        try:
-            yield
-        finally:
-            self._change(-1)
-
-    def sums(self) -> TransferSums:
-        """Return the totals up to now."""
-        self._change(0)  # includes reads in progress, so a hanging read shows in the rate
-        with self._lock:
-            return TransferSums(self._nbytes, self._thread_s, self._busy_s)
-
-    def _change(self, users: int) -> None:
-        # Both times are updated at every change, so no list of reads is needed.
-        with self._lock:
-            now = perf_counter()
-            self._thread_s += self._using * (now - self._at)
-            self._busy_s += (now - self._at) if self._using else 0.0
-            self._using += users
-            self._at = now
-
-
-class Speedometer:
-    """Current speeds, computed from running totals; None until enough was read."""
-
-    def __init__(self) -> None:
-        self.speeds = FetchSpeeds()
-        self._counted: dict[TierName, TransferSums] = {}  # totals at the last rate update
-
-    def probed(self, *, local: float, disk: float | None) -> None:
-        """Record probed speeds. A disk speed from regular reads takes precedence."""
-        known = self.speeds.disk if self.speeds.disk is not None else disk
-        self.speeds = replace(self.speeds, local=local, disk=known)
-
-    def look(self, tier: TierName, sums: TransferSums) -> None:
-        """Update a tier's speed from its current totals."""
-        new = sums.since(self._counted.get(tier, TransferSums()))
-        if new.thread_s < ENOUGH_S or not new.nbytes:
-            return
-        rate = new.nbytes / new.thread_s  # for one thread, with all others active
-        if tier in self._counted:
-            old = getattr(self.speeds, tier)
-            rate = old + FRESH * (rate - old)
-        self._counted[tier] = sums
-        self.speeds = replace(self.speeds, **{tier: rate})
-
-
-def try_out(*, disk_path: str | os.PathLike[str] | None, disk_bytes: int, threads: int) -> tuple[float, float | None]:
+def probe_speeds(
+    *, disk_path: str | os.PathLike[str] | None, disk_bytes: int, threads: int
+) -> tuple[float, float | None]:
     """Measure one thread's speed from memory and from the disk tier's disk, in bytes/s.
 
     Args:

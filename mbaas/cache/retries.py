@@ -21,7 +21,7 @@ MAX_PAUSE_S = 10.0
 HOLD_S = 2.0
 """Longest wait of a fetch for a failing sample. Then the reply omits the sample, and the caller may retry."""
 
-SHORT_S = 5.0
+SHORT_RETRY_S = 5.0
 """Shorter retry time, for samples given up before, and for missing files after another missing file was given up.
 
 Otherwise an unreadable sector would cost the full time in every epoch, and a thousand deleted files a thousand times
@@ -29,7 +29,7 @@ that. The first missing file gets the full time, because a server may be down, o
 absence for a minute. A file counts as missing only if its folder exists.
 """
 
-FORGOTTEN_S = 30.0
+FORGET_S = 30.0
 """Time after which a sample's failures are forgotten.
 
 It starts when a retry is due and nothing requests the sample; a later request has the full retry time. For a sample
@@ -38,7 +38,7 @@ given up, it starts at that point; until then each further failure makes the sam
 
 
 @dataclass(eq=False)
-class _Trouble:
+class _FailingSample:
     """The state of a failing sample."""
 
     since: float  # first failed attempt, since it was last given up
@@ -50,7 +50,7 @@ class _Trouble:
     given_up: float = 0.0  # time when it was given up
 
 
-class Troubles:
+class Retries:
     """The failing samples of one cache node, retried for ``storage_s`` before they count as bad.
 
     ``draw`` returns random numbers in [0, 1) (full jitter), so that simultaneous failures are retried at different
@@ -59,57 +59,57 @@ class Troubles:
 
     def __init__(self, storage_s: float, draw: Callable[[], float]) -> None:
         self._storage_s, self._draw = storage_s, draw
-        self._known: dict[int, _Trouble] = {}  # by sample; samples given up stay until they are read
+        self._known: dict[int, _FailingSample] = {}  # by sample; samples given up stay until they are read
         # The most recently resolved missing file was given up.
         self._files_are_gone = False
-        self._told_since: float | None = None  # start of the outage that was logged
+        self._outage_since: float | None = None  # start of the outage that was logged
         # Samples given up since the last `log` call, and samples read since the outage was logged.
         self._given_up = self._came = 0
 
     def failed(self, sample_id: int, error: StorageError, now: float) -> str:
         """Record a failed attempt. Return the reason, as a `PassingReason` unless the sample is bad now."""
-        trouble = self._known.get(sample_id)
+        failing = self._known.get(sample_id)
         # A fetch that waited for the sample reads it again with its whole slab, and must then get the final error.
-        if trouble is not None and trouble.due is None and now - trouble.given_up <= FORGOTTEN_S:
-            return self._verdict(trouble, error)
-        if trouble is None or trouble.due is None or now - trouble.due > FORGOTTEN_S:
-            given_up = trouble is not None and trouble.due is None
-            trouble = self._known[sample_id] = _Trouble(now, again=given_up)
-        trouble.attempts += 1
-        left_s = trouble.since + self._limit_s(trouble, error) - now
-        bound_s = min(FIRST_PAUSE_S * 2 ** min(trouble.attempts - 1, 20), MAX_PAUSE_S)
+        if failing is not None and failing.due is None and now - failing.given_up <= FORGET_S:
+            return self._verdict(failing, error)
+        if failing is None or failing.due is None or now - failing.due > FORGET_S:
+            given_up = failing is not None and failing.due is None
+            failing = self._known[sample_id] = _FailingSample(now, again=given_up)
+        failing.attempts += 1
+        left_s = failing.since + self._limit_s(failing, error) - now
+        bound_s = min(FIRST_PAUSE_S * 2 ** min(failing.attempts - 1, 20), MAX_PAUSE_S)
         # The last attempt is at the end of the time limit, so that the limit is used in full.
-        trouble.due = now + min(self._draw() * bound_s, left_s) if left_s > 0 else None
-        trouble.reason, trouble.is_missing = error.reason, error.is_missing
-        if trouble.due is not None:
+        failing.due = now + min(self._draw() * bound_s, left_s) if left_s > 0 else None
+        failing.reason, failing.is_missing = error.reason, error.is_missing
+        if failing.due is not None:
             return PassingReason(error.reason)
-        trouble.given_up = now
+        failing.given_up = now
         self._given_up += 1
         self._files_are_gone |= error.is_missing
-        return self._verdict(trouble, error)
+        return self._verdict(failing, error)
 
-    def _verdict(self, trouble: _Trouble, error: StorageError) -> str:
-        return f"{error.reason} ({counted(trouble.attempts, 'attempt')} in {seconds(trouble.given_up - trouble.since)})"
+    def _verdict(self, failing: _FailingSample, error: StorageError) -> str:
+        return f"{error.reason} ({counted(failing.attempts, 'attempt')} in {seconds(failing.given_up - failing.since)})"
 
-    def _limit_s(self, trouble: _Trouble, error: StorageError) -> float:
-        is_short = trouble.again or (error.is_missing and self._files_are_gone)
-        return min(SHORT_S, self._storage_s) if is_short else self._storage_s
+    def _limit_s(self, failing: _FailingSample, error: StorageError) -> float:
+        is_short = failing.again or (error.is_missing and self._files_are_gone)
+        return min(SHORT_RETRY_S, self._storage_s) if is_short else self._storage_s
 
     def resolved(self, sample_ids: Iterable[int]) -> None:
         """Record samples that were read, or are bad for a permanent reason."""
         if not self._known:
             return
-        came = [trouble for sample_id in sample_ids if (trouble := self._known.pop(sample_id, None)) is not None]
+        came = [failing for sample_id in sample_ids if (failing := self._known.pop(sample_id, None)) is not None]
         self._came += len(came)
-        if any(trouble.is_missing for trouble in came):
+        if any(failing.is_missing for failing in came):
             self._files_are_gone = False
 
     def among(self, sample_ids: Iterable[int]) -> dict[int, str]:
         """Return the samples that fail and are not given up: id -> reason of the last failure."""
         if not self._known:
             return {}
-        found = {i: trouble for i in sample_ids if (trouble := self._known.get(i)) is not None}
-        return {i: trouble.reason for i, trouble in found.items() if trouble.due is not None}
+        found = {i: failing for i in sample_ids if (failing := self._known.get(i)) is not None}
+        return {i: failing.reason for i, failing in found.items() if failing.due is not None}
 
     def pause_s(self, sample_ids: Iterable[int], now: float) -> float:
         """Return the seconds until all of the given failing samples may be retried."""
@@ -117,26 +117,26 @@ class Troubles:
 
     def are_new(self, sample_ids: Iterable[int]) -> bool:
         """Return whether all given failing samples are due for a retry within `HOLD_S` of their first failure."""
-        troubles = [self._known[i] for i in sample_ids]
-        return all(trouble.due is not None and trouble.due < trouble.since + HOLD_S for trouble in troubles)
+        known = [self._known[i] for i in sample_ids]
+        return all(failing.due is not None and failing.due < failing.since + HOLD_S for failing in known)
 
     def log(self, uri: Callable[[int], str], now: float) -> list[str]:
         """Return log lines about changes since the last call."""
-        told = []
-        old = {i: trouble for i, trouble in self._known.items() if now - trouble.since >= HOLD_S}
-        waiting = {i: t for i, t in old.items() if t.due is not None and now - t.due <= FORGOTTEN_S}
-        if waiting and self._told_since is None:
+        lines = []
+        old = {i: failing for i, failing in self._known.items() if now - failing.since >= HOLD_S}
+        waiting = {i: t for i, t in old.items() if t.due is not None and now - t.due <= FORGET_S}
+        if waiting and self._outage_since is None:
             first = min(waiting, key=lambda i: waiting[i].since)
-            self._told_since, self._came = waiting[first].since, 0
-            told.append(
+            self._outage_since, self._came = waiting[first].since, 0
+            lines.append(
                 f"storage does not give {counted(len(waiting), 'sample')}, for instance {uri(first)}: "
                 f"{waiting[first].reason}; asked again for up to {seconds(self._storage_s)}"
             )
         if self._given_up:
-            told.append(f"gave up {counted(self._given_up, 'sample')} that storage did not give")
+            lines.append(f"gave up {counted(self._given_up, 'sample')} that storage did not give")
             self._given_up = 0
-        if self._told_since is not None and not waiting:
+        if self._outage_since is not None and not waiting:
             if self._came:
-                told.append(f"storage gives what it is asked for again, after {seconds(now - self._told_since)}")
-            self._told_since = None
-        return told
+                lines.append(f"storage gives what it is asked for again, after {seconds(now - self._outage_since)}")
+            self._outage_since = None
+        return lines

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mbaas.analysis.measuring.portion import Span, resident_share
-from mbaas.cache import speeds
-from mbaas.cache.speeds import try_out
+from mbaas.cache import speed_probe
+from mbaas.cache.speed_probe import probe_speeds
 from mbaas.errors import ConfigError
 
 PIECE = 4 << 20
@@ -19,7 +19,7 @@ PIECE = 4 << 20
 
 def test_memory_and_disk_are_tried_out_and_the_disk_is_left_empty(tmp_path: Path) -> None:
     began = time.monotonic()
-    memory, disk = try_out(disk_path=tmp_path / "tier", disk_bytes=2 * PIECE, threads=3)
+    memory, disk = probe_speeds(disk_path=tmp_path / "tier", disk_bytes=2 * PIECE, threads=3)
     assert time.monotonic() - began < 5
     assert memory > 1e8
     assert disk is not None
@@ -29,8 +29,8 @@ def test_memory_and_disk_are_tried_out_and_the_disk_is_left_empty(tmp_path: Path
 
 
 def test_without_a_folder_or_room_for_a_piece_there_is_no_disk(tmp_path: Path) -> None:
-    assert try_out(disk_path=tmp_path, disk_bytes=PIECE - 1, threads=3)[1] is None
-    assert try_out(disk_path=None, disk_bytes=0, threads=3)[1] is None
+    assert probe_speeds(disk_path=tmp_path, disk_bytes=PIECE - 1, threads=3)[1] is None
+    assert probe_speeds(disk_path=None, disk_bytes=0, threads=3)[1] is None
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -39,7 +39,7 @@ def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     A sleep takes longer on a busy machine, so the rate is compared with the reads as they were.
     """
-    pread, reads, took_s = speeds.os.pread, [], []
+    pread, reads, took_s = speed_probe.os.pread, [], []
 
     def slow(file: int, nbytes: int, start: int) -> bytes:
         reads.append(start)
@@ -49,8 +49,8 @@ def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         took_s.append(time.perf_counter() - began)
         return content
 
-    monkeypatch.setattr(speeds.os, "pread", slow)
-    _, disk = try_out(disk_path=tmp_path, disk_bytes=PIECE, threads=threads)
+    monkeypatch.setattr(speed_probe.os, "pread", slow)
+    _, disk = probe_speeds(disk_path=tmp_path, disk_bytes=PIECE, threads=threads)
     assert disk is not None
     in_reads = 131_072 * len(took_s) / sum(took_s)
     assert 0.3 * in_reads < disk <= 131_072 / 0.02
@@ -61,15 +61,15 @@ def test_what_is_read_was_driven_out_of_memory(tmp_path: Path, monkeypatch: pyte
     kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True)
     if kind.stdout.strip() == "tmpfs":
         pytest.skip("files live in memory here: they cannot be driven out of it")
-    pread, resident = speeds.os.pread, []
+    pread, resident = speed_probe.os.pread, []
 
     def looked(file: int, nbytes: int, start: int) -> bytes:
         resident.append(resident_share([Span(f"/proc/self/fd/{file}", 0, PIECE)]))
-        monkeypatch.setattr(speeds.os, "pread", pread)
+        monkeypatch.setattr(speed_probe.os, "pread", pread)
         return pread(file, nbytes, start)
 
-    monkeypatch.setattr(speeds.os, "pread", looked)
-    try_out(disk_path=tmp_path, disk_bytes=PIECE, threads=1)
+    monkeypatch.setattr(speed_probe.os, "pread", looked)
+    probe_speeds(disk_path=tmp_path, disk_bytes=PIECE, threads=1)
     assert resident[0] is not None
     assert resident[0] < 0.5
 
@@ -77,4 +77,4 @@ def test_what_is_read_was_driven_out_of_memory(tmp_path: Path, monkeypatch: pyte
 def test_a_disk_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"needs a folder that it may write to, got .*file"):
-        try_out(disk_path=tmp_path / "file", disk_bytes=PIECE, threads=1)
+        probe_speeds(disk_path=tmp_path / "file", disk_bytes=PIECE, threads=1)
