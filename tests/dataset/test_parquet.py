@@ -198,3 +198,12 @@ def test_lists_that_are_not_equally_long_are_fields_also_when_they_were_unpacked
         assert data.fields == (Field("boxes", (None, 4), "float64", 2),)
         found = data.values(np.array([1, 2, 0]))["boxes"]
         assert (found.lengths.tolist(), found.values.tolist()) == ([2, 0, 1], [*boxes[1], *boxes[0]])
+
+
+def test_nested_columns_are_fields(tmp_path: Path) -> None:
+    objects = [{"bbox": [[row, 0.0, 1.0, 1.0]] * row, "id": row} for row in range(3)]
+    kind = pa.struct({"bbox": pa.list_(pa.list_(pa.float32(), 4)), "id": pa.int64()})
+    pq.write_table(pa.table({"image": IMAGES[:3], "objects": pa.array(objects, kind)}), tmp_path / "a.parquet")
+    data = read_parquet(tmp_path / "a.parquet", unpacked=tmp_path / "out")
+    assert data.fields == (Field("objects.bbox", (None, 4), "float32", 2), Field("objects.id", (), "int64"))
+    assert data.values(np.arange(3))["objects.bbox"].lengths.tolist() == [0, 1, 2]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ from pyarrow.fs import FileSelector, FileType
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.listing import Listing, listed_once
-from mbaas.dataset.storage.faults import message_of, s3_attempts
+from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import Location, join, locate
 from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
@@ -160,7 +160,6 @@ _COMPANIONS = (
 
 _MOST_WAYS = 1000  # paths from a class to one folder: twenty folders with two links each can make a million
 _CALLER = 6  # stack frames from a warning to the reader's caller: through `_list_tree`, `listed_once` and `make`
-_S3_ATTEMPTS = 5  # per request; listing a class of a million images takes a thousand requests
 
 
 def _list_tree(
@@ -174,8 +173,7 @@ def _list_tree(
 ) -> Dataset:
     """List the files of a tree; `mbaas.read_images` documents the rules, the arguments and the errors."""
     endings = _checked_endings(extensions)
-    where = locate(path, filesystem)
-    where = replace(where, filesystem=s3_attempts(where.filesystem, _S3_ATTEMPTS))
+    where = locate(path, filesystem).for_listing()
     options = {"extensions": endings, "classes": classes}
 
     def make() -> Listing:

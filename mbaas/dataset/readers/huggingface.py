@@ -10,7 +10,6 @@ import struct
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,17 +21,14 @@ import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.encoded_column import Locate, Read, Source, read_encoded
-from mbaas.dataset.storage.faults import message_of, s3_attempts
-from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join, locate, look_up
+from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.location import IN_SHARD, Location, join, locate, look_up
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.fields import IMAGE
 from mbaas.order import Ids
-from mbaas.progress import track
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 _BATCH_ROWS = 64  # rows of a table in memory unpacked at a time
-_REMOTE_THREADS = 32  # each reads one message after another
-_LOCAL_THREADS = 4
 
 
 def read_huggingface(
@@ -109,8 +105,7 @@ def _checked_split(name: str, split: str | None, splits: list[str]) -> str:
 
 
 def _saved(path: str | os.PathLike[str], split: str | None, filesystem: pyarrow.fs.FileSystem | None) -> Source:
-    where = locate(path, filesystem)
-    where = replace(where, filesystem=s3_attempts(where.filesystem, S3_ATTEMPTS))
+    where = locate(path, filesystem).for_listing()
     found = _json_in(where, _SPLITS)
     if found is not None:
         name = _checked_split(where.root, split, _names_in(where, _SPLITS, found.get("splits")))
@@ -169,11 +164,7 @@ class _SavedDataset(Source):
             yield reader.schema, lambda columns: (batch.select(columns) for batch in reader)
 
     def tables(self, columns: Sequence[str], without: str) -> list[tuple[pa.Table, Locate]]:
-        is_local = isinstance(self.where.filesystem, pyarrow.fs.LocalFileSystem)
-        threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(self.parts))
-        with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
-            tables = pool.map(lambda name: self._table(name, columns, without), self.parts)
-            return [*track(tables, self.kind, len(self.parts))]
+        return self.where.read_all(lambda name: self._table(name, columns, without), self.parts, self.kind)
 
     def _table(self, name: str, columns: Sequence[str], without: str) -> tuple[pa.Table, Locate]:
         found = _read_stream(self.where, name, columns=columns, without=without)

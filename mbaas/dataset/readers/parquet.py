@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.encoded_column import Read, Source, read_encoded
-from mbaas.dataset.storage.faults import s3_attempts
-from mbaas.dataset.storage.location import S3_ATTEMPTS, Location, join, locate_shards, look_up
+from mbaas.dataset.storage.location import Location, join, locate_shards, look_up
 from mbaas.fields import IMAGE
 
 _BATCH_ROWS = 64  # rows unpacked at a time
@@ -48,6 +46,7 @@ def read_parquet(
             int64 indices into them. Hugging Face class labels keep their names, too. Without a label column,
             minibatches have no ``label``.
         fields: further columns for minibatches, of the types that `read_manifest` accepts; default: all except strings.
+            Nested columns are named ``objects.bbox``.
         filesystem: file system of ``path``, for credentials or file systems that a URI cannot express.
 
     Raises:
@@ -64,7 +63,7 @@ class _ParquetFiles(Source):
     has_paths = False
 
     def __init__(self, where: Location, names: list[str]) -> None:
-        self.where, self.parts = replace(where, filesystem=s3_attempts(where.filesystem, S3_ATTEMPTS)), names
+        self.where, self.parts = where.for_listing(), names
         self.state = self.files = look_up(where, names)
 
     @contextmanager

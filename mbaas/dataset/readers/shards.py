@@ -6,7 +6,6 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -15,15 +14,12 @@ import pyarrow.fs
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import gathered
 from mbaas.dataset.readers.listing import Listing, listed_once
-from mbaas.dataset.storage.faults import message_of, s3_attempts
-from mbaas.dataset.storage.location import IN_SHARD, S3_ATTEMPTS, Location, join, locate_shards, look_up
+from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.location import IN_SHARD, Location, join, locate_shards, look_up
 from mbaas.dataset.table import SPAN, table_of
 from mbaas.errors import DatasetError
 from mbaas.fields import LABEL
-from mbaas.progress import track
 
-_REMOTE_THREADS = 32  # each reads one header after another
-_LOCAL_THREADS = 4
 _CALLER = 6  # stack frames from a warning to the reader's caller, through `indexed_once`, `listed_once` and `make`
 _BUFFER_BYTES = 16 << 10
 """Bytes read per header: small images are read with it and need no further request."""
@@ -97,16 +93,8 @@ def indexed_once(
 def _index_all(
     where: Location, files: list[list[Any]], columns: Sequence[str], find: Find
 ) -> list[tuple[pa.Table, pa.Table]]:
-    filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
-    is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
-
-    def index(file: list[Any]) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
-        name, nbytes, _ = file
-        return _index_one(where, filesystem, name, nbytes, columns, find)
-
-    threads = min(_LOCAL_THREADS if is_local else _REMOTE_THREADS, len(files))
-    with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
-        shards = [*track(pool.map(index, files), "shards", len(files))]
+    where = where.for_listing()
+    shards = where.read_all(lambda file: _index_one(where, file[0], file[1], columns, find), files, "shards")
     left_out = [each for *_, of_shard in shards for each in of_shard]
     if left_out:
         more = f" (and {len(left_out) - 1:,} more)" if len(left_out) > 1 else ""
@@ -115,29 +103,29 @@ def _index_all(
 
 
 def _index_one(
-    where: Location, filesystem: pyarrow.fs.FileSystem, name: str, nbytes: int, columns: Sequence[str], find: Find
+    where: Location, name: str, nbytes: int, columns: Sequence[str], find: Find
 ) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
     """Return locations as in `SPAN`, the values of labels and fields, and parts that are left out."""
     shard = join(where.root, name)
     uris: list[str] = []
-    spans: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     values: dict[str, list[Any]] = {column: [] for column in columns}
     left_out: list[LeftOut] = []
     try:
-        with filesystem.open_input_file(join(where.base, name)) as raw:
+        with where.filesystem.open_input_file(join(where.base, name)) as raw:
             for sample in find(io.BufferedReader(raw, _BUFFER_BYTES), nbytes, shard):
                 if isinstance(sample, LeftOut):
                     left_out.append(sample)
                     continue
                 uris.append(f"{name}{IN_SHARD}{sample.name}")
-                spans.append((sample.offset, sample.length))
+                ranges.append((sample.offset, sample.length))
                 for column, value in sample.values.items():
                     values[column].append(value)
     except DatasetError:
         raise
     except Exception as error:  # third-party file systems raise any exception
         raise DatasetError(f"cannot read {shard}: {message_of(error)}") from error
-    offsets, lengths = zip(*spans, strict=True) if spans else ((), ())
+    offsets, lengths = zip(*ranges, strict=True) if ranges else ((), ())
     spans = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), SPAN, strict=True)]
     found = pa.table({column: _array_of(shard, column, each) for column, each in values.items()})
     return pa.Table.from_arrays(spans, schema=SPAN), found, left_out

@@ -7,12 +7,12 @@ import posixpath
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -26,11 +26,12 @@ from mbaas.progress import track
 IN_SHARD = "#"
 """Separates the shard's name from the member's name in the `uri` of a sample."""
 
-S3_ATTEMPTS = 5
-"""Attempts of an S3 client per request when files are looked up."""
-
+_S3_ATTEMPTS = 5  # per request; listing a class of a million images takes a thousand requests
 _FILES_PER_CALL = 1000  # files looked up per call
-_REMOTE_THREADS = 32  # a store needs one request per file
+_REMOTE_THREADS, _LOCAL_THREADS = 32, 4  # a store needs one request after another for each file
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,21 @@ class Location:
     filesystem: pyarrow.fs.FileSystem
     base: str
     root: str
+
+    @property
+    def is_local(self) -> bool:
+        """True for files of this machine."""
+        return isinstance(self.filesystem, pyarrow.fs.LocalFileSystem)
+
+    def for_listing(self) -> Location:
+        """Return the location with a client that retries by itself; see `s3_attempts`."""
+        return replace(self, filesystem=s3_attempts(self.filesystem, _S3_ATTEMPTS))
+
+    def read_all(self, read: Callable[[_Item], _Result], files: Sequence[_Item], kind: str) -> list[_Result]:
+        """Call ``read`` for each of many files, in threads, and show the progress; ``kind`` is the files' name."""
+        threads = min(_LOCAL_THREADS if self.is_local else _REMOTE_THREADS, len(files))
+        with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
+            return [*track(pool.map(read, files), kind, len(files))]
 
 
 def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None) -> Location:
@@ -133,16 +149,16 @@ def written_whole(filesystem: pyarrow.fs.FileSystem, path: str) -> Iterator[str]
 
 def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
     """Look up files below a folder, including missing ones; raise DatasetError if the file system fails."""
-    filesystem = s3_attempts(where.filesystem, S3_ATTEMPTS)
+    where = where.for_listing()
     paths = [join(where.base, name) for name in names]
     parts = [paths[start : start + _FILES_PER_CALL] for start in range(0, len(paths), _FILES_PER_CALL)]
 
     def look_up(part: list[str]) -> list[FileInfo]:
-        infos: list[FileInfo] = filesystem.get_file_info(part)
+        infos: list[FileInfo] = where.filesystem.get_file_info(part)
         return infos
 
     try:
-        if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+        if where.is_local:
             return _all(map(look_up, parts), len(paths))
         with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
             return _all(pool.map(look_up, parts), len(paths))
@@ -159,11 +175,6 @@ def missing(info: FileInfo) -> str | None:
 
 def _all(parts: Iterable[list[FileInfo]], total: int) -> list[FileInfo]:
     return [*chain.from_iterable(track(parts, "files", total, amount=len))]
-
-
-_MOST_SHARDS = 1_000_000
-_BRACES = re.compile(r"(\{[^{}]*\})")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 # ---- files named by a table ----
@@ -253,6 +264,10 @@ def _raised(where: Location, names: list[str]) -> tuple[Location, list[str]]:
 
 
 # ---- files named by patterns ----
+
+_MOST_SHARDS = 1_000_000
+_BRACES = re.compile(r"(\{[^{}]*\})")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def locate_shards(
