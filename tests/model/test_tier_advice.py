@@ -9,7 +9,7 @@ import pytest
 
 from mbaas.cache.stats import TransferSums
 from mbaas.cache.tuner import Speedometer
-from mbaas.model.tiers import Advisor, FetchSpeeds, UpcomingBytes
+from mbaas.model.tiers import STEADY_LOOKS, Advisor, FetchSpeeds, UpcomingBytes
 
 MB = 10**6
 
