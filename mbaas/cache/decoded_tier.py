@@ -187,11 +187,9 @@ class DecodedTier:
         to_disk: NDArray[np.bool_],
         free: int,
     ) -> HandIn:
-        """Choose the samples of a hand-in that are cached in memory, and charge their bytes.
+        """Choose the samples of a hand-in that are cached in memory, in a new slab, and charge their bytes.
 
         Args:
-            slab: number for the new slab.
-            sample_ids, lengths: int64[n], lengths in bytes.
             new: bool[n], samples that should be in memory and are not there yet.
             promised: bool[n], samples whose reserved memory was just released; see `keep_promise`.
             to_disk: bool[n], samples that may go to disk if they are not chosen for memory.

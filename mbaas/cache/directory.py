@@ -22,16 +22,15 @@ Locations = NDArray[np.void]
 class MinIO:
     """The byte budget of the cached samples: admit until full, never evict.
 
-    No policy does better on fresh random orders. Each sample occurs once an epoch, so an epoch's hits cannot exceed the
-    samples cached at its start. MinIO reaches exactly that bound (Mohan et al., "Analyzing and Mitigating Data Stalls
-    in DNN Training", VLDB 2021). `used_bytes` is in [0, `budget_bytes`].
+    No policy does better on fresh random orders: each sample occurs once an epoch, so an epoch's hits cannot exceed the
+    samples cached at its start (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021).
     """
 
     def __init__(self, budget_bytes: int) -> None:
         if budget_bytes < 0:
             raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes
-        self.used_bytes = 0
+        self.used_bytes = 0  # in [0, budget_bytes]
 
     @property
     def free_bytes(self) -> int:
@@ -74,8 +73,7 @@ def among(sample_ids: Ids, members: Container[int]) -> NDArray[np.bool_]:
 class Directory:
     """The cached samples and their locations: an array over all samples of the dataset.
 
-    Only full slabs are published. An entry changes only when its sample moves to another node and is withdrawn. Its
-    bytes stay until the whole slab is withdrawn.
+    Only full slabs are published. The bytes of a withdrawn sample stay until its whole slab is withdrawn.
 
     Attributes:
         samples, nbytes: number of cached samples, and their bytes.

@@ -1,8 +1,7 @@
 """Read-ahead: the blocks that are read before they are requested, within a budget of bytes.
 
-Fetches follow the order, slightly out of order because several workers make them. While a split-off consumer catches
-up, they come from two points of the order at once. Read-ahead therefore follows several *sequences* of fetches and
-divides its budget between them.
+While a split-off consumer catches up, fetches come from two points of the order at once. Read-ahead therefore follows
+several *sequences* of fetches and divides its budget between them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_SEQUENCES = 4
 
 @dataclass
 class FetchSequence:
-    """Fetches that move forward through the order, slightly out of order.
+    """Fetches that move forward through the order, slightly out of order, because several workers make them.
 
     Attributes:
         head: the furthest fetched block.
@@ -92,10 +91,8 @@ class ReadAhead:
                 sequence.frontier = block
 
     def fits(self, sequence: FetchSequence, nbytes: int) -> bool:
-        """Return whether ``nbytes`` more fit into the budget and the sequence's share of the depth.
-
-        The first block only has to fit the budget: a block larger than the share would otherwise never be read ahead.
-        """
+        """Return whether ``nbytes`` more fit into the budget and the sequence's share of the depth."""
+        # The first block only has to fit the budget: one larger than the share would otherwise never be read ahead.
         own = sum(size for block, size in self._held.values() if sequence.covers(block))
         part = self.depth_bytes // len(self.sequences)
         return self.used_bytes + nbytes <= self.budget_bytes and (own == 0 or own + nbytes <= part)

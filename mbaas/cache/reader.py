@@ -80,8 +80,7 @@ class FetchReply(RowLocations, frozen=True, eq=False):
 class SlabViews:
     """Zero-copy access to the rows of a `FetchReply`; thread-safe.
 
-    It holds permanent slabs, which stay in the node's memory anyway. After a cache node's restart, the first reply
-    drops the slabs of the earlier incarnation; rows already returned stay readable.
+    It holds permanent slabs of one incarnation of the cache node; rows already returned stay readable after a restart.
     """
 
     def __init__(self) -> None:
@@ -192,9 +191,7 @@ class CacheReader:
     def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
         """Read from another node: one call transfers only the samples' bytes, not their slabs. Not retried.
 
-        Raises:
-            WaitTimeoutError: the node did not reply in time.
-            ray.exceptions.RayError: the node is unavailable, perhaps permanently.
+        Raises WaitTimeoutError or ray.exceptions.RayError if the node does not reply.
         """
         try:
             reply, packed = ray.get(self.node.fetch_packed.remote(request), timeout=self._timeout_s)

@@ -53,8 +53,7 @@ class _FailingSample:
 class Retries:
     """The failing samples of one cache node, retried for ``storage_s`` before they count as bad.
 
-    ``draw`` returns random numbers in [0, 1) (full jitter), so that simultaneous failures are retried at different
-    times.
+    ``draw`` returns random numbers in [0, 1), so that simultaneous failures are retried at different times.
     """
 
     def __init__(self, storage_s: float, draw: Callable[[], float]) -> None:

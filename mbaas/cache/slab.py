@@ -153,13 +153,7 @@ def views(
     offset: NDArray[np.int64],
     length: NDArray[np.int64],
 ) -> list[Slab]:
-    """Return views of samples in their slabs, without a copy.
-
-    Args:
-        slabs: indexed by the values of `slab`.
-        slab: int[n], slab of each sample; below 0 if it could not be read.
-        offset, length: int64[n], bytes within the slab.
-    """
+    """Return views of samples in their slabs, without a copy; ``slab`` is int[n], below 0 for unreadable samples."""
     spans = zip(slab.tolist(), offset.tolist(), length.tolist(), strict=True)
     return [slabs[s][o : o + n] if s >= 0 else NOTHING for s, o, n in spans]
 
@@ -234,10 +228,7 @@ class PartPlan:
         self.loads.append(load)
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
-        """Record that a load is full and squeezed.
-
-        Rows that another node has in the other form become hits again, and are rescheduled.
-        """
+        """Record that a load is full and squeezed. Rows in the other form become hits again, and are rescheduled."""
         self.origin[load.rows] = origins
         readable = load.readable(failures)
         self.offset[load.rows[readable]] = pack(load.lengths[readable])  # they moved up when the slab was squeezed

@@ -79,10 +79,9 @@ class EpochCounts(Struct, frozen=True):
     """Cache and storage counts of one epoch; they can be added.
 
     Attributes:
-        fetched: samples of delivered blocks, by source; a block that is prepared twice counts twice. Otherwise, from
-            the second epoch on, the local count is the number of cached samples.
-        reads: samples requested from storage, and bytes received. Counted at the time of the read, for the epoch that
-            needs the sample; includes read-ahead, and dropped or repeated blocks.
+        fetched: samples of delivered blocks, by source; a block that is prepared twice counts twice.
+        reads: samples requested from storage, and bytes received, for the epoch that needs the sample; includes
+            read-ahead, and dropped or repeated blocks.
         failures: failed reads.
     """
 
@@ -101,12 +100,11 @@ class CacheStats(Struct, frozen=True):
         incarnation: changes when the node restarts with an empty cache.
         epochs, total: counts of the newest RECENT_EPOCHS active epochs, and of all epochs.
         budget_bytes: capacity of the cache.
-        cached_bytes: bytes of the cached samples, without samples being read into the cache. The cache is full when
-            this is near the budget or the dataset's size.
+        cached_bytes: bytes of the cached samples, without samples being read into the cache.
         cached_samples, cached_slabs: number of cached samples, and of their slabs.
         decoded: the subset that is cached decoded; included in the numbers above.
         decoded_on_disk: samples cached decoded on disk, and the bytes of their files.
-        readahead_bytes: bytes held for such blocks; 0 during a stall means that storage is too slow.
+        readahead_bytes: bytes read ahead of requests; 0 during a stall means that storage is too slow.
         readahead_blocks: blocks read ahead, including blocks that were already cached.
         fetching_bytes: bytes held for running fetches, outside the cache and read-ahead.
         peak_transient_bytes: peak of read-ahead and running fetches together.

@@ -1,7 +1,7 @@
 """Retries after transient storage errors: bounded attempts, exponential backoff with full jitter.
 
 `tenacity` implements the retries, `mbaas.dataset.storage.faults` classifies errors, and `RetryPolicy` sets the limits.
-A cache node, whose threads must not wait, has its own retries (`mbaas.cache.troubles`).
+A cache node, whose threads must not wait, has its own retries (`mbaas.cache.retries`).
 """
 
 from __future__ import annotations
