@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from zlib import crc32
 
 import numpy as np
@@ -28,9 +28,11 @@ from numpy.typing import NDArray
 
 from mbaas.allocation.balance import assign
 from mbaas.allocation.forms import SampleCosts
-from mbaas.budgets import MemoryClaim
 from mbaas.errors import MbaasError
 from mbaas.fields import SAMPLE_ID, Field
+from mbaas.memory.budgets import MemoryClaim
+from mbaas.memory.part_memory import PartAddress
+from mbaas.memory.slots import Slot, SlotColumn
 from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
 from mbaas.placement import BlockPart, Placement
 
@@ -173,38 +175,6 @@ class BadSample:
     sample_id: int
     uri: str
     reason: str
-
-
-class SlotColumn(Struct, frozen=True):
-    """Position of an array in a slot: its field (a `Packed` field has several arrays), offset in bytes, dtype and
-    shape.
-    """
-
-    name: str
-    at: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class Slot(Struct, frozen=True):
-    """A block's arrays in the memory of the worker that made them; see `mbaas.slots`.
-
-    Attributes:
-        path: path under which processes of the same node open the memory.
-        token: 16 random bytes at the beginning of the memory, because another process or machine may use the same path.
-        begin, nbytes: position of the slot in the memory.
-        written: generation of the slot: the number of writes before the arrays were complete.
-        packed: names of the fields that are `Packed`.
-    """
-
-    path: str
-    token: bytes
-    number: int
-    begin: int
-    nbytes: int
-    written: int
-    columns: tuple[SlotColumn, ...]
-    packed: tuple[str, ...] = ()
 
 
 class BlockMeta(Struct, frozen=True):
@@ -524,10 +494,7 @@ class DeliveredPart(Struct, frozen=True):
 
     Attributes:
         meta: counts and timings.
-        refs: the reference to its `Arrays`, or empty after an error; in transit to consumers an
-            `mbaas.uncounted.Uncounted`. It is a list because Ray would replace a bare reference in a call's arguments
-            by the object. For arrays in a slot of the worker's memory: the `mbaas.slots.HeldSlot`, in transit its
-            `Slot`.
+        address: of its arrays; the coordinator keeps them until the consumer releases the block.
         number: its number in the block.
         task: the task that made it; a part that is made again has another task.
         node: id of the node that stores it.
@@ -535,7 +502,7 @@ class DeliveredPart(Struct, frozen=True):
     """
 
     meta: BlockMeta
-    refs: list[Any]
+    address: PartAddress
     number: int
     task: int
     node: str
@@ -548,8 +515,8 @@ class DeliveredBlock(Struct, frozen=True):
     Attributes:
         number: the block's, in the lane's numbers.
         shuffle: of the block's epoch.
-        parts: all parts; or, if there are bad samples, only the parts without arrays, which list these samples.
-        error: reason why it could not be made, if that is not a bad sample.
+        parts: all parts; empty if the block could not be made.
+        error: reason why it could not be made, such as a bad sample.
         is_new: True if no consumer had it before: it was prepared for this one.
     """
 
@@ -558,11 +525,6 @@ class DeliveredBlock(Struct, frozen=True):
     parts: tuple[DeliveredPart, ...]
     error: MbaasError | None = None
     is_new: bool = False
-
-    @property
-    def has_failed(self) -> bool:
-        """True if it contains no samples, because a sample is bad or because it could not be made."""
-        return self.error is not None or not all(part.refs for part in self.parts)
 
 
 class UnreadablePart(Struct, frozen=True):
@@ -879,7 +841,8 @@ class RankOrders(Struct, frozen=True):
 
 def _protocol() -> str:
     # Changes with the messages of this module, their fields and the fields' types.
-    kinds = [each for each in globals().values() if isinstance(each, type) and each.__module__ == __name__]
+    here = [each for each in globals().values() if isinstance(each, type) and each.__module__ == __name__]
+    kinds = [*here, *get_args(PartAddress), SlotColumn]
     said = sorted((kind.__name__, [*inspect.get_annotations(kind).items()]) for kind in kinds)
     return f"{crc32(repr(said).encode()):08x}"
 

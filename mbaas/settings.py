@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 from annotated_types import Ge, Gt, Le
 
 from mbaas import validation
-from mbaas.budgets import MemoryClaim, cache_budget, staging_room
 from mbaas.errors import ConfigError, shown
+from mbaas.memory.budgets import MemoryClaim, cache_budget, staging_room
 from mbaas.order import MOST_SEED
 from mbaas.units import Bytes, Seconds
 from mbaas.validation import Checked, options

@@ -8,10 +8,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mbaas.client.rpc import UnreadableError, call_patiently
+from mbaas.client.rpc import call_patiently
 from mbaas.client.session import LaneSession, Polling
 from mbaas.client.sharding import RankSharding
 from mbaas.errors import ConfigError, StateError, WaitTimeoutError
+from mbaas.memory.part_memory import UnreadableError
 from mbaas.messages import POLL_S, ConsumerName, Delivery, RankOrders, RankPlan, RankReport, Start
 from mbaas.order import Shuffle
 from mbaas.units import seconds

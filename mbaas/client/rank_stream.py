@@ -11,11 +11,11 @@ import numpy as np
 from mbaas.client.lane_stream import LaneStream
 from mbaas.client.part_fetch import BlockFetch, PartFetch, RemoteRows, plan_fetch
 from mbaas.client.rank_group import RankGroup, RankSession
-from mbaas.client.rpc import UnreadableError
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, BlockStream
 from mbaas.errors import FeedGoneError, FeedRestartingError, StateError, WaitTimeoutError
+from mbaas.memory.part_memory import UnreadableError, refs_of
 from mbaas.messages import DeliveredBlock, Start
 
 STEP_MEMORY = 0.8
@@ -30,7 +30,7 @@ class RowStream(BlockStream):
         self._group, self._sharding = group, sharding
 
     def _begin_fetch(self, block: DeliveredBlock, slack_s: float) -> BlockFetch:
-        if block.has_failed:  # nothing to divide among ranks
+        if block.error is not None:  # nothing to divide among ranks
             return super()._begin_fetch(block, slack_s)
         group, number = self._group, self.lane.feed_block(block.number)
         plan, ids = group.plan(number, block.shuffle), self._sharding.order.sample_ids(number, block.shuffle)
@@ -42,7 +42,7 @@ class RowStream(BlockStream):
         )
 
         def ask(node: str, asked: RemoteRows) -> Any:
-            refs = [part.refs[0] for part in asked.parts]
+            refs = refs_of(part.address.held() for part in asked.parts)
             return group.caches[node].pick.remote(self.session.consumer, refs, asked.rows, bad_rows, slack_s)
 
         return PartFetch(rows, fetch_plan, self.info.spec, ask)
@@ -53,7 +53,7 @@ class RowStream(BlockStream):
         if not self.session.received:
             return
         following = self.session.received[0]
-        if following.block.has_failed:
+        if following.block.error is not None:
             return
         # An epoch's first block needs that epoch's plan, which ranks that lag have not requested yet. Fetching ahead is
         # not worth waiting for them.

@@ -1,18 +1,16 @@
-"""A consumer's calls to coordinators and reads from the object store, with timeouts and mbaas errors."""
+"""A consumer's calls to coordinators, with timeouts and mbaas errors."""
 
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import ray
 
-from mbaas import runtime, slots
+from mbaas import runtime
 from mbaas.errors import FeedGoneError, FeedRestartingError, MbaasError, WaitTimeoutError
-from mbaas.fields import Arrays
-from mbaas.messages import Slot
+from mbaas.runtime import get
 from mbaas.units import seconds
 
 RESTART_LOOK_S = 0.1
@@ -26,52 +24,6 @@ ANSWER_S = 10.0
 
 A coordinator on a busy node may be slow without being dead.
 """
-
-
-class UnreadableError(Exception):
-    """Parts of a block are lost (``for_good``) or late. Users never see this error: streams request the block again."""
-
-    def __init__(self, *, for_good: bool) -> None:
-        super().__init__()
-        self.for_good = for_good
-
-
-def read(refs: list[Any], timeout_s: float) -> list[Arrays]:
-    """Return the arrays for ``refs``: object references, and slots of this node's workers.
-
-    Raises:
-        UnreadableError: data is not available within ``timeout_s``, or is lost.
-    """
-    in_store = _of_store(refs)
-    try:
-        values = iter(get(in_store, timeout_s) if in_store else [])
-    except ray.exceptions.GetTimeoutError:
-        raise UnreadableError(for_good=False) from None
-    except ray.exceptions.ObjectLostError:
-        raise UnreadableError(for_good=True) from None
-    return [_in_slot(ref) if isinstance(ref, Slot) else next(values) for ref in refs]
-
-
-def _in_slot(slot: Slot) -> Arrays:
-    arrays = slots.arrays_in(slot)
-    if arrays is None:
-        raise UnreadableError(for_good=True)
-    return arrays
-
-
-def _of_store(refs: list[Any]) -> list[Any]:
-    return [ref for ref in refs if not isinstance(ref, Slot)]
-
-
-def bring(refs: list[Any]) -> None:
-    """Have Ray copy existing objects in ``refs`` to this node, without waiting.
-
-    `ray.get` with a timeout is not enough: at the timeout Ray discards the received bytes, so a large block would never
-    arrive over a slow link. A transfer started by `ray.wait` continues.
-    """
-    refs = _of_store(refs)
-    if refs:
-        ray.wait(refs, num_returns=len(refs), timeout=0)
 
 
 def call(ref: Any, timeout_s: float, what: str) -> Any:
@@ -102,19 +54,6 @@ def answer(ref: Any, timeout_s: float, what: str) -> Any:
     except ray.exceptions.RayActorError as error:
         reason = runtime.lost_cluster() or "the feed's coordinator is gone; it was stopped or its driver ended"
         raise FeedGoneError(f"{what}: {reason}") from error
-
-
-def get(refs: Any, timeout_s: float) -> Any:
-    """Call `ray.get`, and keep nothing alive if it raises.
-
-    `ray.get` leaves a reference cycle of exception and frames. Until the next garbage collection the cycle would keep
-    these frames' arrays alive, and their blocks in staging.
-    """
-    try:
-        return ray.get(refs, timeout=timeout_s)
-    except ray.exceptions.RayError as error:
-        traceback.clear_frames(error.__traceback__)
-        raise
 
 
 def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, what: str) -> Any:

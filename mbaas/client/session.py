@@ -21,7 +21,6 @@ import ray
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas import slots
 from mbaas.client.block_calls import BlockCalls, NoAnswerYetError, PendingCall
 from mbaas.client.lane_position import LanePosition
 from mbaas.client.part_fetch import BlockFetch
@@ -29,6 +28,7 @@ from mbaas.client.patience import Patience
 from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.fields import Arrays, memory
+from mbaas.memory import slots
 from mbaas.messages import (
     POLL_S,
     Admission,

@@ -36,7 +36,7 @@ def packed(answer: SocketAnswer) -> bytes:
 
 
 class _WithoutRay(pickle.Pickler):
-    """Refuses references that Ray must count (`mbaas.uncounted`): a plain pickle would lose the object's owner."""
+    """Refuses references that Ray counts (`CountedObject`): a plain pickle would lose the object's owner."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ray.ObjectRef):

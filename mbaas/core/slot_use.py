@@ -1,4 +1,4 @@
-"""Decides whether a lane's blocks are prepared in slots of workers' memory, and in how many; see `mbaas.slots`."""
+"""Decides whether a lane's blocks are prepared in slots (`mbaas.memory.slots`), and in how many."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia import dali
 
-from mbaas import cuda
+from mbaas.memory import pinned
 
 types: Any = dali.types
 _Graph: Any = dali.pipeline.Pipeline
@@ -198,7 +198,7 @@ class GraphRuns:
                 continue
             at = results.at(position).data_ptr() if begin is None else begin + position * to.nbytes
             copies.append((to.ctypes.data, at, to.nbytes))
-        cuda.gpu(self._device_id).copy_to_host(_joined(copies))
+        pinned.gpu(self._device_id).copy_to_host(_joined(copies))
         return left
 
     def _is_too_many(self, batch: int) -> bool:

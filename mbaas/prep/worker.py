@@ -14,12 +14,14 @@ import ray
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mbaas import bugs, cuda, runtime, slots
+from mbaas import bugs, runtime
 from mbaas.cache.reader import CacheReader, EncodedRows, FetchReply
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
 from mbaas.fields import SAMPLE_ID, Arrays, Column, Field, Packed, concatenated
+from mbaas.memory import pinned, slots
+from mbaas.memory.slots import SlotMemory
 from mbaas.messages import (
     ROW,
     BadSample,
@@ -39,7 +41,6 @@ from mbaas.prep.engines import make_engine
 from mbaas.prep.hand_in import PartHandIn
 from mbaas.prep.probe import first_probe
 from mbaas.prep.stall_watchdog import StallWatchdog
-from mbaas.slots import SlotMemory
 
 FETCH_TIMEOUT_S = 60.0
 """Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""
@@ -79,7 +80,7 @@ class _Work:
     watchdog: StallWatchdog
     buffers: _Buffers
     slots: SlotMemory | None
-    gpu: cuda.Gpu | None
+    gpu: pinned.Gpu | None
     placements: PlacementHistory
     readers: dict[str, CacheReader] = field(default_factory=dict)
     free_since: float = 0.0
@@ -184,7 +185,7 @@ class PrepWorker:
             watchdog=_watchdog_of(config),
             buffers=_Buffers(order.block_samples, brief.spec.made),
             slots=_slots_for(brief),
-            gpu=None if device is None else cuda.gpu(device),
+            gpu=None if device is None else pinned.gpu(device),
             placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
             # The feed that started the worker pays for its start-up.
             cpu_before_s=0.0 if self._work is None else time.process_time(),
@@ -193,7 +194,7 @@ class PrepWorker:
             before, self._work = self._work, work
             if before is not None:
                 before.engine.close()
-                cuda.page_locks.let_go(lambda _: True)
+                pinned.page_locks.let_go(lambda _: True)
 
     @ray.method(concurrency_group="control")
     def update_placement(self, placements: tuple[Placement, ...], caches: dict[str, Any]) -> None:
@@ -265,7 +266,7 @@ class PrepWorker:
             )
             place = work.slots.take(most_slots) if work.slots is not None and most_slots else None
             if place is not None and work.gpu is not None:
-                cuda.page_locks.take(place.room, work.gpu)
+                pinned.page_locks.take(place.room, work.gpu)
             own = work.buffers.samples
             out = own if place is None else place.samples(own)
             made, rows, bad = _make(work, request, ids, encoded, reasons, hand_in, out)

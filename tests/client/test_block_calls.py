@@ -28,6 +28,7 @@ from mbaas.coordinator.local_calls import LocalCalls, packed
 from mbaas.coordinator.relay_node import RelayNodeActor
 from mbaas.coordinator.relayed_calls import RelayedCalls
 from mbaas.errors import BadSampleError, FeedGoneError, FeedRestartingError
+from mbaas.memory.part_memory import CountedObject, StoredObject
 from mbaas.messages import BlockCall, BlockMeta, DeliveredBlock, DeliveredPart, Delivery, FetchCounts, SocketAnswer
 from mbaas.order import Shuffle
 from mbaas.placement import BlockPart
@@ -240,10 +241,11 @@ def test_who_listens_hangs_up_on_another_users_process_which_goes_on_through_ray
 
 
 def test_what_ray_has_to_count_is_not_sent_without_it() -> None:
-    """Some versions of Ray cannot send a reference uncounted: see `mbaas.uncounted`."""
+    """Some versions of Ray cannot send a reference uncounted: see `mbaas.memory.part_memory`."""
     meta = BlockMeta(0, 0, 8, (), 0.0, 0.0, FetchCounts(), 80)
-    for ref, is_sent in ((ray.ObjectRef.from_random(), False), ("a slot", True)):
-        part = DeliveredPart(meta, [ref], 0, 1, "node", BlockPart("node", 1))
+    addresses = {CountedObject(ray.ObjectRef.from_random()): False, StoredObject(b"id", b"owner", b"status"): True}
+    for address, is_sent in addresses.items():
+        part = DeliveredPart(meta, address, 0, 1, "node", BlockPart("node", 1))
         answer = SocketAnswer(7, Delivery((DeliveredBlock(0, Shuffle(0), (part,)),)))
         assert pickle.loads(packed(answer)) == (answer if is_sent else SocketAnswer(7))
 

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas import cuda
 from mbaas.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
 from mbaas.core.layout import block_samples, wanted_staging
 from mbaas.errors import MbaasError
+from mbaas.memory import pinned
 from mbaas.messages import EngineName
 from mbaas.order import SampleOrder
 from mbaas.prep.decoded import KeptMemory, KeptRows
@@ -138,7 +138,7 @@ class PrepRate:
 
 def _locked(like: NDArray[Any]) -> NDArray[Any]:
     pages = np.frombuffer(mmap.mmap(-1, -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
-    cuda.gpu(0).lock(pages)
+    pinned.gpu(0).lock(pages)
     return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
