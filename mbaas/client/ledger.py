@@ -158,10 +158,10 @@ class EpochProgress:
         state's position. A single consumer continues as if it had received the samples of all ranks.
         """
         seen = received = Tally(state.samples, state.id_hash)
-        share = state.share  # the oldest states, saved by single consumers, have none
+        share = state.share
         if world_size > 1:
-            is_own = share is not None and (share.rank, share.world_size) == (rank, world_size)
-            received = Tally(share.samples, share.id_hash) if share is not None and is_own else NOTHING
+            is_own = (share.rank, share.world_size) == (rank, world_size)
+            received = Tally(share.samples, share.id_hash) if is_own else NOTHING
         return cls(
             rank,
             world_size,

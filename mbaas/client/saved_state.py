@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import field, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 STATE_VERSION = 2
 """Version of a loader's state. A state saved by an older version of mbaas must load, or raise a clear error.
 
-Increment it when a key is added or its meaning changes. In version 1 all epochs began where the feed's did, and each
-was shuffled as a whole.
+Increment it when a key is added or its meaning changes.
 """
 
 Count = Annotated[int, Ge(0), Le(2**53 - 1)]
@@ -60,7 +59,7 @@ class SavedRank:
 class SavedState:
     """Position of a loader, after the last minibatch that it returned."""
 
-    version: Literal[1, 2]
+    version: Literal[2]
     """Version of the state format."""
 
     fingerprint: str
@@ -81,16 +80,16 @@ class SavedState:
     id_hash: Hash
     """Order-independent hash of their ids."""
 
-    left_out: list[Count] = field(default_factory=list)
+    left_out: list[Count]
     """Ids of the epoch's bad samples found so far."""
 
-    share: SavedRank | None = None
-    """Samples received by the rank that saved the state; missing in the oldest states."""
+    share: SavedRank
+    """Samples received by the rank that saved the state."""
 
-    begin: Count = 0
+    begin: Count
     """Position in the feed's epoch at which the loader's own epoch began; above 0 if it joined mid-epoch."""
 
-    shuffle: list[tuple[FeedEpoch, list[Count]]] = field(default_factory=list)
+    shuffle: list[tuple[FeedEpoch, list[Count]]]
     """Shuffle of the feed's epoch at the position, as a list of nested (epoch, cuts), outermost first.
 
     Empty if the epoch is shuffled as a whole. See `mbaas.order.Shuffle`.
@@ -118,8 +117,8 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedS
     if not isinstance(state, dict):
         raise StateError(f"loader state must be the dict that state_dict() returned, got {type(state).__name__}")
     version = state.get("version")
-    if type(version) is not int or not 1 <= version <= STATE_VERSION:
-        raise StateError(f"loader state must have a version from 1 to {STATE_VERSION}, got {shown(version)}")
+    if type(version) is not int or version != STATE_VERSION:
+        raise StateError(f"loader state must have version {STATE_VERSION}, got {shown(version)}")
     saved = _of_types(state)
     if saved.fingerprint != fingerprint:
         raise StateError(
@@ -194,12 +193,9 @@ def _check_together(saved: SavedState, num_samples: int) -> None:
         ("position", saved.position, num_samples, "the number of samples of the dataset"),
         ("samples", saved.samples, saved.position, "the position"),
         *(("left_out", sample, num_samples - 1, "the last sample's id") for sample in saved.left_out),
+        ("share.rank", saved.share.rank, saved.share.world_size - 1, "the last rank"),
+        ("share.samples", saved.share.samples, saved.samples, "the samples of all ranks"),
     ]
-    if saved.share is not None:
-        bounds += [
-            ("share.rank", saved.share.rank, saved.share.world_size - 1, "the last rank"),
-            ("share.samples", saved.share.samples, saved.samples, "the samples of all ranks"),
-        ]
     for name, value, most, meaning in bounds:
         if value > most:
             raise StateError(f"state.{name} must be at most {most}, {meaning}, got {value}")

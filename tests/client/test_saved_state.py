@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.client.ledger import EpochProgress
-from mbaas.client.saved_state import read_state, schema, shuffle_of
+from mbaas.client.saved_state import read_state, schema
 from mbaas.errors import StateError
 from mbaas.order import SampleOrder, Shuffle
 
@@ -48,23 +48,15 @@ def test_a_state_comes_through_json_as_it_was():
     assert (progress.feed_epoch, progress.shuffle) == (7, Shuffle(7, (96, 192), Shuffle(6)))
 
 
-def test_a_state_of_the_first_versions_has_no_share_and_loads():
-    old = state(version=1)
-    for key in ("share", "begin", "shuffle"):
-        del old[key]
-    assert read(old).share is None
-    assert shuffle_of(read(old)) == Shuffle(7), "every epoch was shuffled as a whole"
-    assert EpochProgress.restored(read(old), rank=0, world_size=1).received.samples == 64
-
-
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
         ([], r"loader state must be the dict that state_dict\(\) returned, got list"),
         (None, "got NoneType"),
-        ({}, "loader state must have a version from 1 to 2, got None"),
-        (state(version=3), "loader state must have a version from 1 to 2, got 3"),
-        (state(version=True), "loader state must have a version from 1 to 2, got True"),
+        ({}, "loader state must have version 2, got None"),
+        (state(version=1), "loader state must have version 2, got 1"),
+        (state(version=3), "loader state must have version 2, got 3"),
+        (state(version=True), "loader state must have version 2, got True"),
         (state(begin=1003), "state.begin must be at most 1002, the last sample's position, got 1003"),
         (state(shuffle=[[7, [96]]]), "state.shuffle cannot be: a shuffle has cuts exactly if it has a base"),
         (state(shuffle=[[6, []], [7, [2000]]]), "state.shuffle must be at most 1002, the last sample's position"),
@@ -73,7 +65,7 @@ def test_a_state_of_the_first_versions_has_no_share_and_loads():
         (state(begin=960), "state.shuffle must be of epoch 8, the epoch of position 65, got one of epoch 7"),
         (state(shuffle=[[number, []] for number in range(200)]), "state.shuffle must be at most"),
         (state(shuffle=[["7", []]]), "state.shuffle.0.0 must be a whole number"),
-        ({"version": 1}, "state.fingerprint is missing"),
+        ({"version": 2}, "state.fingerprint is missing"),
         (state(position=-1), "state.position must be at least 0, got -1"),
         (state(position=1.5), "state.position must be a whole number, got 1.5"),
         (state(position="5"), "state.position must be a whole number, got '5'"),
@@ -103,7 +95,7 @@ def test_what_cannot_be_a_state_is_refused_by_its_value_and_what_it_must_be(wron
 
 
 def test_a_number_that_python_cannot_write_is_refused():
-    with pytest.raises(StateError, match="loader state must have a version from 1 to 2, got a value of type int"):
+    with pytest.raises(StateError, match="loader state must have version 2, got a value of type int"):
         read({"version": 10**5000})
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.client.ledger import NOTHING, EpochProgress, Tally
-from mbaas.client.saved_state import SavedState, levels_of, resumption
+from mbaas.client.saved_state import SavedRank, SavedState, levels_of, resumption
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.messages import RankPlan, Resumption
 from mbaas.order import OwnEpoch, SampleOrder, Shuffle
@@ -20,6 +20,22 @@ from mbaas.placement import NodeWeight, Placement
 
 NODES = tuple(NodeWeight(f"node-{letter}", 0, weight) for letter, weight in zip("abc", (1.0, 2.0, 0.5), strict=True))
 PLACEMENT = Placement(7, NODES, (np.inf,) * len(NODES))
+
+
+def saved_at(position: int, *, feed_epoch: int, begin: int = 0, shuffle: Any = ()) -> SavedState:
+    return SavedState(
+        version=2,
+        fingerprint="",
+        epoch=0,
+        feed_epoch=feed_epoch,
+        position=position,
+        samples=0,
+        id_hash=0,
+        left_out=[],
+        share=SavedRank(rank=0, world_size=1, samples=0, id_hash=0),
+        begin=begin,
+        shuffle=[*shuffle],
+    )
 
 
 def plan(*nodes: str) -> RankPlan:
@@ -146,9 +162,7 @@ def test_the_state_of_eight_ranks_is_gone_on_with_by_any_number(ranks: int, bloc
     assert [sorted(itertools.chain(*parts)) for parts in zip(*eight, strict=True)] == [*map(sorted, minibatches)]
     nodes = [*itertools.islice(itertools.cycle("abc"), ranks)]
     for done in range(1, len(minibatches) + 1):
-        saved = SavedState(
-            version=2, fingerprint="", epoch=0, feed_epoch=epoch, position=min(48 * done, 210), samples=0, id_hash=0
-        )
+        saved = saved_at(min(48 * done, 210), feed_epoch=epoch)
         resumed = resumption(saved, other)
         first = resumed[0].start - epoch * other.blocks_per_epoch
         found = shardings(other, plan(*nodes), epoch, batch_size=48, resumed=resumed)
@@ -254,10 +268,7 @@ def test_an_epoch_that_begins_in_the_middle_has_each_sample_once_and_goes_on_any
 
     for number, end in enumerate(ends):  # restore the state after each minibatch in a feed with other blocks
         levels = [(epoch, cuts) for epoch, cuts in levels_of(end.shuffle)]
-        saved = SavedState(
-            version=2, fingerprint="", epoch=0, feed_epoch=3, position=end.position, samples=0, id_hash=0,
-            begin=begin, shuffle=levels,
-        )  # fmt: skip
+        saved = saved_at(end.position, feed_epoch=3, begin=begin, shuffle=levels)
         found, row = resumption(saved, other)
         sharding = RankSharding(other, resumed=(found, row), **options)
         rest, _, left = read_own_epoch(sharding, other, shuffles, found.start, bad)
