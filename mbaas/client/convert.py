@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.client.batches import is_private, read_only
-from mbaas.client.recycled import RecycledMemory
+from mbaas.client.batches import RecycledMemory, is_private, read_only
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays
 from mbaas.memory import pinned, slots

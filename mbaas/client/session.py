@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from mbaas.client.block_calls import BlockCalls, NoAnswerYetError, PendingCall
 from mbaas.client.lane_position import LanePosition
 from mbaas.client.part_fetch import BlockFetch
-from mbaas.client.patience import Patience
 from mbaas.client.rpc import ANSWER_S, CALL_TIMEOUT_S, await_restart, call, call_patiently
+from mbaas.client.stalls import Patience
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.fields import Arrays, memory
 from mbaas.memory import slots
