@@ -64,7 +64,7 @@ class DaliSoundEngine:
         self._mels, self._form = mels, pipeline.forms[first - 1]
         self._steps = ArraySteps(pipeline, seed=seed, max_bytes=max_bytes, count=first)
         self._threads = SampleThreads(threads)
-        self._cpu = ArrayEngine(pipeline, seed=seed, max_bytes=max_bytes)
+        self._cpu = ArrayEngine(pipeline, seed=seed, threads=threads, max_bytes=max_bytes)
         self._runs = GraphRuns(
             lambda: dali_sound_graph.spectrograms(self._stages, self._form, gpu=device_id is not None),
             threads=threads,
@@ -119,6 +119,7 @@ class DaliSoundEngine:
     def set_threads(self, threads: int) -> None:
         self._threads.close()
         self._threads = SampleThreads(threads)
+        self._cpu.set_threads(threads)
         self._runs.set_threads(threads)
 
     def close(self) -> None:

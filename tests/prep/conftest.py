@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from struct import pack
 
 import cv2
@@ -39,6 +40,16 @@ def encoded(image, kind, **options):
 @pytest.fixture(scope="session")
 def encode():
     return encoded
+
+
+@pytest.fixture(scope="session")
+def broken_png(photos):
+    """A PNG with valid checksums but broken compressed pixels, refused by DALI and by the cpu engine."""
+    png = encoded(photos[0], "PNG")
+    start = png.index(b"IDAT")
+    length = int.from_bytes(png[start - 4 : start], "big")
+    body = b"IDAT" + png[start + 4 : start + 4 + length // 2] + bytes(length - length // 2)
+    return png[:start] + body + zlib.crc32(body).to_bytes(4, "big") + png[start + 8 + length :]
 
 
 @pytest.fixture(scope="session")
@@ -154,7 +165,6 @@ def damaged_files(jpeg, png, webp):
 
 def bomb_png():
     """A few hundred bytes that claim 30,000x30,000 pixels, with valid checksums."""
-    import zlib
 
     def chunk(kind, content):
         body = kind + content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,31 @@ def test_what_is_infinite_is_what_the_cpu_engine_makes(device_id: int | None) ->
     assert not np.isfinite(ours[1]).all()
     np.testing.assert_array_equal(theirs[1], ours[1])
     np.testing.assert_allclose(theirs[2], ours[2], rtol=0, atol=1e-3)
+
+
+MEETING = threading.Barrier(2)
+
+
+def met(sound: Any, rng: np.random.Generator) -> Any:
+    """Wait until two threads have a sample each, unless the sample is the short one for `Engine.field`."""
+    if len(sound) == 12_000:
+        MEETING.wait(20)
+    return sound
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_all_threads_prepare_what_is_infinite(is_set: bool) -> None:
+    """The Map runs twice for each infinite sample: before DALI makes the spectrogram, and in the cpu engine."""
+    pipeline = T.Pipeline([DECODE, T.Map(met), MELS])
+    engine = make_engine("dali", pipeline, seed=7, threads=1 if is_set else 2)
+    try:
+        if is_set:
+            engine.set_threads(2)
+        infinite = encoded(np.full(12_000, 1e30), "WAV", "FLOAT")
+        _, said = run(engine, [FILES[0], infinite, infinite])
+    finally:
+        engine.close()
+    assert said.bad == []
 
 
 def longer(sound: Any, rng: np.random.Generator) -> Any:
