@@ -455,7 +455,7 @@ def test_the_rule_for_trials_can_be_broken(line: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("layer", "line"),
     [
-        ("cache", "from mbaas.prep.engine import Engine"),
+        ("cache", "from mbaas.prep.engines import Engine"),
         ("cache", "from mbaas.core.state import StagingState"),
         ("prep", "from mbaas.core.state import StagingState"),
         ("prep", "from mbaas.client.rpc import get"),

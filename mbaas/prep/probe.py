@@ -23,7 +23,7 @@ from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import DecodedCosts, Probe, SampleSpec
 from mbaas.prep.decoded import KeptMemory, KeptRows
-from mbaas.prep.engine import Engine
+from mbaas.prep.engines import Engine
 
 _T = TypeVar("_T")
 

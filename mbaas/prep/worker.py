@@ -34,13 +34,10 @@ from mbaas.messages import (
 )
 from mbaas.order import in_share
 from mbaas.placement import PartRequest, Placement, PlacementHistory
-from mbaas.prep.decoded import KeptMemory
-from mbaas.prep.devices import choose_gpu
-from mbaas.prep.engine import Engine, Prepared
-from mbaas.prep.engines import make_engine
-from mbaas.prep.hand_in import PartHandIn
+from mbaas.prep.decoded import KeptMemory, PartHandIn
+from mbaas.prep.engines import Engine, Prepared, make_engine
 from mbaas.prep.probe import first_probe
-from mbaas.prep.stall_watchdog import StallWatchdog
+from mbaas.prep.process import StallWatchdog, choose_gpu
 
 FETCH_TIMEOUT_S = 60.0
 """Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""

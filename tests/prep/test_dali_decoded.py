@@ -12,10 +12,10 @@ import soundfile
 import torch
 
 from mbaas import transforms as T
-from mbaas.prep.dali import DaliEngine
-from mbaas.prep.dali_runs import GraphRuns
 from mbaas.prep.decoded import KeptRows, read_decoded
 from mbaas.prep.engines import make_engine
+from mbaas.prep.engines.dali import DaliEngine
+from mbaas.prep.engines.dali_runs import GraphRuns
 from support.decoded import check_any_mix, containers
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -98,15 +98,15 @@ def test_batches_are_bounded_and_halved_for_decoded_samples_too(files, monkeypat
 
 def test_a_sample_is_not_kept_that_decodes_to_something_else_when_only_its_crop_is_decoded(jpegs, monkeypatch):
     """This can occur on a GPU: at the edge of a crop, subsampled chroma is interpolated from fewer values."""
-    from mbaas.prep import dali_graph
+    from mbaas.prep.engines import dali
 
-    images = dali_graph.images
+    images = dali.image_graph
 
     def off_by_one(stages, *, gpu, decoded=False):
         made = images(stages, gpu=gpu, decoded=decoded)
         return made if stages else made ^ np.uint8(1)
 
-    monkeypatch.setattr(dali_graph, "images", off_by_one)
+    monkeypatch.setattr(dali, "image_graph", off_by_one)
     engine, out = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), np.empty((5, 48, 40, 3), np.uint8)
     keep = KeptRows(range(5), 1 << 24)
     assert engine.prepare(jpegs, np.arange(5), 0, {}, out, keep).bad == []

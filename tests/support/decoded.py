@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Column, memory
 from mbaas.prep.decoded import KeptRows
-from mbaas.prep.engine import Encoded, Engine, Prepared
+from mbaas.prep.engines import Encoded, Engine, Prepared
 
 _ROOM_BYTES = 1 << 28
 

@@ -23,8 +23,7 @@ from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.order import in_share
-from mbaas.prep.engine import Engine
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Engine, make_engine
 from mbaas.prep.probe import first_good
 from mbaas.transforms import Pipeline
 

@@ -16,17 +16,15 @@ from mbaas.fields import IMAGE, Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.order import generator
 from mbaas.prep import pixels
-from mbaas.prep.boxes import placed, sizes_after_all
 from mbaas.prep.decode import decode, decode_whole
 from mbaas.prep.decoded import Decoded, KeptRows, KeptSample, sealed
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
+from mbaas.prep.engines import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
+from mbaas.prep.fields_on_image import fields_between
+from mbaas.prep.geometry import Stage, placed, plan, sizes_after_all, stages_of
 from mbaas.prep.header import UndecodableError
-from mbaas.prep.on_image import fields_between
-from mbaas.prep.part_input import PartInput, read_headers
+from mbaas.prep.image_part import PartInput, Places, described, places_of, read_headers
 from mbaas.prep.pixels import Image, Scratch
-from mbaas.prep.places import Places, described, places_of
-from mbaas.prep.plan import Stage, plan, stages_of
-from mbaas.prep.threads import SampleThreads
+from mbaas.prep.process import SampleThreads
 from mbaas.prep.user_code import SampleFields, call_map
 from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
 from mbaas.transforms.base import Flips, Step, Windows
@@ -52,7 +50,7 @@ def _listed(step: Step) -> _Listed:
 
 
 class CpuEngine:
-    """An engine that prepares images on the CPU, ``threads`` at a time. See ``prep.engine.Engine``."""
+    """An engine that prepares images on the CPU, ``threads`` at a time. See `mbaas.prep.engines.Engine`."""
 
     name: EngineName = "cpu"
 
