@@ -10,8 +10,9 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, lane_pids, prep_worker_pids
+from mbaas.chaos.participants import kill
 from mbaas.errors import FeedNotFoundError
+from support.processes import cache_node_pids, coordinator_pid, lane_pids, prep_worker_pids
 from support.trials import Recorder, Trials, record_epoch, result
 from support.waiting import wait_until
 

@@ -15,9 +15,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
 from mbaas import local_socket, runtime
-from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, participants, relay_pids
+from mbaas.chaos.participants import kill, participants
 from mbaas.client import block_calls
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
+from support.processes import cache_node_pids, coordinator_pid, relay_pids
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until
 

@@ -9,10 +9,11 @@ import ray
 from service_feeds import augmented
 
 import mbaas
-from mbaas.chaos.participants import kill, prep_worker_pids
+from mbaas.chaos.participants import kill
 from mbaas.dataset import synthetic
 from mbaas.memory.slots import Slot
 from support.feeds import in_coordinator
+from support.processes import prep_worker_pids
 from support.trials import EpochRecord, Recorder, record_epoch
 from support.waiting import wait_until
 

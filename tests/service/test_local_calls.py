@@ -9,9 +9,10 @@ from service_feeds import augmented
 
 import mbaas
 from mbaas import local_socket
-from mbaas.chaos.participants import coordinator_pid, kill
+from mbaas.chaos.participants import kill
 from mbaas.client import block_calls
 from mbaas.dataset import synthetic
+from support.processes import coordinator_pid
 from support.trials import record_epoch
 
 pytestmark = [
