@@ -147,7 +147,7 @@ class SlotMemory:
         self._newest_first: list[int] = []  # all slots ever written
         self._made_at: dict[int, float] = {}  # of slots handed out and not seen by a coordinator yet
 
-    def take(self, most: int) -> Place | None:
+    def take(self, most: int) -> SlotWriter | None:
         """Return a free slot to write to, or None if there are already ``most`` slots and none is free.
 
         The most recently written one is preferred, because its memory is in the CPU caches.
@@ -166,7 +166,7 @@ class SlotMemory:
         self._newest_first.remove(number)
         self._newest_first.insert(0, number)
         self._written[number] += 1  # before the first byte, so that readers of the old contents notice
-        return Place(self, number, np.frombuffer(self._all, np.uint8, self._slot_bytes, self._begin(number)))
+        return SlotWriter(self, number, np.frombuffer(self._all, np.uint8, self._slot_bytes, self._begin(number)))
 
     def _is_awaited(self, number: int) -> bool:
         made_at = self._made_at.get(number)
@@ -186,7 +186,7 @@ class SlotMemory:
         return Slot(self._path, self._token, number, self._begin(number), self._slot_bytes, written, columns, packed)
 
 
-class Place:
+class SlotWriter:
     """A slot that a worker writes; it becomes free again unless it is handed out.
 
     Args:

@@ -161,7 +161,7 @@ def _dtype(kind: bytes, itemsize: int) -> np.dtype[Any] | None:
     return dtype if is_numeric(dtype) else None
 
 
-class KeptMemory:
+class DecodedBuffer:
     """Buffer for a block's containers, reused because fresh memory costs 0.1 ms of page faults per 600 kB."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class _Place(NamedTuple):
     nbytes: int
 
 
-class KeptRows:
+class DecodedRows:
     """Decoded samples of selected rows of a block, collected while an engine prepares the block. Thread-safe.
 
     Args:
@@ -190,10 +190,10 @@ class KeptRows:
         memory: buffer for exclusive use until the result of `taken` is no longer needed; default: new memory.
     """
 
-    def __init__(self, rows: Collection[int], most_bytes: int, memory: KeptMemory | None = None) -> None:
+    def __init__(self, rows: Collection[int], most_bytes: int, memory: DecodedBuffer | None = None) -> None:
         self.most_bytes = most_bytes
         self._wanted = {*rows}
-        self._memory = (KeptMemory() if memory is None else memory).first(most_bytes)
+        self._memory = (DecodedBuffer() if memory is None else memory).first(most_bytes)
         self._places: dict[int, _Place] = {}  # in ascending order of their starts
         self._end = 0  # of the last container
         self._lock = threading.Lock()
@@ -284,15 +284,15 @@ class KeptRows:
             return rows, lengths, self._memory[:end]
 
 
-class KeptSample:
-    """Destination of a sample's decoded form, after ``applied`` transforms, in ``keep``. See `KeptRows.room`."""
+class DecodedRow:
+    """Destination of a sample's decoded form, after ``applied`` transforms, in ``keep``. See `DecodedRows.room`."""
 
-    def __init__(self, keep: KeptRows, row: int, applied: int, original: Size | None = None) -> None:
+    def __init__(self, keep: DecodedRows, row: int, applied: int, original: Size | None = None) -> None:
         self.applied = applied
         self._keep, self._row, self._original = keep, row, original
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
-        """See `KeptRows.room`."""
+        """See `DecodedRows.room`."""
         return self._keep.room(self._row, shape, dtype, applied=self.applied, original=self._original)
 
     def put(self, values: Array) -> Array:
@@ -305,7 +305,7 @@ class KeptSample:
         return sealed(room)
 
     def drop(self) -> None:
-        """See `KeptRows.drop`."""
+        """See `DecodedRows.drop`."""
         self._keep.drop(self._row)
 
 
@@ -316,7 +316,7 @@ def sealed(values: Array) -> Array:
     return view
 
 
-class PartHandIn:
+class DecodedHandIn:
     """The decoded samples of one part that are handed in to the node's cache.
 
     Args:
@@ -333,14 +333,14 @@ class PartHandIn:
         request: PartRequest,
         asked_for: Mapping[int, int],
         nbytes: int,
-        memory: KeptMemory,
+        memory: DecodedBuffer,
     ) -> None:
         self._reader, self._request, self._asked_for, self._memory = reader, request, asked_for, memory
         self._sample_bytes = nbytes / max(1, len(asked_for))
         self._before: Any = None  # the hand-in that the cache is copying
 
-    def pieces(self, rows: Sequence[int]) -> Iterator[tuple[slice, KeptRows | None]]:
-        """Yield slices of ``rows``, each with the `KeptRows` for its decoded samples, or None if none are wanted.
+    def pieces(self, rows: Sequence[int]) -> Iterator[tuple[slice, DecodedRows | None]]:
+        """Yield slices of ``rows``, each with the `DecodedRows` for its decoded samples, or None if none are wanted.
 
         A piece's decoded samples are handed in when the next piece is requested.
         """
@@ -354,14 +354,14 @@ class PartHandIn:
         starts = [0, *wanted[step::step]]
         for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
             asked = {index - start: self._asked_for[rows[index]] for index in wanted if start <= index < end}
-            keep = KeptRows(asked, int(SLACK * len(asked) * self._sample_bytes), self._memory)
+            keep = DecodedRows(asked, int(SLACK * len(asked) * self._sample_bytes), self._memory)
             yield slice(start, end), keep
             if not self._hand_in(asked, keep, is_last=end == len(rows)):
                 if end < len(rows):
                     yield slice(end, len(rows)), None
                 return
 
-    def _hand_in(self, asked: Mapping[int, int], keep: KeptRows | None, *, is_last: bool) -> bool:
+    def _hand_in(self, asked: Mapping[int, int], keep: DecodedRows | None, *, is_last: bool) -> bool:
         """Hand in one piece; return whether the cache keeps up."""
         import ray
 
@@ -376,7 +376,7 @@ class PartHandIn:
 
 
 def _kept_of(
-    asked: Mapping[int, int], keep: KeptRows | None
+    asked: Mapping[int, int], keep: DecodedRows | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], list[int]]:
     """Return the decoded samples of a piece: ids, lengths in bytes, packed bytes; and the ids of unfit samples."""
     if keep is None:

@@ -65,7 +65,7 @@ def plan(
         else:  # Normalize, which runs elsewhere
             continue
         # Input of the next transform.
-        boxes = None if boxes is None else moved(boxes, sizes, steps[-1])
+        boxes = None if boxes is None else boxes_after(boxes, sizes, steps[-1])
         sizes = sizes_after(sizes, steps[-1])
     return steps
 
@@ -97,9 +97,9 @@ def move_boxes(
     Raises:
         DatasetError: a field does not have one value per box.
     """
-    now = placed(boxes, known, sizes)
+    now = boxes_before(boxes, known, sizes)
     for step in steps:
-        now, sizes = moved(now, sizes, step), sizes_after(sizes, step)
+        now, sizes = boxes_after(now, sizes, step), sizes_after(sizes, step)
     lengths = now.edges[:, 2:] - now.edges[:, :2]
     large = lengths >= boxes.min_size if is_last or not boxes.min_size else lengths > 0
     kept = now.kept & large.all(axis=1)
@@ -112,7 +112,7 @@ def move_boxes(
     return {**known, **new}, kept
 
 
-def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
+def boxes_before(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
     """Return the boxes of n samples before the first step. Arguments and errors as for `move_boxes`."""
     column = packed(known[boxes.field])
     lengths = column.lengths
@@ -129,7 +129,7 @@ def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
     return BoxesNow(edges, owner, np.ones(len(owner), np.bool_))
 
 
-def moved(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
+def boxes_after(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
     """Apply a step to the boxes of n images with these sizes (height, width)."""
     edges, owner, kept = boxes.edges, boxes.owner, boxes.kept
     if isinstance(step, Windows):

@@ -17,7 +17,7 @@ from mbaas.fields import ANNOTATED_SIZE, Arrays, Column, Packed
 from mbaas.prep.decoded import Decoded, image_header, is_decoded, read_decoded
 from mbaas.prep.engines import BadRow, Encoded, Prepared
 from mbaas.prep.fields_on_image import moved_fields
-from mbaas.prep.geometry import placed, sizes_after_all
+from mbaas.prep.geometry import boxes_before, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError, peek
 from mbaas.transforms import Map, Pipeline
 from mbaas.transforms.base import BoxesNow, Step
@@ -54,11 +54,11 @@ class PartInput:
         # Two columns even without rows.
         return np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)
 
-    def placed(self, pipeline: Pipeline) -> BoxesNow | None:
-        """Return the boxes on the images, if a transform depends on boxes; see `mbaas.prep.geometry.placed`."""
+    def boxes(self, pipeline: Pipeline) -> BoxesNow | None:
+        """Return the boxes on the images, if a transform depends on boxes; see `mbaas.prep.geometry.boxes_before`."""
         if pipeline.boxes is None or not any(transform.needs_boxes for transform in pipeline.transforms):
             return None
-        return placed(pipeline.boxes, self.known, self.sizes)
+        return boxes_before(pipeline.boxes, self.known, self.sizes)
 
     def finish(
         self, pipeline: Pipeline, steps: Sequence[Step], made: Column, sizes: NDArray[np.int64] | None = None
@@ -126,7 +126,7 @@ def _as_annotated(header: Header, height: int, width: int) -> Header:
     )
 
 
-class Places(Protocol):
+class ImageMemory(Protocol):
     """Memory for the images of a block."""
 
     def at(self, row: int) -> Array | None:
@@ -139,8 +139,8 @@ class Places(Protocol):
         """Return all images, after they are prepared."""
 
 
-def places_of(block: PartInput, pipeline: Pipeline, steps: list[Step], out: Array) -> Places:
-    """Return the places of a block's images in ``out``, and record images that are too large as bad.
+def image_memory(block: PartInput, pipeline: Pipeline, steps: list[Step], out: Array) -> ImageMemory:
+    """Return the memory of a block's images in ``out``, and record images that are too large as bad.
 
     ``steps`` are the steps before the first Map; for ``out``, see `mbaas.prep.engines.Engine.prepare`.
     """

@@ -34,7 +34,7 @@ from mbaas.messages import (
 )
 from mbaas.order import in_share
 from mbaas.placement import PartRequest, Placement, PlacementHistory
-from mbaas.prep.decoded import KeptMemory, PartHandIn
+from mbaas.prep.decoded import DecodedBuffer, DecodedHandIn
 from mbaas.prep.engines import Engine, Prepared, make_engine
 from mbaas.prep.probe import first_probe
 from mbaas.prep.process import StallWatchdog, choose_gpu
@@ -55,7 +55,7 @@ class _Buffers(threading.local):
     # `threading.local` runs `__init__` in each thread at its first access.
     def __init__(self, rows: int, made: Field) -> None:
         self.samples = made.empty(rows)
-        self.decoded = KeptMemory()
+        self.decoded = DecodedBuffer()
 
 
 @dataclass(eq=False)
@@ -254,7 +254,7 @@ class PrepWorker:
             started = time.perf_counter()
             # Fetch time that overlapped with the previous block delayed no consumer.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
-            hand_in = PartHandIn(
+            hand_in = DecodedHandIn(
                 work.readers.get(self._node),
                 request,
                 work.asked_for(request, ids, reply),
@@ -340,7 +340,7 @@ def _device_of(config: PrepConfig) -> int | None:
 
 
 def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
-    def is_dalis(sample_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
+    def for_dali(sample_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
         # Divide by stored id: then one engine handles a sample in all its draws, and keeps its decoded form.
         stored = sample_ids if dataset is None else dataset.stored_ids(sample_ids, epoch)
         return in_share(stored, config.dali_share)
@@ -351,7 +351,7 @@ def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
         seed=config.seed,
         threads=config.threads,
         device_id=_device_of(config),
-        is_dalis=None if config.dali_share == 1 else is_dalis,
+        for_dali=None if config.dali_share == 1 else for_dali,
     )
 
 
@@ -424,7 +424,7 @@ def _make(
     ids: NDArray[np.int64],
     encoded: EncodedRows,
     left_out: dict[int, str],
-    hand_in: PartHandIn,
+    hand_in: DecodedHandIn,
     memory: NDArray[Any],
 ) -> tuple[Arrays, NDArray[np.intp], list[BadSample]]:
     """Prepare in ``memory`` the rows that are not ``left_out``; return their fields, the good rows, and bad samples."""

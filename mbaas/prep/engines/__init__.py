@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays, Column, Field
 from mbaas.messages import EngineName
-from mbaas.prep.decoded import KeptRows
+from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.sound import sound_libraries
 from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transform
 from mbaas.transforms.decoders import MOST_PIXELS
@@ -88,7 +88,7 @@ class Engine(Protocol):
         epoch: int,
         known: Arrays,
         out: NDArray[Any],
-        keep: KeptRows | None = None,
+        keep: DecodedRows | None = None,
     ) -> Prepared:
         """Prepare n samples.
 
@@ -183,7 +183,7 @@ def make_engine(
     seed: int,
     threads: int = 1,
     device_id: int | None = None,
-    is_dalis: EngineOf | None = None,
+    for_dali: EngineOf | None = None,
     max_pixels: int = DEFAULT_MAX_PIXELS,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Engine:
@@ -194,7 +194,7 @@ def make_engine(
         seed: the feed's seed, in [0, 2**63).
         threads: threads per block.
         device_id: the GPU for DALI; None runs DALI on the CPU.
-        is_dalis: selects the images for DALI; the dali engine prepares the others on CPUs at the same time. None: all.
+        for_dali: selects the images for DALI; the dali engine prepares the others on CPUs at the same time. None: all.
         max_pixels: larger images are rejected by their header, before memory is allocated.
         max_bytes: the same limit for audio and other arrays, in decoded bytes.
 
@@ -223,5 +223,5 @@ def make_engine(
     from mbaas.prep.engines.dali import DaliEngine
 
     return DaliEngine(
-        pipeline, seed=seed, threads=threads, device_id=device_id, max_pixels=max_pixels, is_dalis=is_dalis
+        pipeline, seed=seed, threads=threads, device_id=device_id, max_pixels=max_pixels, for_dali=for_dali
     )

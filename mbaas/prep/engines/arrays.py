@@ -17,7 +17,7 @@ from mbaas.fields import Arrays, Column, Field, Packed
 from mbaas.messages import EngineName
 from mbaas.order import generator, uniforms
 from mbaas.prep.array_files import ArrayReader
-from mbaas.prep.decoded import KeptRows, KeptSample, is_decoded, read_decoded
+from mbaas.prep.decoded import DecodedRow, DecodedRows, is_decoded, read_decoded
 from mbaas.prep.engines import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.process import SampleThreads
@@ -75,7 +75,7 @@ class ArrayEngine:
         epoch: int,
         known: Arrays,
         out: Array,
-        keep: KeptRows | None = None,
+        keep: DecodedRows | None = None,
     ) -> Prepared:
         part = self._steps.part(encoded, sample_ids, epoch, known)
         results = ArrayResults(out, self._pipeline.forms[-1].differing)
@@ -113,7 +113,7 @@ class ArrayResults:
         self._shapes = np.zeros((len(out), differing), np.int64)
 
     @contextmanager
-    def judged(self, row: int, keep: KeptRows | None = None) -> Iterator[None]:
+    def judged(self, row: int, keep: DecodedRows | None = None) -> Iterator[None]:
         """Record a sample as bad, and drop its decoded form, if it cannot be decoded, transformed or stored."""
         try:
             yield
@@ -214,7 +214,7 @@ class ArraySteps:
         ]
         return ArrayPart(encoded, sample_ids, epoch, chance, SampleFields(known, self._pipeline))
 
-    def sample(self, part: ArrayPart, row: int, keep: KeptRows | None = None) -> Array:
+    def sample(self, part: ArrayPart, row: int, keep: DecodedRows | None = None) -> Array:
         """Prepare one sample, and keep its decoded form if ``keep`` wants it.
 
         Raises:
@@ -224,7 +224,7 @@ class ArraySteps:
         encoded = memoryview(cast("Any", part.encoded[row]))
         if is_decoded(encoded):
             return self._rest(part, row, *self._opened(encoded), None)
-        kept = KeptSample(keep, row, self._kept) if keep is not None and keep.wants(row) else None
+        kept = DecodedRow(keep, row, self._kept) if keep is not None and keep.wants(row) else None
         u = part.chance[1 if len(part.chance) > 1 else 0][row]
         array, is_window = self._decode(encoded, u)
         done = 2 if is_window else 1
@@ -241,7 +241,7 @@ class ArraySteps:
         decoded.check_applied(self._kept)
         return decoded.values, decoded.applied
 
-    def _keep_whole(self, encoded: memoryview, window: Array, u: NDArray[np.float64], kept: KeptSample) -> None:
+    def _keep_whole(self, encoded: memoryview, window: Array, u: NDArray[np.float64], kept: DecodedRow) -> None:
         # Not kept if damaged elsewhere: the sample is good while windows do not reach the damage. Nor if its window
         # differs from the one read alone, as in files where the decoder cannot seek exactly.
         transform = self._pipeline.transforms[1]
@@ -256,7 +256,7 @@ class ArraySteps:
         else:
             kept.drop()
 
-    def _rest(self, part: ArrayPart, row: int, array: Array, done: int, kept: KeptSample | None) -> Array:
+    def _rest(self, part: ArrayPart, row: int, array: Array, done: int, kept: DecodedRow | None) -> Array:
         for index, transform in self._stages[done:]:
             if isinstance(transform, Map):
                 # Copy, because the function may change its input, which may be a view of the sample's bytes.

@@ -26,13 +26,13 @@ from nvidia.dali import fn, math
 
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
-from mbaas.prep.decoded import KeptRows
+from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, BadRow, Encoded, EngineOf, Prepared
 from mbaas.prep.engines.cpu import CpuEngine
 from mbaas.prep.engines.dali_runs import Deliver, Feed, GraphRuns, PlaceOf, types
 from mbaas.prep.geometry import Stage, plan, stages_of
 from mbaas.prep.header import Header, UndecodableError
-from mbaas.prep.image_part import PartInput, Places, places_of, read_headers
+from mbaas.prep.image_part import ImageMemory, PartInput, image_memory, read_headers
 from mbaas.prep.pixels import Image
 from mbaas.prep.user_code import SampleFields
 from mbaas.transforms import (
@@ -74,13 +74,13 @@ class DaliEngine:
         threads: int = 1,
         device_id: int | None = None,
         max_pixels: int = DEFAULT_MAX_PIXELS,
-        is_dalis: EngineOf | None = None,
+        for_dali: EngineOf | None = None,
         batch_pixels: int = BATCH_PIXELS,
     ) -> None:
         """Build no graph yet: its batch size depends on the first block.
 
         Args:
-            is_dalis: selects the samples that DALI prepares if it supports them; None: all.
+            for_dali: selects the samples that DALI prepares if it supports them; None: all.
             batch_pixels: maximum pixels of a batch, unless a single image has more.
             pipeline, seed, threads, device_id, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
@@ -89,7 +89,7 @@ class DaliEngine:
         self._in_prefix = min(pipeline.prefix - 1, len(self._stages))
         self._seed = seed
         self._max_pixels = max_pixels
-        self._is_dalis = is_dalis
+        self._is_dalis = for_dali
         self._cpu = CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
         self._beside = ThreadPoolExecutor(1, "prep-beside")
         gpu, first, rest = device_id is not None, self._stages[: self._in_prefix], self._stages[self._in_prefix :]
@@ -112,23 +112,23 @@ class DaliEngine:
         epoch: int,
         known: Arrays,
         out: NDArray[Any],
-        keep: KeptRows | None = None,
+        keep: DecodedRows | None = None,
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
-        placed = block.placed(self._pipeline)
-        steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, placed)
-        places = places_of(block, self._pipeline, steps, out)
+        boxes = block.boxes(self._pipeline)
+        steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, boxes)
+        memory = image_memory(block, self._pipeline, steps, out)
         opened = self._opened(block, steps)
 
         def take(index: int, image: NDArray[Any]) -> None:
             row = block.rows[index]
             try:
-                places.put(row, image, None)
+                memory.put(row, image, None)
             except UndecodableError as error:
                 block.bad.append(BadRow(row, str(error)))
 
         def place(index: int) -> NDArray[Any] | None:
-            return places.at(block.rows[index])
+            return memory.at(block.rows[index])
 
         fitting = ~np.isin(block.rows, [bad.row for bad in block.bad])
         takes, is_opened = self._takes(block, steps), np.isin(np.arange(len(block.rows)), [*opened])
@@ -140,17 +140,17 @@ class DaliEngine:
 
         def leave_to_cpu(indices: Sequence[int]) -> None:
             fields = SampleFields(block.known, self._pipeline, block.sizes)
-            self._cpu.make(block, steps, indices, places, fields, keep)
+            self._cpu.make(block, steps, indices, memory, fields, keep)
 
         with self._meanwhile(leave_to_cpu, np.flatnonzero(fitting & ~takes).tolist()):
             refused = self._runs.run(files, block.sizes.prod(axis=1), feeds, take, place)
             refused += self._run_rest(block, steps, going_on, take, place)
         if keep is not None and self._is_dalis is None:
             lost = {*refused, *np.flatnonzero(np.isin(block.rows, [bad.row for bad in block.bad])).tolist()}
-            self._keep(block, steps, [index for index in files.tolist() if index not in lost], places, keep)
+            self._keep(block, steps, [index for index in files.tolist() if index not in lost], memory, keep)
         if refused:
             leave_to_cpu(sorted(refused))
-        return block.finish(self._pipeline, steps, places.made())
+        return block.finish(self._pipeline, steps, memory.made())
 
     def set_threads(self, threads: int) -> None:
         self._cpu.set_threads(threads)
@@ -223,7 +223,7 @@ class DaliEngine:
         return self._rest_runs.run(np.array([*decoded], np.intp), block.sizes.prod(axis=1), feeds, take, place)
 
     def _keep(
-        self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], places: Places, keep: KeptRows
+        self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], memory: ImageMemory, keep: DecodedRows
     ) -> None:
         # A second graph decodes again, and ends with the deterministic prefix. A sample is kept only if the rest of the
         # pipeline gives the same result from it. The results may differ if a crop comes first: the CPU decoder then
@@ -243,7 +243,7 @@ class DaliEngine:
             np.copyto(rooms[index], image)
 
         def compare(index: int, image: Image) -> None:
-            made = places.at(block.rows[index])
+            made = memory.at(block.rows[index])
             if made is None or not np.array_equal(image, made):
                 keep.drop(block.rows[index])
 

@@ -150,9 +150,9 @@ class GraphRuns:
     def _recover(self, error: RuntimeError | MemoryError) -> None:
         """Re-raise the error, unless it may be caused by the samples of a batch or by their number."""
         self._graph = None  # a graph that raised cannot be run again
-        if isinstance(error, MemoryError) or _says(error, _OUT_OF_MEMORY):
+        if isinstance(error, MemoryError) or _mentions(error, _OUT_OF_MEMORY):
             self._take_less()
-        elif not _says(error, _REFUSALS):
+        elif not _mentions(error, _REFUSALS):
             raise error
 
     def _take_less(self) -> None:
@@ -237,5 +237,5 @@ def _fitting(sizes: NDArray[np.int64], limit: int) -> int:
     return max(1, int(np.searchsorted(np.cumsum(sizes), limit, side="right")))
 
 
-def _says(error: Exception, words: Sequence[str]) -> bool:
+def _mentions(error: Exception, words: Sequence[str]) -> bool:
     return any(word in str(error) for word in words)

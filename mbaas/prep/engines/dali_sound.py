@@ -19,7 +19,7 @@ from nvidia.dali import fn, math
 
 from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
-from mbaas.prep.decoded import KeptRows
+from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.engines import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
 from mbaas.prep.engines.arrays import Array, ArrayEngine, ArrayPart, ArrayResults, ArraySteps
 from mbaas.prep.engines.dali_runs import GraphRuns, types
@@ -86,7 +86,7 @@ class DaliSoundEngine:
         epoch: int,
         known: Arrays,
         out: Array,
-        keep: KeptRows | None = None,
+        keep: DecodedRows | None = None,
     ) -> Prepared:
         part = self._steps.part(encoded, sample_ids, epoch, known)
         results = ArrayResults(out, self._pipeline.forms[-1].differing)
@@ -131,7 +131,7 @@ class DaliSoundEngine:
         self._cpu.close()
 
     def _decoded(
-        self, part: ArrayPart, results: ArrayResults, keep: KeptRows | None
+        self, part: ArrayPart, results: ArrayResults, keep: DecodedRows | None
     ) -> tuple[list[dict[str, NDArray[Any]]], NDArray[np.int64]]:
         """Decode audio; return the graph's inputs and number of spectrum values per sample, none for bad samples."""
         inputs: list[dict[str, NDArray[Any]]] = [{} for _ in part.encoded]
