@@ -20,7 +20,6 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 
 from mbaas import runtime, units
 from mbaas.allocation.headroom import GpuRoom, PrepResources, default_prep
-from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.calls.client import call
 from mbaas.control import CALL_S
 from mbaas.coordinator import kept_claims
@@ -33,6 +32,7 @@ from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, ResourceError, last_line
 from mbaas.feed import SERVED, Feed, stop
+from mbaas.memory.budgets import largest_sample, memory_budgets
 from mbaas.messages import Claims, EngineName
 from mbaas.prep.engines import check_packages, check_share, resolve_engine, workers_per_gpu
 from mbaas.settings import GROUPED, FeedName, FeedOptions, FeedSettings, in_python

@@ -18,12 +18,12 @@ import typer
 
 from mbaas import units
 from mbaas.analysis.whole import STOPPED, Analysis, AnalysisStoppedError, Findings, StoppedAnalysis
-from mbaas.budgets import default_cache, default_staging, free_bytes
 from mbaas.cli import analysis_view, feed_file, reading
 from mbaas.cli.connection import connect
 from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
 from mbaas.core.layout import wanted_staging
 from mbaas.errors import ConfigError
+from mbaas.memory.budgets import default_cache, default_staging, free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,8 +14,8 @@ from dataclasses import replace
 from msgspec import Struct
 
 from mbaas.allocation.forms import SampleCosts
-from mbaas.budgets import sized_cache
 from mbaas.errors import ConfigError
+from mbaas.memory.budgets import sized_cache
 from mbaas.messages import DecodedSamples, Probe, SampleSpec
 from mbaas.order import SampleOrder
 from mbaas.settings import FeedSettings, Timeouts

@@ -18,10 +18,10 @@ from mbaas.analysis.live import analyze_feed, rates_of, sample_bytes, seen_by_lo
 from mbaas.analysis.rates import Rates
 from mbaas.analysis.simulator import POLICIES
 from mbaas.analysis.whatif import Waits, predict
-from mbaas.budgets import MemoryClaim
 from mbaas.costs import LoadingCosts
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
+from mbaas.memory.budgets import MemoryClaim
 from mbaas.messages import Amount, Claims, ConsumerReport, FeedInfo, FetchCounts
 from mbaas.status import ConsumerStatus, FeedStatus, WorkerStatus
 from support.waiting import wait_until

@@ -6,7 +6,7 @@ import numpy as np
 
 from mbaas.analysis.measuring.prep import BLOCK_SAMPLES, SUBSET_BYTES, Raw, made_of
 from mbaas.messages import EngineName
-from mbaas.prep.decoded import KeptRows
+from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.engines import make_engine
 from mbaas.transforms import Pipeline
 
@@ -32,7 +32,7 @@ def decoded(
     try:
         for start in range(0, len(encoded), BLOCK_SAMPLES):
             block = slice(start, min(start + BLOCK_SAMPLES, len(encoded)))
-            keep = KeptRows(range(block.stop - start), left)
+            keep = DecodedRows(range(block.stop - start), left)
             known = {name: column[block] for name, column in raw.known.items()}
             decoding.prepare(encoded[block], raw.sample_ids[block], 0, known, out[: block.stop - start], keep)
             rows, sizes, packed = keep.taken()

@@ -23,8 +23,7 @@ from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.order import in_share
-from mbaas.prep.engine import Engine
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Engine, make_engine
 from mbaas.prep.probe import first_good
 from mbaas.transforms import Pipeline
 
@@ -309,7 +308,7 @@ class PrepProcess:
             seed=seed,
             threads=threads,
             device_id=device,
-            is_dalis=None if dali_share == 1 else lambda sample_ids, _: in_share(sample_ids, dali_share),
+            for_dali=None if dali_share == 1 else lambda sample_ids, _: in_share(sample_ids, dali_share),
         )
         # Workers start at different samples, as in a feed.
         self._blocks = Blocks(raw, made_by, made, first=number * BLOCK_SAMPLES)

@@ -19,10 +19,10 @@ from mbaas.analysis.measuring.portion import ColdDataset, drop, local_spans
 from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
 from mbaas.analysis.measuring.storage import kept_cold, scratch
 from mbaas.bench.cpu import TreeWatch
-from mbaas.budgets import default_staging
 from mbaas.core.layout import MIN_BLOCKS_STAGED, wanted_staging
 from mbaas.dataset import Dataset
 from mbaas.fields import SAMPLE_ID, Field
+from mbaas.memory.budgets import default_staging
 from mbaas.messages import SampleSpec
 from mbaas.settings import FeedOptions
 from mbaas.transforms import Normalize, Pipeline

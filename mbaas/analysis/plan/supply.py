@@ -11,8 +11,8 @@ from mbaas.allocation.threads import TierBytes
 from mbaas.allocation.throughput import ROUNDING, ThroughputCurve
 from mbaas.allocation.workers import Job
 from mbaas.analysis.plan.jobs import Cluster, Samples, TrainingJob
-from mbaas.budgets import STORE_SHARE, default_staging
 from mbaas.core.layout import wanted_staging
+from mbaas.memory.budgets import STORE_SHARE, default_staging
 
 
 def pool_of(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> int:
