@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from mbaas import transforms as T
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader
-from mbaas.prep.engine import Engine
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Engine, make_engine
 
 
 class OwnLoader:

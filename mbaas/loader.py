@@ -17,21 +17,24 @@ from typing import Any, NoReturn
 import numpy as np
 import ray
 
-from mbaas.client.accelerate import check_is_read_once, known_to_accelerate
-from mbaas.client.batches import BatchCutter, BlockView
+from mbaas.client.batches import BatchCutter, BlockView, RecycledMemory
 from mbaas.client.collate import check_names, collating
 from mbaas.client.convert import Converter, Minibatch, make_converter
 from mbaas.client.heartbeat import Heartbeat
-from mbaas.client.join import JoinOptions, feed_info, open_stream
+from mbaas.client.join import Find, JoinOptions, await_feed_restart, feed_info, open_stream
 from mbaas.client.ledger import EpochProgress
-from mbaas.client.loop import EpochLoop
-from mbaas.client.numbered import MinibatchNumbers, NumberedMinibatches, as_it_is
-from mbaas.client.recycled import RecycledMemory
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
-from mbaas.client.successor import Find, await_successor
+from mbaas.client.trainers import (
+    EpochLoop,
+    MinibatchNumbers,
+    NumberedMinibatches,
+    as_it_is,
+    check_is_read_once,
+    known_to_accelerate,
+)
 from mbaas.errors import ConfigError, FeedGoneError, StateError, shown
 from mbaas.fields import Arrays
 from mbaas.messages import (
@@ -182,15 +185,15 @@ class Loader:
                     born=self._born,
                 )
             except FeedGoneError as error:
-                self._await_successor(error)
+                self._await_feed_restart(error)
         if start.resumed is not None and start.resumed.taken:
             sharding.renumber(stream.cursor - start.resumed.start)
         self._stream, self._sharding = stream, sharding
         # a loader that is garbage collected without `close` also leaves the feed
         self._farewell = weakref.finalize(self, _leave_quietly, stream)
 
-    def _await_successor(self, error: FeedGoneError) -> None:
-        self._coordinator, self._info = await_successor(
+    def _await_feed_restart(self, error: FeedGoneError) -> None:
+        self._coordinator, self._info = await_feed_restart(
             error,
             self._coordinator,
             find=self._find,
@@ -390,7 +393,7 @@ class Loader:
                 return self._stream.next()
             except FeedGoneError as error:
                 began = time.perf_counter()
-                self._await_successor(error)
+                self._await_feed_restart(error)
                 self._farewell.detach()  # its session ended with the coordinator
                 self._open(self._stream.start_again(), self._sharding)  # ranks know the epoch's plan, and send it
                 self._stats.wait_s += time.perf_counter() - began  # a wait for the feed: not a fetch or prep stall

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from zlib import crc32
 
 import numpy as np
@@ -26,9 +26,11 @@ from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mbaas.budgets import MemoryClaim
 from mbaas.errors import ConfigError, MbaasError, shown
 from mbaas.fields import SAMPLE_ID, Field
+from mbaas.memory.budgets import MemoryClaim
+from mbaas.memory.part_memory import PartAddress
+from mbaas.memory.slots import Slot, SlotColumn
 from mbaas.model.balance import assign
 from mbaas.model.forms import SampleCosts
 from mbaas.order import MOST_NUMBER, Ids, OwnEpoch, SampleOrder, Shuffle, Whole
@@ -163,52 +165,6 @@ class BadSample:
     sample_id: Whole
     uri: str
     reason: str
-
-
-class SlotColumn(Struct, frozen=True, array_like=True):
-    """Position of an array in a slot: its field (a `Packed` field has several arrays), offset in bytes, dtype and
-    shape.
-    """
-
-    name: str
-    at: Whole
-    dtype: str
-    shape: tuple[Whole, ...]
-
-
-class Slot(Struct, frozen=True, array_like=True, tag=True):
-    """A block's arrays in the memory of the worker that made them; see `mbaas.slots`.
-
-    Attributes:
-        path: path under which processes of the same node open the memory.
-        token: 16 random bytes at the beginning of the memory, because another process or machine may use the same path.
-        begin, nbytes: position of the slot in the memory.
-        written: generation of the slot: the number of writes before the arrays were complete.
-        packed: names of the fields that are `Packed`.
-    """
-
-    path: str
-    token: bytes
-    number: Whole
-    begin: Whole
-    nbytes: Whole
-    written: Whole
-    columns: tuple[SlotColumn, ...]
-    packed: tuple[str, ...] = ()
-
-
-class StoreRef(Struct, frozen=True, array_like=True, tag=True):
-    """A reference to an object in Ray's object store that Ray does not count; see `mbaas.calls.wire.uncounted`.
-
-    Attributes:
-        id: of the object.
-        owner: address of the process that owns it, in Ray's format.
-        status: state of the object when it was sent, in Ray's format.
-    """
-
-    id: Annotated[bytes, Meta(min_length=1, max_length=256)]
-    owner: bytes
-    status: bytes
 
 
 class BlockMeta(Struct, frozen=True):
@@ -517,9 +473,7 @@ class DeliveredPart(Struct, frozen=True, array_like=True):
 
     Attributes:
         meta: counts and timings.
-        refs: the location of its `Arrays`, or empty after an error. In the coordinator it is an object reference or an
-            `mbaas.slots.HeldSlot`, and in transit a `StoreRef` or a `Slot`. Consumers have an object reference or a
-            `Slot`. It is a list because Ray would replace a bare reference in a call's arguments by the object.
+        address: of its arrays; the coordinator keeps them until the consumer releases the block.
         number: its number in the block.
         task: the task that made it; a part that is made again has another task.
         node: id of the node that stores it.
@@ -527,7 +481,7 @@ class DeliveredPart(Struct, frozen=True, array_like=True):
     """
 
     meta: PartMeta
-    refs: Annotated[list[Slot | StoreRef], Meta(max_length=1)]
+    address: PartAddress
     number: Whole
     task: Whole
     node: str
@@ -540,8 +494,8 @@ class DeliveredBlock(Struct, frozen=True, array_like=True):
     Attributes:
         number: the block's.
         shuffle: of the block's epoch.
-        parts: all parts; or, if there are bad samples, only the parts without arrays, which list these samples.
-        error: reason why it could not be made, if that is not a bad sample.
+        parts: all parts; empty if the block could not be made.
+        error: reason why it could not be made, such as a bad sample.
         is_new: True if no consumer had it before: it was prepared for this one.
     """
 
@@ -550,11 +504,6 @@ class DeliveredBlock(Struct, frozen=True, array_like=True):
     parts: tuple[DeliveredPart, ...]
     error: MbaasError | None = None
     is_new: bool = False
-
-    @property
-    def has_failed(self) -> bool:
-        """True if it contains no samples, because a sample is bad or because it could not be made."""
-        return self.error is not None or not all(part.refs for part in self.parts)
 
 
 class UnreadablePart(Struct, frozen=True):
@@ -950,7 +899,8 @@ class RankOrders(Struct, frozen=True):
 
 def _protocol() -> str:
     # Changes with the messages of this module, their fields and the fields' types.
-    kinds = [each for each in globals().values() if isinstance(each, type) and each.__module__ == __name__]
+    here = [each for each in globals().values() if isinstance(each, type) and each.__module__ == __name__]
+    kinds = [*here, *get_args(PartAddress), SlotColumn]
     said = sorted((kind.__name__, [*inspect.get_annotations(kind).items()]) for kind in kinds)
     return f"{crc32(repr(said).encode()):08x}"
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
@@ -73,6 +74,19 @@ usage reports; and processes without a GPU keep the variables that list GPUs, wi
 
 class NoAnswerError(ConnectionError):
     """Nothing accepts connections at the address of a cluster."""
+
+
+def get(refs: Any, timeout_s: float) -> Any:
+    """Call `ray.get`, and keep nothing alive if it raises.
+
+    `ray.get` leaves a reference cycle of exception and frames. Until the next garbage collection the cycle would keep
+    these frames' arrays alive, and their blocks in staging.
+    """
+    try:
+        return ray.get(refs, timeout=timeout_s)
+    except ray.exceptions.RayError as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def ensure_ray(*, start: bool) -> None:

@@ -19,7 +19,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from mbaas import runtime, units
-from mbaas.budgets import largest_sample, memory_budgets
 from mbaas.calls.client import call
 from mbaas.control import CALL_S
 from mbaas.coordinator import kept_claims
@@ -32,6 +31,7 @@ from mbaas.dataset import Dataset
 from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, ResourceError, last_line
 from mbaas.feed import SERVED, Feed, stop
+from mbaas.memory.budgets import largest_sample, memory_budgets
 from mbaas.messages import Claims, EngineName
 from mbaas.model.lending import GpuRoom, PrepResources, default_prep
 from mbaas.prep.engines import check_packages, check_share, resolve_engine, workers_per_gpu

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from mbaas import units
-from mbaas.budgets import MemoryClaim, cache_budget, staging_room
 from mbaas.errors import ConfigError, shown
+from mbaas.memory.budgets import MemoryClaim, cache_budget, staging_room
 from mbaas.order import MOST_SEED
 from mbaas.validation import Checked, option, options
 

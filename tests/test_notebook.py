@@ -20,8 +20,8 @@ from mbaas.dataset import synthetic
 from mbaas.notebook import some
 from mbaas.pictures import samples
 from mbaas.pictures.grid import Image, Layout
+from mbaas.pictures.preview import first_samples
 from mbaas.pictures.samples import html_of
-from mbaas.prep.preview import first_samples
 
 
 def rows_of(html: str) -> tuple[str, dict[str, str]]:

@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks.fuzz.mutations import damaged
 from benchmarks.fuzz.run import Case
 from mbaas import transforms
-from mbaas.prep.decoded import HEADER_BYTES, KeptRows
+from mbaas.prep.decoded import HEADER_BYTES, DecodedRows
 from mbaas.prep.engines import make_engine
 
 _MAX_PIXELS = 1 << 18
@@ -94,7 +94,7 @@ def decoded(_: Path) -> Case:
 
 
 def _containers(engine: Any, files: list[bytes]) -> list[bytes]:
-    keep, count = KeptRows(range(len(files)), _KEPT_BYTES), len(files)
+    keep, count = DecodedRows(range(len(files)), _KEPT_BYTES), len(files)
     done = engine.prepare(files, np.arange(count), 0, {}, engine.field(files[0], "", {}).empty(count), keep)
     assert not done.bad, done.bad
     _, lengths, packed = keep.taken()

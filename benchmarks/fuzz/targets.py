@@ -53,6 +53,8 @@ from mbaas.dataset.bounded import bounded
 from mbaas.dataset.storage.location import locate
 from mbaas.errors import ConfigError, ConsumerRemovedError, MbaasError, PrepFailedError
 from mbaas.fields import Arrays, Packed
+from mbaas.memory.part_memory import OBJECT_ID_BYTES, StoredObject
+from mbaas.memory.slots import Slot, SlotColumn
 from mbaas.messages import (
     ROW,
     BadSample,
@@ -70,8 +72,6 @@ from mbaas.messages import (
     RankReport,
     ReadBytes,
     Resumption,
-    Slot,
-    SlotColumn,
     SocketAnswer,
     SocketCall,
     Start,
@@ -758,10 +758,12 @@ def answers(_: Path) -> Case:
     """Answers of a coordinator over a socket: a damaged one is an answer or an invalid message, and nothing else."""
     meta = PartMeta(8, (BadSample(3, "/data/3.jpg", "not an image"),), 0.1, 0.2, 80)
     slot = Slot("/proc/1/fd/3", b"t" * 16, 1, 4096, 80, 2, (SlotColumn("image", 0, "uint8", (8, 10)),))
-    part = DeliveredPart(meta, [slot], 0, 1, "n0", BlockPart("n0", 1))
-    block = DeliveredBlock(5, Shuffle(2, (64,), Shuffle(1)), (part,), PrepFailedError("three workers died"))
+    stored = StoredObject(b"i" * OBJECT_ID_BYTES, b"owner", b"status")
+    parts = tuple(DeliveredPart(meta, address, 0, 1, "n0", BlockPart("n0", 1)) for address in (slot, stored))
+    block = DeliveredBlock(5, Shuffle(2, (64,), Shuffle(1)), parts)
+    failed = replace(block, parts=(), error=PrepFailedError("three workers died"))
     good = [
-        wire.encode_answer(SocketAnswer(1, Delivery((block, replace(block, error=None)), 0.5, progress=9))),
+        wire.encode_answer(SocketAnswer(1, Delivery((block, failed), 0.5, progress=9))),
         wire.encode_answer(SocketAnswer(2, Delivery(error=ConsumerRemovedError("silent"), expelled=True))),
         wire.encode_answer(SocketAnswer(3, error=ConfigError("no", option="cursor"))),
     ]

@@ -17,7 +17,7 @@ import numpy as np
 
 from mbaas.bench.generated import made_once
 from mbaas.bench.tasks.base import files_below
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS
+from mbaas.prep.engines import DEFAULT_MAX_PIXELS
 from mbaas.prep.header import peek
 
 CATEGORIES = 80

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from mbaas.calls import socket as local_socket
 from mbaas.calls import wire
 from mbaas.errors import FeedGoneError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.messages import BlockCall, Delivery, SocketAnswer, SocketCall
+from mbaas.runtime import get
 from mbaas.units import seconds
 
 RESTART_LOOK_S = 0.1
@@ -76,19 +76,6 @@ def answer(ref: Any, timeout_s: float, what: str) -> Any:
     except ray.exceptions.RayActorError as error:
         reason = runtime.lost_cluster() or "the feed's coordinator is gone; it was stopped or its driver ended"
         raise FeedGoneError(f"{what}: {reason}") from error
-
-
-def get(refs: Any, timeout_s: float) -> Any:
-    """Call `ray.get`, and keep nothing alive if it raises.
-
-    `ray.get` leaves a reference cycle of exception and frames. Until the next garbage collection the cycle would keep
-    these frames' arrays alive, and their blocks in staging.
-    """
-    try:
-        return ray.get(refs, timeout=timeout_s)
-    except ray.exceptions.RayError as error:
-        traceback.clear_frames(error.__traceback__)
-        raise
 
 
 def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -249,7 +236,6 @@ class BlockCalls:
             delivery: Delivery = answer(ref, timeout_s, self._what)
         except ray.exceptions.GetTimeoutError:
             raise NoAnswerYetError from None
-        wire.receive_refs(delivery)
         self.offer(delivery.socket)
         return delivery
 

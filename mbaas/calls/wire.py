@@ -1,14 +1,4 @@
-"""Encoding of calls and their answers as msgpack, with types and bounds checked by decoding.
-
-An answer over a socket contains object references that Ray does not count. The owner of an object tracks every process
-that was sent a counted reference: it subscribes to each, and each reports when its last reference is dropped. For a
-block sent to a trial, this is more than half of the cost on both sides (docs/scaling.md, "CPU time of delivery"). It is
-also redundant: consumers report released blocks, and coordinators keep their references until then.
-
-Memory that a process has mapped stays readable until the process unmaps it, whether or not references are counted. If
-the owner drops its reference earlier, because it removed the consumer, a read raises `ray.exceptions.ObjectLostError`
-at once, as for any lost object.
-"""
+"""Encoding of calls and their answers as msgpack, with types and bounds checked by decoding."""
 
 from __future__ import annotations
 
@@ -21,7 +11,7 @@ import ray
 
 from mbaas import bugs, errors
 from mbaas.errors import ConfigError, MbaasError, shown
-from mbaas.messages import Delivery, SentError, SocketAnswer, SocketCall, StoreRef
+from mbaas.messages import SentError, SocketAnswer, SocketCall
 
 MessageT = TypeVar("MessageT")
 
@@ -97,7 +87,7 @@ HANG_UP = b""
 
 
 class _CountedError(Exception):
-    """A reference that Ray must count, and which therefore cannot be sent without Ray."""
+    """A reference that Ray counts (`CountedObject`), and which therefore cannot be sent without Ray."""
 
 
 def _plain(value: Any) -> SentError:
@@ -135,47 +125,10 @@ def encode_answer(answer: SocketAnswer) -> bytes:
 
 
 def decode_answer(message: bytes) -> SocketAnswer:
-    """Return an answer with references that this process can read.
+    """Return an encoded answer.
 
     Raises:
         INVALID: the message is invalid.
     """
-    answer = _ANSWERS.decode(message)
-    if answer.delivery is not None:
-        receive_refs(answer.delivery)
-    return answer
-
-
-# ---- references to objects ----
-
-
-def uncounted(ref: ray.ObjectRef[Any]) -> Any:
-    """Return a reference as a `StoreRef`, or as it is if this version of Ray cannot do that.
-
-    Args:
-        ref: of an object that this process keeps for as long as the receiver may begin to read it.
-    """
-    # Not public: Ray pickles its references in the same way, and also records them as part of a value.
-    worker: Any = ray._private.worker.global_worker
-    try:
-        _, owner, status = worker.core_worker.serialize_object_ref(ref)
-    except (AttributeError, TypeError, ValueError):
-        return ref
-    return StoreRef(ref.binary(), owner, status)
-
-
-def receive_refs(delivery: Delivery) -> None:
-    """Turn each `StoreRef` of a delivery into an ordinary reference of this process."""
-    for block in delivery.blocks:
-        for part in block.parts:
-            refs: list[Any] = part.refs
-            refs[:] = [received(ref) if isinstance(ref, StoreRef) else ref for ref in refs]
-
-
-def received(sent: StoreRef) -> Any:
-    """Return an ordinary reference to an object."""
-    of_ray: Any = ray
-    ref = of_ray.ObjectRef(sent.id, sent.owner)  # first, so that this process counts at least one reference
-    worker = of_ray._private.worker.global_worker
-    worker.core_worker.deserialize_and_register_object_ref(sent.id, of_ray.ObjectRef.nil(), sent.owner, sent.status)
-    return ref
+    found: SocketAnswer = _ANSWERS.decode(message)
+    return found

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import ray
 
-from mbaas import runtime
 from mbaas.chaos.plan import Target
 
 PREFIXES: dict[Target, str] = {
@@ -103,27 +102,3 @@ def process_state(pid: int) -> str:
 def alive(pid: int) -> bool:
     """Return whether the process exists and is not a zombie."""
     return process_state(pid) not in "ZX"
-
-
-def cache_node_pids(feed: str) -> list[int]:
-    """Return the process ids of a feed's live cache nodes."""
-    return _pids(f"cache:{feed}:")
-
-
-def relay_pids(feed: str) -> list[int]:
-    """Return the process ids of a feed's live relay actors."""
-    return _pids(f"relay:{feed}:")
-
-
-def prep_worker_pids(feed: str) -> list[int]:
-    """Return the process ids of a feed's live prep workers."""
-    return _pids(f"prep:{feed}:")
-
-
-def coordinator_pid(feed: str) -> int:
-    """Return the process id of a feed's coordinator."""
-    return _pids(runtime.actor_name(feed))[0]
-
-
-def _pids(prefix: str) -> list[int]:
-    return [each.pid for each in participants() if each.name.startswith(prefix)]

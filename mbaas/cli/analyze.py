@@ -18,12 +18,12 @@ import typer
 from mbaas import units
 from mbaas.analysis.measuring.effort import SavedStages
 from mbaas.analysis.whole import Analysis
-from mbaas.budgets import default_cache, default_staging, free_bytes
 from mbaas.cli import analysis_view, feed_data, feed_file
 from mbaas.cli.connection import connect
 from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
 from mbaas.core.layout import wanted_staging
 from mbaas.errors import ConfigError
+from mbaas.memory.budgets import default_cache, default_staging, free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -18,7 +18,7 @@ from rich.live import Live
 from mbaas.cli import feed_data, feed_file, feed_view
 from mbaas.cli.connection import connect, ended_on_purpose, is_named
 from mbaas.cli.console import FAILED, end_as_ctrl_c, err, line, out, plain, say_error, write_json
-from mbaas.client.patience import Patience
+from mbaas.client.stalls import Patience
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedRestartingError, WaitTimeoutError, last_line
 from mbaas.units import count, duration, seconds
 

@@ -9,8 +9,8 @@ from mbaas.cli.console import err, line, out, plain, say_note
 from mbaas.errors import ConfigError
 from mbaas.messages import BadSample
 from mbaas.pictures import grid
+from mbaas.pictures.preview import first_samples
 from mbaas.pictures.samples import cells_of
-from mbaas.prep.preview import first_samples
 from mbaas.units import counted
 
 COUNT = 32

@@ -7,17 +7,27 @@ owner: read-only arrays may be shared and can never be made writable, writable o
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from mbaas.client.recycled import RecycledMemory
 from mbaas.fields import Arrays, Column, Packed, concatenated, interleaved
 from mbaas.messages import ROW
+
+LEAST_REUSED_BYTES = 2**20
+"""Smaller arrays are left to NumPy, whose allocator reuses their memory anyway."""
+
+FREE_PIECES = 2
+"""Free pieces kept for reuse: a trial has one minibatch while it is given the next."""
+
+SPARE_PART = 8
+"""A new piece is larger than requested by one part in this many, so that it also fits slightly larger arrays."""
 
 
 def rows_of(arrays: Arrays) -> int:
@@ -212,3 +222,43 @@ class BatchCutter:
 
 def _concatenated(pieces: list[Arrays]) -> Arrays:
     return {name: concatenated([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+class RecycledMemory:
+    """Private memory for minibatches, reused when unreferenced. One thread allocates; any thread may release arrays.
+
+    Copying a large minibatch spends most time on new memory. Arrays above 32 MiB are allocated from the system each
+    time, zeroed page by page, and freed with the minibatch. 256 images of 224x224 take 38 MB; copying them to reused
+    memory takes half the time.
+
+    An array's memory stays exclusive while the array, any view, or a tensor that shares it is referenced.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=FREE_PIECES)  # unreferenced; the oldest are freed
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an uninitialized, writable array in C order."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes < LEAST_REUSED_BYTES:
+            return np.empty(shape, dtype)
+        memory = self._taken()
+        if memory is None or memory.nbytes < nbytes:
+            memory = np.empty(nbytes + nbytes // SPARE_PART, np.uint8)
+        # A separate array for each holder. All NumPy views refer to it, and none to ``memory`` directly, because a
+        # buffer is in between. So when the array is finalized, the memory is unreferenced.
+        array = np.frombuffer(memory.data, np.uint8, nbytes)
+        weakref.finalize(array, self._free.append, memory).atexit = False
+        return array.view(dtype).reshape(shape)
+
+    def _taken(self) -> NDArray[np.uint8] | None:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
+    def copy(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return a copy, in C order."""
+        own = self.empty(array.shape, array.dtype)
+        np.copyto(own, array)
+        return own

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas import cuda, slots
-from mbaas.client.batches import is_private, read_only
-from mbaas.client.recycled import RecycledMemory
+from mbaas.client.batches import RecycledMemory, is_private, read_only
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays
+from mbaas.memory import pinned, slots
 
 if TYPE_CHECKING:
     import torch
@@ -152,9 +151,9 @@ class CudaConverter:
 
         self._device, self._normalize, self._has_images = device, normalize, has_images
         self._stream = torch.cuda.Stream(device)
-        self._gpu: cuda.Gpu | None
+        self._gpu: pinned.Gpu | None
         try:
-            self._gpu = cuda.gpu(self._stream.device.index)
+            self._gpu = pinned.gpu(self._stream.device.index)
         except OSError:  # a driver of another kind, such as ROCm: all arrays go through pinned memory
             self._gpu = None
         self._sets = [_CopySet(), _CopySet()]  # one is filled while the GPU may still read the other
@@ -208,17 +207,17 @@ class CudaConverter:
         return batch
 
 
-def _can_lend(array: NDArray[Any], gpu: cuda.Gpu) -> bool:
+def _can_lend(array: NDArray[Any], gpu: pinned.Gpu) -> bool:
     """Page-lock the slot of an array. Return whether the GPU can read it in place."""
     if is_private(array) or array.nbytes < LEAST_LENT_BYTES or not array.flags.c_contiguous:
         return False
     room = slots.room_of(array)
     if room is None:
         return False
-    if room in cuda.page_locks:
+    if room in pinned.page_locks:
         return True
-    cuda.page_locks.let_go(lambda memory: not slots.will_be_written(memory))
-    return slots.will_be_written(room) and cuda.page_locks.take(room, gpu)
+    pinned.page_locks.let_go(lambda memory: not slots.will_be_written(memory))
+    return slots.will_be_written(room) and pinned.page_locks.take(room, gpu)
 
 
 def _as_torch(images: torch.Tensor, normalize: Normalize | None) -> torch.Tensor:

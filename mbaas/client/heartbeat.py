@@ -103,7 +103,7 @@ class Heartbeat:
                 # For example an internal error of the service. Without this thread a healthy consumer would lose its
                 # session, and the next heartbeat may succeed.
                 if not has_told:
-                    _log.exception("a sign of life was not heard; %s goes on, and says this once", self._thread.name)
+                    _log.exception("a heartbeat failed; %s continues, and logs this once", self._thread.name)
                 has_told = True
             del owner  # this frame waits next and would keep it alive
 

@@ -1,10 +1,15 @@
-"""Joins a feed: the options of a consumer, and its stream, which may be the one of a rank of a data-parallel trial."""
+"""Joins a feed, and joins it again after a feed restart: a consumer's options and its stream, which may be a rank's."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from mbaas import units
 from mbaas.calls.client import call_patiently
 from mbaas.client.collate import Collate
 from mbaas.client.rank_group import RankGroup, RankSession
@@ -14,8 +19,16 @@ from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Stream
 from mbaas.core import calls
-from mbaas.errors import ConfigError, shown
+from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, shown
 from mbaas.messages import ConsumerName, FeedInfo, JoinStart, Start
+
+RESTART_LOOK_S = 0.2
+"""Pause between two checks for a feed restart, in seconds."""
+
+_log = logging.getLogger(__name__)
+
+Find = Callable[[FeedGoneError], Any]
+"""Finds a feed's coordinator. Returns None before it has been restarted, and raises if it will not be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,3 +134,56 @@ def open_stream(
     rank.on_renumbered = sharding.renumber
     group = RankGroup(rank, sharding, wait_timeout_s=wait_timeout_s)
     return RankStream(rank, stats, group=group, sharding=sharding)
+
+
+def await_feed_restart(
+    error: FeedGoneError, coordinator: Any, *, find: Find, name: ConsumerName, info: FeedInfo, timeout_s: float
+) -> tuple[Any, FeedInfo]:
+    """Wait for the restart of a feed whose coordinator is gone. Return its new coordinator and description.
+
+    Raises:
+        FeedGoneError: the feed is not restarted in time.
+        FeedFailedError: the feed was stopped, or restarted with options that this consumer cannot continue with.
+    """
+    feed, end, said = info.settings.name, time.monotonic() + timeout_s, False
+    while time.monotonic() < end:
+        found = find(error)
+        if found is not None and found._actor_id != coordinator._actor_id:
+            with contextlib.suppress(FeedGoneError):  # it did not start; another one may
+                successor = feed_info(found, name, end - time.monotonic())
+                _check_same(info, successor, name)
+                _log.warning("feed %r was restarted, consumer %r continues", feed, str(name))
+                return found, successor
+        elif not said:
+            said = True
+            _log.warning(
+                "the program that served feed %r is gone; consumer %r waits up to %s for a feed restart",
+                feed, str(name), units.seconds(timeout_s),
+            )  # fmt: skip
+        time.sleep(RESTART_LOOK_S)
+    raise FeedGoneError(
+        f"consumer {str(name)!r} waited {units.seconds(timeout_s)} for a restart of feed {feed!r}: "
+        "the program that served it is gone"
+    ) from error
+
+
+def _check_same(known: FeedInfo, successor: FeedInfo, name: ConsumerName) -> None:
+    """Raise FeedFailedError if the restarted feed makes other blocks, or other minibatches from them."""
+    pairs = zip(_essence(known).items(), _essence(successor).values(), strict=True)
+    for (what, before), now in pairs:
+        if before != now:
+            raise FeedFailedError(
+                f"feed {known.settings.name!r} was restarted with another {what}: {now!r} instead of {before!r}; "
+                f"consumer {str(name)!r} cannot continue there and must join again"
+            )
+
+
+def _essence(info: FeedInfo) -> dict[str, object]:
+    return {
+        "dataset, pipeline, seed and order": info.fingerprint,
+        "engine": info.engine,
+        "dali_share": info.settings.dali_share,
+        "samples in a block": info.order.block_samples,
+        "drop_last": info.settings.drop_last,
+        "on_bad_sample": info.settings.on_bad_sample,
+    }

@@ -7,7 +7,7 @@ which is faster per byte.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -17,12 +17,12 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas import bugs
-from mbaas.calls.client import get
-from mbaas.client.rpc import UnreadableError, bring, read
 from mbaas.fields import Arrays
+from mbaas.memory.part_memory import PartMemory, UnreadableError, bring, read, refs_of
 from mbaas.messages import ROW, DeliveredBlock, DeliveredPart, ReadBytes, SampleSpec
 from mbaas.order import Ids
 from mbaas.placement import WHOLE, Placement
+from mbaas.runtime import get
 
 WHOLE_SHARE = 0.8
 """Fraction of a part above which a rank copies all of it: whole parts arrive at 0.6 to 0.9 GB/s, rows at 0.5 to 0.7."""
@@ -37,7 +37,7 @@ class FetchedBlock(Struct, frozen=True, eq=False):
     """The arrays read for a block.
 
     Attributes:
-        parts: arrays of its parts, or of some of their rows; empty if the block ended in an error.
+        parts: arrays of its parts, or of some of their rows.
         read_bytes: bytes used of parts on the consumer's own node, and bytes from other nodes.
     """
 
@@ -61,11 +61,12 @@ class WholeFetch:
 
     def __init__(self, block: DeliveredBlock, remote: list[DeliveredPart]) -> None:
         self._block, self._remote = block, remote
-        bring([ref for part in remote for ref in part.refs])
+        self._memory = _held(block.parts)
+        bring(refs_of(memory for part, memory in zip(block.parts, self._memory, strict=True) if part in remote))
 
     def read(self, timeout_s: float) -> FetchedBlock:
         """See `BlockFetch.read`."""
-        parts = read([ref for part in self._block.parts for ref in part.refs], timeout_s)
+        parts = read(self._memory, timeout_s)
         remote = sum(part.meta.nbytes for part in self._remote)
         local = sum(part.meta.nbytes for part in self._block.parts) - remote
         return FetchedBlock(parts, ReadBytes(local, remote))
@@ -76,7 +77,7 @@ def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
     unreadable = []
     for part in block.parts:
         try:
-            read(part.refs, UNREAD_S)
+            read([part.address.held()], UNREAD_S)
         except UnreadableError:
             unreadable.append(part)
     return unreadable
@@ -122,7 +123,11 @@ def plan_fetch(
             continue
         if part.node == node:  # shared memory: read whole, because nothing is copied
             plan.own.append(part)
-        elif part.node not in helpers or (needed is not None and len(needed) > WHOLE_SHARE * part.meta.samples):
+        elif (
+            part.node not in helpers
+            or part.address.is_on_one_node  # not readable from here; reading it reports that
+            or (needed is not None and len(needed) > WHOLE_SHARE * part.meta.samples)
+        ):
             plan.copied.append(part)
         else:
             asked.setdefault(part.node, []).append((part, rows if needed is None else needed))
@@ -162,12 +167,12 @@ class PartFetch:
 
     def __init__(self, rows: Rows, plan: FetchPlan, spec: SampleSpec, ask: Callable[[str, RemoteRows], Any]) -> None:
         self._rows, self._spec = rows, spec
-        self._own, self._copied = plan.own, list(plan.copied)
+        self._own, self._copied = _held(plan.own), _held(plan.copied)
         self._calls = [_RowCall(asked, ask(node, asked)) for node, asked in plan.asked.items()]
         self._bring()
 
     def _bring(self) -> None:
-        bring([call.ref for call in self._calls] + [part.refs[0] for part in self._copied])
+        bring([call.ref for call in self._calls] + refs_of(self._copied))
 
     def read(self, timeout_s: float) -> FetchedBlock:
         """See `BlockFetch.read`."""
@@ -182,8 +187,8 @@ class PartFetch:
                 # The node sends no rows now, but its memory may still be readable.
                 bugs.log_bug(error, "in the cache of another node")
                 self._calls.remove(call)
-                self._copied += call.asked.parts
-        whole = read([part.refs[0] for part in (*self._own, *self._copied)], timeout_s)
+                self._copied += _held(call.asked.parts)
+        whole = read(self._own + self._copied, timeout_s)
         own, remote = whole[: len(self._own)], whole[len(self._own) :]
         remote += [part for call in self._calls for part in call.answer or []]
         local_bytes = sum(_nbytes(part) * self._used_rows(part) // max(len(part["sample_id"]), 1) for part in own)
@@ -192,6 +197,10 @@ class PartFetch:
 
     def _used_rows(self, part: Arrays) -> int:
         return int(np.isin(part[ROW], self._rows).sum()) if ROW in part else len(self._rows)
+
+
+def _held(parts: Iterable[DeliveredPart]) -> list[PartMemory | None]:
+    return [part.address.held() for part in parts]
 
 
 def _nbytes(part: Arrays) -> int:

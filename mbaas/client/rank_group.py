@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from mbaas.calls import wire
 from mbaas.calls.client import call_patiently
-from mbaas.client.rpc import UnreadableError
 from mbaas.client.session import Session
 from mbaas.client.sharding import RankSharding
 from mbaas.errors import ConfigError, StateError, WaitTimeoutError
+from mbaas.memory.part_memory import UnreadableError
 from mbaas.messages import POLL_S, ConsumerName, Delivery, RankCall, RankOrders, RankPlan, RankReport, Start
 from mbaas.order import Shuffle
 from mbaas.units import seconds

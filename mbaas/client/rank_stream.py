@@ -9,11 +9,11 @@ import numpy as np
 
 from mbaas.client.part_fetch import BlockFetch, PartFetch, RemoteRows, plan_fetch
 from mbaas.client.rank_group import RankGroup, RankSession
-from mbaas.client.rpc import UnreadableError
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.errors import FeedGoneError, FeedRestartingError, StateError, WaitTimeoutError
+from mbaas.memory.part_memory import UnreadableError, refs_of
 from mbaas.messages import DeliveredBlock, Start
 
 STEP_MEMORY = 0.8
@@ -59,7 +59,7 @@ class RankStream(Stream):
             self.use_up(start)
 
     def _begin_fetch(self, block: DeliveredBlock, slack_s: float) -> BlockFetch:
-        if block.has_failed:  # nothing to divide among ranks
+        if block.error is not None:  # nothing to divide among ranks
             return super()._begin_fetch(block, slack_s)
         group, number = self._group, block.number
         plan, ids = group.plan(number, block.shuffle), self._sharding.order.sample_ids(number, block.shuffle)
@@ -71,7 +71,7 @@ class RankStream(Stream):
         )
 
         def ask(node: str, asked: RemoteRows) -> Any:
-            refs = [part.refs[0] for part in asked.parts]
+            refs = refs_of(part.address.held() for part in asked.parts)
             return group.caches[node].pick.remote(self.session.consumer, refs, asked.rows, bad_rows, slack_s)
 
         return PartFetch(rows, fetch_plan, self.info.spec, ask)
@@ -82,7 +82,7 @@ class RankStream(Stream):
         if not self.session.received:
             return
         following = self.session.received[0]
-        if following.block.has_failed:
+        if following.block.error is not None:
             return
         # An epoch's first block needs that epoch's plan, which ranks that lag have not requested yet. Fetching ahead is
         # not worth waiting for them.

@@ -20,7 +20,6 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas import slots
 from mbaas.calls import wire
 from mbaas.calls.client import (
     ANSWER_S,
@@ -33,10 +32,11 @@ from mbaas.calls.client import (
     call_patiently,
 )
 from mbaas.client.part_fetch import BlockFetch
-from mbaas.client.patience import Patience
 from mbaas.client.position import Position
+from mbaas.client.stalls import Patience
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.fields import Arrays, memory
+from mbaas.memory import slots
 from mbaas.messages import (
     POLL_S,
     Admission,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
 
 from msgspec import Struct
 
 from mbaas.client.batches import BlockView
 from mbaas.client.part_fetch import BlockFetch, WholeFetch, unreadable_parts
-from mbaas.client.rpc import UnreadableError
 from mbaas.client.session import ReceivedBlock, Session
 from mbaas.client.stalls import StreamStats
-from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays
+from mbaas.memory.part_memory import UnreadableError
 from mbaas.messages import BadSample, ConsumerReport, DeliveredBlock, DeliveredPart, Start
 from mbaas.order import Shuffle
 
@@ -81,12 +81,12 @@ class Stream:
         self._stats.prepared += block.is_new * sum(part.meta.samples for part in block.parts)
         self.session.advance()  # also past a block that ended in an error: a trial that catches the error may continue
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
-        if not arrays:
-            raise block.error or BadSampleError(bad[0].uri, bad[0].reason)
+        if block.error is not None:
+            raise copy(block.error)  # this frame refers to the block: the error itself would make a cycle
         return Block(block.number, block.shuffle, BlockView(arrays), bad)
 
     def _read(self, received: ReceivedBlock) -> list[Arrays] | None:
-        """Return the arrays of a block's parts, empty if the block ended in an error.
+        """Return the arrays of a block's parts; none if it could not be made.
 
         Unless they are copies, they count as held from here on. Return None if they cannot be read because their node
         is gone; they are then requested again.

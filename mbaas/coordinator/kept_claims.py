@@ -17,8 +17,8 @@ from dataclasses import asdict
 from ray.experimental import internal_kv
 
 from mbaas import runtime
-from mbaas.budgets import MemoryClaim
 from mbaas.coordinator import store
+from mbaas.memory.budgets import MemoryClaim
 from mbaas.messages import Claims
 
 LEASE_S = 10.0

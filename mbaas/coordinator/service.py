@@ -12,13 +12,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from msgspec import Struct
 from msgspec.structs import replace
 
-from mbaas import slots
 from mbaas.bugs import in_short, is_bug
 from mbaas.calls import wire
 from mbaas.calls.server import CallServer, Spawn
@@ -42,6 +42,7 @@ from mbaas.errors import (
     PrepFailedError,
     StateError,
 )
+from mbaas.memory.part_memory import HeldObject, PartMemory
 from mbaas.messages import (
     Admission,
     BlockCall,
@@ -56,8 +57,7 @@ from mbaas.messages import (
     UnreadablePart,
 )
 from mbaas.order import Shuffle
-from mbaas.placement import PartRequest, PlacementHistory
-from mbaas.slots import HeldSlot
+from mbaas.placement import BlockPart, PartRequest, PlacementHistory
 
 MOVE_S = 40.0
 """Longest time to copy a part to another node, in seconds. The cache node that copies it gives up sooner."""
@@ -67,6 +67,29 @@ RELAY_S = 2.0
 
 ANSWER_S = 1.0
 """Timeout for the second result of a failed task, which arrives together with the first."""
+
+
+class StagedPart(Struct, frozen=True):
+    """A part of a staged block; all but ``memory`` is as in `DeliveredPart`."""
+
+    meta: PartMeta
+    memory: PartMemory
+    number: int
+    task: int
+    node: str
+    block_part: BlockPart
+
+    def delivered(self) -> DeliveredPart:
+        """Return the part as it is sent to consumers, which may read it until they release its block."""
+        return DeliveredPart(self.meta, self.memory.sent(), self.number, self.task, self.node, self.block_part)
+
+
+@dataclass
+class StagedBlock:
+    """The prepared parts of a block, by number, and the errors of parts that failed."""
+
+    parts: dict[int, StagedPart] = field(default_factory=dict)
+    failures: dict[int, BadSampleError] = field(default_factory=dict)
 
 
 @dataclass
@@ -119,8 +142,8 @@ class ConsumerService:
             written=written,
         )
         self._writer = EpochWriter(info.settings.name, info.fingerprint, tell=self.send, errors=errors, spawn=spawn)
-        self._staged: dict[int, dict[int, DeliveredPart]] = {}
-        self._copies: dict[int, Any] = {}  # move number -> reference of the copy, until it is used
+        self._staged: dict[int, StagedBlock] = {}
+        self._copies: dict[int, tuple[PartMemory, str]] = {}  # move number -> the copy and its node, until it is used
         self._calls: dict[str, _Call] = {}
         self._sessions = time.time_ns() // 1_000_000  # above the sessions of an earlier coordinator
         self._progress = 0
@@ -161,12 +184,16 @@ class ConsumerService:
 
     def part_unreadable(self, event: ev.UnreadablePart) -> None:
         """Have a part made again after a consumer could not read it."""
-        part = self._staged.get(self.core.window.staged_as(event.block), {}).get(event.part)
-        held: Any = part.refs[0] if part is not None and part.refs and part.task == event.task else None
+        part = self._staged_part(self.core.window.staged_as(event.block), event.part)
+        is_in_slot = part is not None and part.task == event.task and part.memory.is_in_live_worker
         # Unreadable slots are expected after a worker died, or when the consumer is on another node.
-        if isinstance(held, HeldSlot) and held.is_there and self._most_slots() and self._slot_use.give_up():
+        if is_in_slot and self._most_slots() and self._slot_use.give_up():
             self._note_slots("a consumer cannot read a worker's memory")
         self.send(event)
+
+    def _staged_part(self, block: int, number: int) -> StagedPart | None:
+        staged = self._staged.get(block)
+        return None if staged is None else staged.parts.get(number)
 
     def explain_wait(self, consumer: str) -> str:
         """Return one clause that explains the wait of a consumer."""
@@ -218,10 +245,10 @@ class ConsumerService:
             case ev.MovePart():
                 self._spawn(self._move(instruction))
             case ev.UsePart():
-                parts = self._staged[instruction.block]
+                parts = self._staged[instruction.block].parts
                 copy, node = self._copies[instruction.move]
                 parts[instruction.part] = replace(
-                    parts[instruction.part], refs=[copy], task=instruction.task, node=node
+                    parts[instruction.part], memory=copy, task=instruction.task, node=node
                 )
             case ev.ReplaceWorker():
                 self._report(cluster.WorkerDied(instruction.worker, instruction.reason, instruction.blame))
@@ -236,17 +263,19 @@ class ConsumerService:
 
     def _delivered(self, number: int) -> DeliveredBlock:
         staged_as = self.core.window.staged_as(number)
-        parts, error = self._staged.get(staged_as, {}), self.core.window.blocks[staged_as].error
+        staged, error = self._staged.get(staged_as, StagedBlock()), self.core.window.blocks[staged_as].error
         shuffle = self.core.epochs.shuffle_of(number)
         if error is None:
-            return DeliveredBlock(number, shuffle, tuple(_lent(part) for _, part in sorted(parts.items())))
-        # A part that ended in a bad sample has no arrays and names the sample. Without such a part, workers died over
-        # the block.
-        bad = tuple(part for _, part in sorted(parts.items()) if not part.refs)
+            parts = tuple(part.delivered() for _, part in sorted(staged.parts.items()))
+            return DeliveredBlock(number, shuffle, parts)
+        return DeliveredBlock(number, shuffle, (), self._failure_of(number, staged, error))
+
+    def _failure_of(self, number: int, staged: StagedBlock, error: str) -> MbaasError:
+        if staged.failures:
+            return staged.failures[min(staged.failures)]
         first, end = self._info.order.span(number)
         where = f"samples {first} to {end - 1} in the order of an epoch"
-        failure = None if bad else PrepFailedError(f"{where} could not be prepared: {error}")
-        return DeliveredBlock(number, shuffle, bad, failure)
+        return PrepFailedError(f"{where} could not be prepared: {error}")
 
     def _answer(self, consumer: str, delivery: Delivery) -> None:
         call = self._calls.pop(consumer, None)
@@ -325,16 +354,16 @@ class ConsumerService:
 
     async def _move(self, order: ev.MovePart) -> None:
         """Copy a part to another node, as an object that this coordinator owns."""
-        part, cache = self._staged.get(order.block, {}).get(order.part), self._cache_of(order.node)
-        refs: list[Any] = [] if part is None else part.refs
-        if cache is None or not refs or isinstance(refs[0], HeldSlot):
+        part, cache = self._staged_part(order.block, order.part), self._cache_of(order.node)
+        if part is None or cache is None or part.memory.ref is None:
             self.send(ev.PartStays(order.move))
             return
-        done_ref, copy_ref = cache.adopt.remote(refs)
+        # In a list, because Ray would replace a bare reference among a call's arguments by the object.
+        done_ref, copy_ref = cache.adopt.remote([part.memory.ref])
         if await answer_or_none(done_ref, MOVE_S) is None:
             self.send(ev.PartStays(order.move))
             return
-        self._copies[order.move] = copy_ref, order.node
+        self._copies[order.move] = HeldObject(copy_ref), order.node
         self.send(ev.PartMoved(order.move))
         del self._copies[order.move]
 
@@ -357,31 +386,26 @@ class ConsumerService:
         if (away := meta.away) is not None:
             self.send(ev.PutOff(order.task, f"storage does not give {away.uri}: {away.reason}"))
             return
-        held = None
-        if meta.slot is not None and (held := slots.hold(meta.slot)) is None:
+        memory: PartMemory | None = HeldObject(arrays_ref) if meta.slot is None else meta.slot.staged()
+        if memory is None:
             if self._slot_use.lost():
                 self._note_slots(f"the coordinator cannot read what {order.worker} made in memory of its own")
             self._spawn(self._make(order, in_slots=False))
             return
-        if held is not None:
+        if meta.slot is not None:
             self._slot_use.held()
         self._progress += 1
         self._counters.finished(order.worker, meta, self._info.order)
-        fatal = self._info.settings.on_bad_sample == "raise" and meta.bad
-        node = self.core.tasks.workers[order.worker].node
-        refs: list[Any] = [] if fatal else [arrays_ref if held is None else held]
-        needed = PartMeta(meta.samples, meta.bad, meta.fetch_s, meta.prep_s, meta.nbytes)
-        part = DeliveredPart(needed, refs, order.part, order.task, node, order.block_part)
-        self._staged.setdefault(order.block, {})[order.part] = part
-        error = str(BadSampleError(meta.bad[0].uri, meta.bad[0].reason)) if fatal else None
-        self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and not fatal))
+        staged, error = self._staged.setdefault(order.block, StagedBlock()), None
+        if meta.bad and self._info.settings.on_bad_sample == "raise":
+            staged.failures[order.part] = failure = BadSampleError(meta.bad[0].uri, meta.bad[0].reason)
+            error = str(failure)
+        else:
+            node = self.core.tasks.workers[order.worker].node
+            needed = PartMeta(meta.samples, meta.bad, meta.fetch_s, meta.prep_s, meta.nbytes)
+            staged.parts[order.part] = StagedPart(needed, memory, order.part, order.task, node, order.block_part)
+        self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and error is None))
         self._counters.forget_below(self.core.lowest_block)
-
-
-def _lent(part: DeliveredPart) -> DeliveredPart:
-    # the service keeps its references until consumers release the part
-    refs: list[Any] = part.refs
-    return replace(part, refs=[ref.slot if isinstance(ref, HeldSlot) else wire.uncounted(ref) for ref in refs])
 
 
 class ConsumerApi(abc.ABC):

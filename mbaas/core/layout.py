@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from msgspec import Struct
 
-from mbaas.budgets import sized_cache
 from mbaas.errors import ConfigError
+from mbaas.memory.budgets import sized_cache
 from mbaas.messages import DecodedSamples, Probe, SampleSpec
 from mbaas.model.forms import SampleCosts
 from mbaas.order import SampleOrder

@@ -37,7 +37,7 @@ class LedgerBook:
 
     def __init__(self) -> None:
         self.inexact = 0
-        self._full: dict[int, bytes] = {}  # full pages by number, as returned by `written`
+        self._full: dict[int, bytes] = {}  # full pages by number, as compressed JSON
         self._newest: list[LedgerEntry] = []  # the newest page, not full
         self._lines: list[str] = []  # the same as JSON, because the page is rewritten for each new ledger
         self._number = 0  # number of the newest page
@@ -116,22 +116,17 @@ def _put_last(known: dict[str, Value], name: str, value: Value) -> None:
         del known[next(iter(known))]
 
 
-def written(entries: Iterable[LedgerEntry]) -> bytes:
-    """Serialise entries as compressed JSON."""
-    return _page(map(_line, entries))
-
-
 def _line(entry: LedgerEntry) -> str:
     return json.dumps([entry.consumer, entry.loader, entry.number, entry.at, asdict(entry.ledger)])
 
 
-def _page(lines: Iterable[str]) -> bytes:
+def _page(lines: list[str]) -> bytes:
     return zlib.compress(f"[{', '.join(lines)}]".encode())
 
 
 @lru_cache(maxsize=8)  # a page takes 1 ms, and each status shows the newest ones
 def read(page: bytes) -> tuple[LedgerEntry, ...]:
-    """Parse the output of `written`."""
+    """Return the entries of a page."""
     return tuple(
         LedgerEntry(consumer, loader, number, at, EpochLedger(**ledger))
         for consumer, loader, number, at, ledger in json.loads(zlib.decompress(page))

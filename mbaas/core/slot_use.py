@@ -1,4 +1,4 @@
-"""Decides whether blocks are prepared in slots of workers' memory, and in how many; see `mbaas.slots`."""
+"""Decides whether blocks are prepared in slots of workers' memory (`mbaas.memory.slots`), and in how many."""
 
 from __future__ import annotations
 

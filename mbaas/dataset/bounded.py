@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.budgets import MAX_SAMPLE_BYTES
 from mbaas.dataset.base import Dataset, RedrawnDataset, SampleReader, WrappedDataset
 from mbaas.dataset.subsets import id_batches
 from mbaas.errors import BadSampleError
+from mbaas.memory.budgets import MAX_SAMPLE_BYTES
 from mbaas.order import Ids
 
 

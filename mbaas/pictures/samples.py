@@ -15,8 +15,8 @@ from mbaas.errors import ConfigError, MbaasError
 from mbaas.fields import LABEL, Column, Packed
 from mbaas.pictures import grid
 from mbaas.pictures.grid import Cell
-from mbaas.prep.boxes import edges_of
-from mbaas.prep.preview import Preview, first_samples
+from mbaas.pictures.preview import Preview, first_samples
+from mbaas.prep.geometry import edges_of
 from mbaas.transforms import Pipeline
 from mbaas.units import counted, exact
 

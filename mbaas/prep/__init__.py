@@ -1,7 +1,17 @@
 """Preparation: engines turn encoded samples into the arrays of a block.
 
-`worker` is the actor, and `engines` constructs its engine. For images, `part_input` reads headers, `plan` draws the
-random parameters, `cpu` or `dali` executes them, and `on_image` moves fields with image coordinates. `array_engine`
-prepares audio (`sound`) and arrays (`array_files`); `dali_sound` makes spectrograms after the same first steps
-(`array_steps`).
+`worker`           the actor, which prepares blocks for one feed at a time
+`engines`          the engine protocol, the choice of an engine, and the engines
+`process`          threads, GPU and stall watchdog of a worker process
+`probe`            prepares some samples to measure their costs
+`header`           headers of images: format, size, orientation
+`decode`           pixels of images, by libjpeg-turbo and OpenCV
+`sound`            audio files
+`array_files`      npy, npz and raw files
+`decoded`          decoded samples: containers, memory, and their way to a cache
+`image_part`       the images of a part: headers before, memory after
+`geometry`         the plan of a part's steps; boxes
+`fields_on_image`  moves boxes, keypoints and masks along with the pixels
+`pixels`           crops, resampling, flips and colors on the CPU
+`user_code`        calls the functions of Maps
 """

@@ -47,7 +47,7 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     else:
         data = _still(data) if header.is_animated else data
         otherwise = f"corrupt {_NAMES[header.format]}: its pixels cannot be decompressed"
-        image = _as_said(_decode_by_opencv(data, otherwise), header)
+        image = _with_header_size(_decode_by_opencv(data, otherwise), header)
     return image if upright else _turned(image, header.orientation)
 
 
@@ -109,7 +109,7 @@ def _decode_whole(data: memoryview, header: Header, scratch: Scratch) -> Image:
     except ValueError as error:
         complaint = str(error)
     else:
-        return _as_said(image, header)
+        return _with_header_size(image, header)
     if any(word in complaint.lower() for word in _DAMAGE):
         raise UndecodableError(f"corrupt JPEG: {complaint}")
     # Irregular but harmless, such as stray bytes between segments: OpenCV continues where simplejpeg gives up.
@@ -121,10 +121,10 @@ def _decode_whole(data: memoryview, header: Header, scratch: Scratch) -> Image:
     except KeyError:  # simplejpeg has no name for this chroma subsampling
         height, width = header.height, header.width
     _check_size(height, width, header)
-    return _as_said(_decode_by_opencv(data, f"corrupt JPEG: {complaint}"), header)
+    return _with_header_size(_decode_by_opencv(data, f"corrupt JPEG: {complaint}"), header)
 
 
-def _as_said(image: Image, header: Header) -> Image:
+def _with_header_size(image: Image, header: Header) -> Image:
     """Return the image if its size matches the header; crop windows were chosen from the header's size."""
     _check_size(image.shape[0], image.shape[1], header)
     return image

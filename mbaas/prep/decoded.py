@@ -1,26 +1,33 @@
-"""Containers for decoded samples: the output of a pipeline's prefix as bytes, which caches store like a file.
+"""Decoded samples: their containers, memory for them, and their way to a node's cache.
 
-A container is a header of 128 bytes, the values in C order, and zeros up to a multiple of 64 bytes. So containers end
-to end in memory aligned to 64 bytes have aligned values, which are viewed in place. For engines, a container is one
-more file format, with some transforms already applied.
+A decoded sample is the output of a pipeline's prefix. Its container is a header of 128 bytes, the values in C order,
+and zeros up to a multiple of 64 bytes. So containers end to end in memory aligned to 64 bytes have aligned values,
+which are viewed in place. Caches store a container like a file. For engines, it is one more file format, with some
+transforms already applied.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas import units
 from mbaas.messages import EngineName
+from mbaas.placement import PartRequest
 from mbaas.prep.header import Header, UndecodableError, check_pixels
 from mbaas.transforms.base import Size
 from mbaas.transforms.decoders import is_numeric
+
+if TYPE_CHECKING:  # only prep workers need the cache and Ray
+    from mbaas.cache.reader import CacheReader
 
 Array = NDArray[Any]
 
@@ -41,6 +48,18 @@ _CHECKSUM = Struct("<I")
 _CHECKED_BYTES = HEADER_BYTES - _CHECKSUM.size
 _KINDS = (b"b", b"i", b"u", b"f", b"c")  # dtype kinds of NumPy
 _ENGINES: tuple[EngineName, ...] = ("cpu", "dali")
+
+
+PIECE_BYTES = 64 << 20
+"""Approximate bytes per hand-in. They occupy the object store a second time until the cache has copied them."""
+
+COPIED_S = 10.0
+"""Timeout for the cache to copy the previous piece. After that, no more samples of the part are handed in."""
+
+SLACK = 2
+"""Memory reserved for a piece, as a multiple of the expected bytes. Untouched memory costs nothing."""
+
+_log = logging.getLogger(__name__)
 
 
 class Decoded(NamedTuple):
@@ -142,7 +161,7 @@ def _dtype(kind: bytes, itemsize: int) -> np.dtype[Any] | None:
     return dtype if is_numeric(dtype) else None
 
 
-class KeptMemory:
+class DecodedBuffer:
     """Buffer for a block's containers, reused because fresh memory costs 0.1 ms of page faults per 600 kB."""
 
     def __init__(self) -> None:
@@ -162,7 +181,7 @@ class _Place(NamedTuple):
     nbytes: int
 
 
-class KeptRows:
+class DecodedRows:
     """Decoded samples of selected rows of a block, collected while an engine prepares the block. Thread-safe.
 
     Args:
@@ -171,10 +190,10 @@ class KeptRows:
         memory: buffer for exclusive use until the result of `taken` is no longer needed; default: new memory.
     """
 
-    def __init__(self, rows: Collection[int], most_bytes: int, memory: KeptMemory | None = None) -> None:
+    def __init__(self, rows: Collection[int], most_bytes: int, memory: DecodedBuffer | None = None) -> None:
         self.most_bytes = most_bytes
         self._wanted = {*rows}
-        self._memory = (KeptMemory() if memory is None else memory).first(most_bytes)
+        self._memory = (DecodedBuffer() if memory is None else memory).first(most_bytes)
         self._places: dict[int, _Place] = {}  # in ascending order of their starts
         self._end = 0  # of the last container
         self._lock = threading.Lock()
@@ -265,15 +284,15 @@ class KeptRows:
             return rows, lengths, self._memory[:end]
 
 
-class KeptSample:
-    """Destination of a sample's decoded form, after ``applied`` transforms, in ``keep``. See `KeptRows.room`."""
+class DecodedRow:
+    """Destination of a sample's decoded form, after ``applied`` transforms, in ``keep``. See `DecodedRows.room`."""
 
-    def __init__(self, keep: KeptRows, row: int, applied: int, original: Size | None = None) -> None:
+    def __init__(self, keep: DecodedRows, row: int, applied: int, original: Size | None = None) -> None:
         self.applied = applied
         self._keep, self._row, self._original = keep, row, original
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
-        """See `KeptRows.room`."""
+        """See `DecodedRows.room`."""
         return self._keep.room(self._row, shape, dtype, applied=self.applied, original=self._original)
 
     def put(self, values: Array) -> Array:
@@ -286,7 +305,7 @@ class KeptSample:
         return sealed(room)
 
     def drop(self) -> None:
-        """See `KeptRows.drop`."""
+        """See `DecodedRows.drop`."""
         self._keep.drop(self._row)
 
 
@@ -295,3 +314,77 @@ def sealed(values: Array) -> Array:
     view = values.view()
     view.flags.writeable = False
     return view
+
+
+class DecodedHandIn:
+    """The decoded samples of one part that are handed in to the node's cache.
+
+    Args:
+        reader: reader of the node's cache; may be None if no sample is requested.
+        request: the part.
+        asked_for: row of the part whose decoded sample the cache requests -> id of the stored sample.
+        nbytes: expected bytes of all requested samples.
+        memory: buffer for exclusive use.
+    """
+
+    def __init__(
+        self,
+        reader: CacheReader | None,
+        request: PartRequest,
+        asked_for: Mapping[int, int],
+        nbytes: int,
+        memory: DecodedBuffer,
+    ) -> None:
+        self._reader, self._request, self._asked_for, self._memory = reader, request, asked_for, memory
+        self._sample_bytes = nbytes / max(1, len(asked_for))
+        self._before: Any = None  # the hand-in that the cache is copying
+
+    def pieces(self, rows: Sequence[int]) -> Iterator[tuple[slice, DecodedRows | None]]:
+        """Yield slices of ``rows``, each with the `DecodedRows` for its decoded samples, or None if none are wanted.
+
+        A piece's decoded samples are handed in when the next piece is requested.
+        """
+        wanted = [index for index, row in enumerate(rows) if row in self._asked_for]
+        if not wanted:
+            yield slice(0, len(rows)), None
+            if self._asked_for:  # the requested rows are left out as bad
+                self._hand_in({}, None, is_last=True)
+            return
+        step = max(1, int(PIECE_BYTES // self._sample_bytes))
+        starts = [0, *wanted[step::step]]
+        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+            asked = {index - start: self._asked_for[rows[index]] for index in wanted if start <= index < end}
+            keep = DecodedRows(asked, int(SLACK * len(asked) * self._sample_bytes), self._memory)
+            yield slice(start, end), keep
+            if not self._hand_in(asked, keep, is_last=end == len(rows)):
+                if end < len(rows):
+                    yield slice(end, len(rows)), None
+                return
+
+    def _hand_in(self, asked: Mapping[int, int], keep: DecodedRows | None, *, is_last: bool) -> bool:
+        """Hand in one piece; return whether the cache keeps up."""
+        import ray
+
+        if self._before is not None and not ray.wait([self._before], timeout=COPIED_S)[0]:
+            waited = units.seconds(COPIED_S)
+            _log.warning("the cache has not copied decoded samples within %s; it gets no more of this part", waited)
+            return False
+        assert self._reader is not None, "rows were not requested"
+        ids, lengths, packed, unfit = _kept_of(asked, keep)
+        self._before = self._reader.hand_in(self._request, ids, lengths, packed, unfit, is_last=is_last)
+        return True
+
+
+def _kept_of(
+    asked: Mapping[int, int], keep: DecodedRows | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], list[int]]:
+    """Return the decoded samples of a piece: ids, lengths in bytes, packed bytes; and the ids of unfit samples."""
+    if keep is None:
+        none = np.zeros(0, np.int64)
+        return none, none, np.zeros(0, np.uint8), []
+    rows, lengths, packed = keep.taken()
+    taken = {*rows.tolist()}
+    # Samples that did not fit are requested again later, unless they need more than all the remaining memory.
+    had_room = len(packed) <= keep.most_bytes / 2
+    unfit = [i for row, i in asked.items() if row not in taken and (had_room or not keep.wants(row))]
+    return np.array([asked[row] for row in rows.tolist()], np.int64), lengths, packed, unfit

@@ -22,8 +22,8 @@ from mbaas.dataset.storage.faults import may_pass
 from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Field
 from mbaas.messages import DecodedCosts, Probe, SampleSpec
-from mbaas.prep.decoded import KeptMemory, KeptRows
-from mbaas.prep.engine import Engine
+from mbaas.prep.decoded import DecodedBuffer, DecodedRows
+from mbaas.prep.engines import Engine
 
 _T = TypeVar("_T")
 
@@ -143,10 +143,10 @@ def _decoded_costs(
 ) -> DecodedCosts | None:
     # Together, as in a block, and in two epochs, because the amount of a sample that is read may be random. The faster
     # of two tries counts.
-    memory, end = KeptMemory(), time.perf_counter() + PROBE_DECODED_S
+    memory, end = DecodedBuffer(), time.perf_counter() + PROBE_DECODED_S
     kept: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
     for sample_id, encoded in samples:
-        ids, keep = np.array([sample_id]), KeptRows([0], _MOST_DECODED_BYTES, memory)
+        ids, keep = np.array([sample_id]), DecodedRows([0], _MOST_DECODED_BYTES, memory)
         engine.prepare([encoded], ids, 0, dataset.values(ids), made.empty(1), keep)
         _, lengths, container = keep.taken()
         if len(lengths):

@@ -14,12 +14,14 @@ import ray
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mbaas import bugs, cuda, runtime, slots
+from mbaas import bugs, runtime
 from mbaas.cache.reader import CacheReader, EncodedRows, FetchReply
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
 from mbaas.fields import SAMPLE_ID, Arrays, Column, Field, Packed, concatenated
+from mbaas.memory import pinned, slots
+from mbaas.memory.slots import SlotMemory
 from mbaas.messages import (
     ROW,
     BadSample,
@@ -32,14 +34,10 @@ from mbaas.messages import (
 )
 from mbaas.order import in_share
 from mbaas.placement import PartRequest, Placement, PlacementHistory
-from mbaas.prep.decoded import KeptMemory
-from mbaas.prep.devices import choose_gpu
-from mbaas.prep.engine import Engine, Prepared
-from mbaas.prep.engines import make_engine
-from mbaas.prep.hand_in import PartHandIn
+from mbaas.prep.decoded import DecodedBuffer, DecodedHandIn
+from mbaas.prep.engines import Engine, Prepared, make_engine
 from mbaas.prep.probe import first_probe
-from mbaas.prep.stall_watchdog import StallWatchdog
-from mbaas.slots import SlotMemory
+from mbaas.prep.process import StallWatchdog, choose_gpu
 
 FETCH_TIMEOUT_S = 60.0
 """Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""
@@ -57,7 +55,7 @@ class _Buffers(threading.local):
     # `threading.local` runs `__init__` in each thread at its first access.
     def __init__(self, rows: int, made: Field) -> None:
         self.samples = made.empty(rows)
-        self.decoded = KeptMemory()
+        self.decoded = DecodedBuffer()
 
 
 @dataclass(eq=False)
@@ -79,7 +77,7 @@ class _Work:
     watchdog: StallWatchdog
     buffers: _Buffers
     slots: SlotMemory | None
-    gpu: cuda.Gpu | None
+    gpu: pinned.Gpu | None
     placements: PlacementHistory
     readers: dict[str, CacheReader] = field(default_factory=dict)
     free_since: float = 0.0
@@ -183,7 +181,7 @@ class PrepWorker:
             watchdog=_watchdog_of(config),
             buffers=_Buffers(order.block_samples, brief.spec.made),
             slots=_slots_for(brief),
-            gpu=None if device is None else cuda.gpu(device),
+            gpu=None if device is None else pinned.gpu(device),
             placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
             # The feed that started the worker pays for its start-up.
             cpu_before_s=0.0 if self._work is None else time.process_time(),
@@ -192,7 +190,7 @@ class PrepWorker:
             before, self._work = self._work, work
             if before is not None:
                 before.engine.close()
-                cuda.page_locks.let_go(lambda _: True)
+                pinned.page_locks.let_go(lambda _: True)
 
     @ray.method(concurrency_group="control")
     def update_placement(self, placements: tuple[Placement, ...], caches: dict[str, Any]) -> None:
@@ -255,7 +253,7 @@ class PrepWorker:
             started = time.perf_counter()
             # Fetch time that overlapped with the previous block delayed no consumer.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
-            hand_in = PartHandIn(
+            hand_in = DecodedHandIn(
                 work.readers.get(self._node),
                 request,
                 work.asked_for(request, ids, reply),
@@ -264,7 +262,7 @@ class PrepWorker:
             )
             place = work.slots.take(most_slots) if work.slots is not None and most_slots else None
             if place is not None and work.gpu is not None:
-                cuda.page_locks.take(place.room, work.gpu)
+                pinned.page_locks.take(place.room, work.gpu)
             own = work.buffers.samples
             out = own if place is None else place.samples(own)
             made, rows, bad = _make(work, request, ids, encoded, reasons, hand_in, out)
@@ -341,7 +339,7 @@ def _device_of(config: PrepConfig) -> int | None:
 
 
 def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
-    def is_dalis(sample_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
+    def for_dali(sample_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
         # Divide by stored id: then one engine handles a sample in all its draws, and keeps its decoded form.
         stored = sample_ids if dataset is None else dataset.stored_ids(sample_ids, epoch)
         return in_share(stored, config.dali_share)
@@ -352,7 +350,7 @@ def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
         seed=config.seed,
         threads=config.threads,
         device_id=_device_of(config),
-        is_dalis=None if config.dali_share == 1 else is_dalis,
+        for_dali=None if config.dali_share == 1 else for_dali,
     )
 
 
@@ -425,7 +423,7 @@ def _make(
     ids: NDArray[np.int64],
     encoded: EncodedRows,
     left_out: dict[int, str],
-    hand_in: PartHandIn,
+    hand_in: DecodedHandIn,
     memory: NDArray[Any],
 ) -> tuple[Arrays, NDArray[np.intp], list[BadSample]]:
     """Prepare in ``memory`` the rows that are not ``left_out``; return their fields, the good rows, and bad samples."""

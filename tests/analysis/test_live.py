@@ -15,10 +15,10 @@ from mbaas import transforms as T
 from mbaas.analysis.decoding import decoding
 from mbaas.analysis.live import analyze_feed, rates_of, sample_bytes, seen_by_loaders, setup_of, simulate_feed
 from mbaas.analysis.simulator import POLICIES
-from mbaas.budgets import MemoryClaim
 from mbaas.costs import LoadingCosts
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
+from mbaas.memory.budgets import MemoryClaim
 from mbaas.messages import Amount, Claims, ConsumerReport, FeedInfo, FetchCounts
 from mbaas.model.forms import SampleCosts
 from mbaas.model.pace import Waits, predict

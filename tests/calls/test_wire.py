@@ -15,6 +15,8 @@ import mbaas
 from mbaas import errors
 from mbaas.calls import wire
 from mbaas.errors import BadSampleError, ConfigError, MbaasError, PrepFailedError, StorageError
+from mbaas.memory.part_memory import OBJECT_ID_BYTES, CountedObject, PartAddress, StoredObject
+from mbaas.memory.slots import Slot, SlotColumn
 from mbaas.messages import (
     Ask,
     BadSample,
@@ -23,8 +25,6 @@ from mbaas.messages import (
     DeliveredPart,
     Delivery,
     PartMeta,
-    Slot,
-    SlotColumn,
     SocketAnswer,
     SocketCall,
     UnreadablePart,
@@ -38,12 +38,18 @@ SLOT = Slot("/proc/1/fd/3", b"t" * 16, 1, 4096, 80, 2, (SlotColumn("image", 0, "
 BAD = BadSample(3, "/data/3.jpg", "not an image")
 
 
-def block(*refs: Any, error: MbaasError | None = None) -> DeliveredBlock:
-    part = DeliveredPart(PartMeta(8, (BAD,), 0.1, 0.2, 80), [*refs], 0, 1, "n0", BlockPart("n0", 1))
-    return DeliveredBlock(5, Shuffle(2, (64,), Shuffle(1)), (part,), error, is_new=True)
+STORED = StoredObject(b"i" * OBJECT_ID_BYTES, b"owner", b"status")
 
 
-ANSWER = SocketAnswer(7, Delivery((block(SLOT), block()), 0.5, as_copy=True, waits_for="block 5", progress=9))
+def block(address: PartAddress | None = None, error: MbaasError | None = None) -> DeliveredBlock:
+    meta = PartMeta(8, (BAD,), 0.1, 0.2, 80)
+    parts = () if address is None else (DeliveredPart(meta, address, 0, 1, "n0", BlockPart("n0", 1)),)
+    return DeliveredBlock(5, Shuffle(2, (64,), Shuffle(1)), parts, error, is_new=True)
+
+
+ANSWER = SocketAnswer(
+    7, Delivery((block(SLOT), block(STORED), block()), 0.5, as_copy=True, waits_for="block 5", progress=9)
+)
 
 
 def test_an_answer_comes_through_as_it_is() -> None:
@@ -123,7 +129,7 @@ def answer_with(path: tuple[int, ...], value: Any) -> bytes:
 
 
 DELIVERY, BLOCK, PART = (1,), (1, 0, 0), (1, 0, 0, 2, 0)
-META, SHUFFLE, REFS = (*PART, 0), (*BLOCK, 1), (*PART, 1)
+META, SHUFFLE, ADDRESS = (*PART, 0), (*BLOCK, 1), (*PART, 1)
 
 WRONG: list[tuple[tuple[int, ...], Any]] = [
     ((0,), -1),
@@ -148,12 +154,14 @@ WRONG: list[tuple[tuple[int, ...], Any]] = [
     ((*META, 0), -1),
     ((*META, 1), [{"sample_id": 1}]),
     ((*META, 2), float("inf")),
-    (REFS, [[*plain(ANSWER)[1][0][0][2][0][1][0]]] * 2),
-    (REFS, [["Unknown", b"id"]]),
-    (REFS, [["StoreRef", b"", b"", b""]]),
-    (REFS, [["StoreRef", b"i" * 1000, b"", b""]]),
-    (REFS, [b"a reference"]),
-    ((*REFS, 0, 3), -1),
+    (ADDRESS, None),
+    (ADDRESS, [plain(SLOT)]),
+    (ADDRESS, ["Unknown", b"id"]),
+    (ADDRESS, ["StoredObject", b"i" * (OBJECT_ID_BYTES - 1), b"", b""]),
+    (ADDRESS, ["StoredObject", b"i" * (OBJECT_ID_BYTES + 1), b"", b""]),
+    (ADDRESS, ["CountedObject", b"i" * OBJECT_ID_BYTES]),
+    (ADDRESS, b"a reference"),
+    ((*ADDRESS, 3), -1),
     ((*PART, 3), -2),
     ((*PART, 5), ["n0"]),
 ]
@@ -211,7 +219,7 @@ def test_a_call_with_a_wrong_value_tells_its_caller() -> None:
 @pytest.mark.parametrize(
     ("delivery", "why"),
     [
-        (Delivery((block(ray.ObjectRef.from_random()),)), "a reference that Ray counts"),
+        (Delivery((block(CountedObject(ray.ObjectRef.from_random())),)), "a reference that Ray counts"),
         (Delivery(waits_for="\udcff.jpg"), "the name of a file that is not text"),
     ],
 )

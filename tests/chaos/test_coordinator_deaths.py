@@ -9,11 +9,12 @@ import ray
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, paused, prep_worker_pids
+from mbaas.chaos.participants import kill, paused
 from mbaas.coordinator import recovery
 from mbaas.errors import FeedNotFoundError, FeedRestartingError
 from mbaas.prep.worker import FETCH_TIMEOUT_S
 from support.feeds import in_coordinator
+from support.processes import cache_node_pids, coordinator_pid, prep_worker_pids
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 

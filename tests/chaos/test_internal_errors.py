@@ -16,13 +16,14 @@ import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.calls import wire
-from mbaas.chaos.participants import alive, cache_node_pids, coordinator_pid, prep_worker_pids
+from mbaas.chaos.participants import alive
 from mbaas.control import FeedControl
 from mbaas.coordinator.background import BROKEN
 from mbaas.dataset import synthetic
 from mbaas.errors import PrepFailedError
 from mbaas.messages import ConsumerReport, Leave
 from support.feeds import in_coordinator
+from support.processes import cache_node_pids, coordinator_pid, prep_worker_pids
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 

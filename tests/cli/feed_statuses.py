@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from mbaas.budgets import MemoryClaim
 from mbaas.costs import LoadingCosts
+from mbaas.memory.budgets import MemoryClaim
 from mbaas.messages import Amount, Claims, ConsumerReport, FetchCounts
 from mbaas.status import ConsumerStatus, FeedStatus
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from mbaas.client.part_fetch import FetchPlan, plan_fetch
+from mbaas.memory.part_memory import PartAddress, StoredObject
+from mbaas.memory.slots import Slot
 from mbaas.messages import DeliveredBlock, DeliveredPart, PartMeta
 from mbaas.order import SampleOrder, Shuffle
 from mbaas.placement import WHOLE, BlockPart, NodeWeight, Placement
@@ -16,9 +18,12 @@ PLACEMENT = Placement(3, tuple(NodeWeight(node, 0) for node in "abc"), (np.inf,)
 home_of = np.array(list("abc"))[PLACEMENT.of(IDS)]
 
 
-def part(number: int, node: str, samples: int, block_part: BlockPart) -> DeliveredPart:
+IN_STORE = StoredObject(b"id", b"owner", b"status")
+
+
+def part(number: int, node: str, samples: int, block_part: BlockPart, address: PartAddress = IN_STORE) -> DeliveredPart:
     meta = PartMeta(samples, (), 0.0, 0.0, 0)
-    return DeliveredPart(meta, ["a reference"], number, 0, node, block_part)
+    return DeliveredPart(meta, address, number, 0, node, block_part)
 
 
 def block(version: int = 3, **lies_on: str) -> DeliveredBlock:
@@ -60,6 +65,13 @@ def test_a_part_of_which_most_is_needed_is_copied_whole():
 def test_a_part_on_a_node_that_hands_out_no_rows_is_copied_whole():
     found = planned(block(), np.arange(0, 100, 5), helpers="b")
     assert (numbers(found.own), numbers(found.copied), [*found.asked]) == ([0], [2], ["b"])
+
+
+def test_a_part_in_a_slot_of_another_node_is_not_asked_for():
+    """Reading it fails at once, and the stream requests it again; by then blocks are objects that nodes can copy."""
+    whole = DeliveredBlock(1, Shuffle(0), (part(0, "b", 100, WHOLE, Slot("", b"", 0, 0, 0, 0, ())),))
+    found = planned(whole, np.arange(10), placement=None)
+    assert (numbers(found.copied), found.asked) == ([0], {})
 
 
 def test_parts_that_were_made_elsewhere_than_at_home():

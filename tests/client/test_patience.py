@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.client.patience import Patience
+from mbaas.client.stalls import Patience
 
 
 def test_it_ends_when_it_was_said_to_end_whoever_is_silent_meanwhile() -> None:

@@ -12,11 +12,12 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import coordinator_pid, kill
+from mbaas.chaos.participants import kill
 from mbaas.core.ranks import KEPT_EPOCHS
 from mbaas.dataset import synthetic
 from support.feeds import warm
 from support.leaks import store_use
+from support.processes import coordinator_pid
 from support.ranks import union_flaws
 from support.trials import EpochRecord, Recorder, Trials, record_epoch, result
 from support.waiting import wait_until

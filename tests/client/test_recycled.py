@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from mbaas.client.batches import BatchCutter, BlockView, is_private
+from mbaas.client.batches import FREE_PIECES, LEAST_REUSED_BYTES, BatchCutter, BlockView, RecycledMemory, is_private
 from mbaas.client.convert import make_converter
-from mbaas.client.recycled import KEPT, LEAST_BYTES, RecycledMemory
 from mbaas.fields import Packed
 
-ROWS = LEAST_BYTES // 1024 + 3
+ROWS = LEAST_REUSED_BYTES // 1024 + 3
 
 
 def address(array: Any) -> int:
@@ -61,9 +60,9 @@ def test_what_somebody_still_sees_is_not_used_again(seen_by: Any):
 
 def test_only_a_few_pieces_wait_to_be_used_again():
     memory = RecycledMemory()
-    kept = [memory.empty((ROWS, 1024), np.uint8) for _ in range(KEPT + 3)]
+    kept = [memory.empty((ROWS, 1024), np.uint8) for _ in range(FREE_PIECES + 3)]
     del kept
-    assert len(memory._free) == KEPT
+    assert len(memory._free) == FREE_PIECES
 
 
 def test_what_is_too_small_is_let_go_and_small_arrays_are_left_to_numpy():

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from ray.experimental import internal_kv
 
-from mbaas.budgets import MemoryClaim
 from mbaas.coordinator import kept_claims
+from mbaas.memory.budgets import MemoryClaim
 from mbaas.messages import Claims
 
 PROGRAMS, TURNS = 6, 5

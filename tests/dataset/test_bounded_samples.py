@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mbaas.budgets import MAX_SAMPLE_BYTES
 from mbaas.dataset import Dataset, read_images
 from mbaas.dataset.bounded import bounded
 from mbaas.errors import BadSampleError
+from mbaas.memory.budgets import MAX_SAMPLE_BYTES
 
 HUGE_BYTES = 64 << 30
 

@@ -20,7 +20,7 @@ from mbaas import transforms as T
 from mbaas.dataset import read_coco
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import Field, Packed
-from mbaas.prep.masks import make_masks
+from mbaas.prep.fields_on_image import make_masks
 
 IMAGES = 40
 POINTS = 5

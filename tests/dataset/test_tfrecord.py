@@ -19,7 +19,7 @@ from mbaas import transforms as T
 from mbaas.dataset import read_tfrecord
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.fields import Field
-from mbaas.prep.preview import first_samples
+from mbaas.pictures.preview import first_samples
 
 KINDS = {
     "image/encoded": "byte",

@@ -18,7 +18,7 @@ import torch
 import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.prep.preview import first_samples
+from mbaas.pictures.preview import first_samples
 from support.pages import PAGES, ROOT, Block, blocks_of
 
 Names = dict[str, Any]

@@ -18,7 +18,7 @@ from mbaas.analysis.simulator import catalog
 from mbaas.cli import feed_file
 from mbaas.cli.what_if import read_machines
 from mbaas.model.gpu_stages import GpuRates, OnGpu
-from mbaas.prep.preview import Preview, first_samples
+from mbaas.pictures.preview import Preview, first_samples
 from support.pages import PAGES, ROOT, Block, blocks_of
 
 Text = str

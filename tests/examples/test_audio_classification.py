@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.programs import ROOT, run_program
+
 EXAMPLE = ROOT / "examples" / "audio_classification.py"
 LIMIT_S = 300
 CHANCE = 1 / 5
@@ -29,18 +25,7 @@ CHANCE = 1 / 5
     ids=["short", "whole"],
 )
 def test_it_learns_to_tell_sounds_apart(arguments: tuple[str, ...], trials: int, least: float) -> None:
-    with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ended = subprocess.run(
-            [sys.executable, str(EXAMPLE), *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "HOME": folder, "RAY_ADDRESS": ""},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S - 20,
-        )
-        assert not list(Path(folder).glob("sounds*")), "what it wrote is gone"
-    out = ended.stdout
-    assert ended.returncode == 0, out + ended.stderr
-    assert "Traceback" not in ended.stderr
+    out, _ = run_program(EXAMPLE, *arguments, limit_s=LIMIT_S - 20, removed="sounds*")
     accuracy = re.search(r"best trial: ([\d.]+)% validation accuracy", out)
     assert accuracy, out
     assert float(accuracy[1]) / 100 > least

@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from support.programs import ROOT, run_program
+
+EXAMPLES = ROOT / "examples"
 LIMIT_S = 240
 
 
 def run(name: str, *arguments: str) -> str:
-    """Run an example with its own Ray, and return its output."""
-    with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ended = subprocess.run(
-            [sys.executable, str(EXAMPLES / name), *arguments],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(EXAMPLES.parent),
-                "TMPDIR": folder,
-                "HOME": folder,
-                "RAY_ADDRESS": "local",
-            },
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S - 20,
-        )
-        assert not list(Path(folder).glob("tmp*")), "what it wrote is gone"
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Traceback" not in ended.stderr
-    return ended.stdout
+    return run_program(EXAMPLES / name, *arguments, limit_s=LIMIT_S - 20).stdout
 
 
 @pytest.mark.slow

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.programs import ROOT, run_program
+
 LIMIT_S = 240
 
 ON_2_CPUS = """
@@ -35,21 +32,12 @@ def test_training_and_validation_feeds_with_defaults_leave_room_for_a_search_on_
             cv2.imwrite(str(folder / f"{number}.png"), np.full((20, 30, 3), number, np.uint8))
     program = tmp_path / "pasted.py"
     program.write_text(ON_2_CPUS + snippet[1])
-    with tempfile.TemporaryDirectory(prefix="rd", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ended = subprocess.run(
-            [sys.executable, str(program)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "HOME": folder},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S - 20,
-        )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    shared, best = ended.stdout.strip().splitlines()[-2:]
-    assert re.fullmatch(r"\{'batch_size': (128|256)\}", best), ended.stdout
+    stdout, stderr = run_program(program, limit_s=LIMIT_S - 20, ray_address="", cwd=tmp_path)
+    shared, best = stdout.strip().splitlines()[-2:]
+    assert re.fullmatch(r"\{'batch_size': (128|256)\}", best), stdout
     counted = re.fullmatch(r"(\d+) samples delivered, (\d+) prepared", shared)
-    assert counted is not None, ended.stdout
+    assert counted is not None, stdout
     delivered, prepared = map(int, counted.groups())
     assert delivered == 2 * 3 * 70, "two trials, three epochs"
     assert prepared < delivered, "they ran side by side"
-    assert "no trial can start" not in ended.stderr
+    assert "no trial can start" not in stderr

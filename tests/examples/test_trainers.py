@@ -5,17 +5,17 @@ One example runs in every test run, the others with ``-m long``. `tests/trainers
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from support.programs import ROOT, run_program
+
+EXAMPLES = ROOT / "examples"
 LIMIT_S, LONG_LIMIT_S = 110, 240
 EXACT = [str(epoch) for epoch in range(5)]
 
@@ -44,24 +44,7 @@ def cluster() -> Iterator[str]:
 
 def run(name: str, cluster: str = "local", limit_s: float = LIMIT_S) -> str:
     """Run an example on a cluster, or with its own Ray, and return its output."""
-    with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ended = subprocess.run(
-            [sys.executable, str(EXAMPLES / name)],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(EXAMPLES.parent),
-                "TMPDIR": folder,
-                "HOME": folder,
-                "RAY_ADDRESS": cluster,
-            },
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-        )
-        assert not list(Path(folder).glob("tmp*")), "what it wrote is gone"
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Traceback" not in ended.stderr
-    return ended.stdout
+    return run_program(EXAMPLES / name, limit_s=limit_s, ray_address=cluster).stdout
 
 
 @pytest.mark.slow

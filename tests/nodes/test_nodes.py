@@ -12,8 +12,9 @@ from node_feeds import BATCH, OPTIONS, SAMPLES, augmented, digests
 import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.budgets import STORE_SHARE
 from mbaas.dataset import synthetic
+from mbaas.memory.budgets import STORE_SHARE
+from mbaas.memory.part_memory import refs_of
 from support.leaks import store_use
 from support.waiting import wait_until
 
@@ -64,7 +65,7 @@ def test_the_next_block_comes_from_its_node_while_the_trial_works(three_nodes, d
 
         def is_next_here() -> bool:
             next_blocks = [received.block for received in list(loader._stream.session.received)[:1]]
-            refs = [ref for block in next_blocks for part in block.parts for ref in part.refs]
+            refs = refs_of(part.address.held() for block in next_blocks for part in block.parts)
             locations = ray.experimental.get_object_locations(refs).values()
             return bool(refs) and all(here in location["node_ids"] for location in locations)
 

@@ -17,8 +17,9 @@ import mbaas
 from mbaas import runtime
 from mbaas.calls import client
 from mbaas.calls import socket as local_socket
-from mbaas.chaos.participants import cache_node_pids, coordinator_pid, kill, participants, relay_pids
+from mbaas.chaos.participants import kill, participants
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
+from support.processes import cache_node_pids, coordinator_pid, relay_pids
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until
 

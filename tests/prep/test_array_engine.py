@@ -23,8 +23,7 @@ from mbaas.dataset import synthetic
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Field, Packed
 from mbaas.order import generator, uniforms
-from mbaas.prep.engine import Prepared
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Prepared, make_engine
 
 RATE = 16_000
 

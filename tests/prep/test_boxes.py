@@ -16,8 +16,8 @@ from mbaas import transforms as T
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.fields import ANNOTATED_SIZE, Arrays, Field, Packed
 from mbaas.messages import EngineName
-from mbaas.prep.boxes import move_boxes
 from mbaas.prep.engines import make_engine
+from mbaas.prep.geometry import move_boxes
 from mbaas.transforms.base import Flips, Windows
 from support.orientation import oriented
 

@@ -16,8 +16,7 @@ from mbaas import transforms as T
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.fields import Field
 from mbaas.order import generator, uniforms
-from mbaas.prep.engine import BadRow
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import BadRow, make_engine
 from mbaas.transforms.base import Drawn
 
 CROP = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(224), T.RandomHorizontalFlip()])
@@ -326,7 +325,7 @@ def test_an_engine_is_made_with_the_libraries_that_its_blocks_need(transform: st
     Each new worker was then given up as stuck.
     """
     run = (
-        "import sys; from mbaas import transforms as T; from mbaas.prep.cpu import CpuEngine;"
+        "import sys; from mbaas import transforms as T; from mbaas.prep.engines.cpu import CpuEngine;"
         f"CpuEngine(T.Pipeline([T.DecodeImage(), T.{transform}]), seed=0); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", run], capture_output=True, check=True, text=True)

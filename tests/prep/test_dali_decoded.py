@@ -12,10 +12,10 @@ import soundfile
 import torch
 
 from mbaas import transforms as T
-from mbaas.prep.dali import DaliEngine
-from mbaas.prep.dali_runs import GraphRuns
-from mbaas.prep.decoded import KeptRows, read_decoded
+from mbaas.prep.decoded import DecodedRows, read_decoded
 from mbaas.prep.engines import make_engine
+from mbaas.prep.engines.dali import DaliEngine
+from mbaas.prep.engines.dali_runs import GraphRuns
 from support.decoded import check_any_mix, containers
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -98,17 +98,17 @@ def test_batches_are_bounded_and_halved_for_decoded_samples_too(files, monkeypat
 
 def test_a_sample_is_not_kept_that_decodes_to_something_else_when_only_its_crop_is_decoded(jpegs, monkeypatch):
     """This can occur on a GPU: at the edge of a crop, subsampled chroma is interpolated from fewer values."""
-    from mbaas.prep import dali_graph
+    from mbaas.prep.engines import dali
 
-    images = dali_graph.images
+    images = dali.image_graph
 
     def off_by_one(stages, *, gpu, decoded=False):
         made = images(stages, gpu=gpu, decoded=decoded)
         return made if stages else made ^ np.uint8(1)
 
-    monkeypatch.setattr(dali_graph, "images", off_by_one)
+    monkeypatch.setattr(dali, "image_graph", off_by_one)
     engine, out = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), np.empty((5, 48, 40, 3), np.uint8)
-    keep = KeptRows(range(5), 1 << 24)
+    keep = DecodedRows(range(5), 1 << 24)
     assert engine.prepare(jpegs, np.arange(5), 0, {}, out, keep).bad == []
     engine.close()
     assert not containers(keep)
@@ -116,7 +116,7 @@ def test_a_sample_is_not_kept_that_decodes_to_something_else_when_only_its_crop_
 
 @pytest.mark.parametrize("graph", ["_first_runs", "_rest_runs"])
 def test_a_sample_is_not_kept_that_cannot_be_made_again(jpegs, monkeypatch, graph):
-    engine, keep = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), KeptRows(range(5), 1 << 24)
+    engine, keep = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), DecodedRows(range(5), 1 << 24)
     wanted, out = (np.empty((5, 48, 40, 3), np.uint8) for _ in range(2))
     assert engine.prepare(jpegs, np.arange(5), 0, {}, wanted).bad == []
     runs = getattr(engine, graph)
@@ -132,7 +132,7 @@ def test_a_sample_is_not_kept_that_cannot_be_made_again(jpegs, monkeypatch, grap
 
 
 def test_what_the_cpu_engine_decoded_is_no_work_for_dali(odd_files, monkeypatch):
-    engine, keep = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), KeptRows([0, 1], 1 << 24)
+    engine, keep = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), DecodedRows([0, 1], 1 << 24)
     files, wanted = [odd_files["webp"][0], odd_files["jpeg cmyk"][0]], np.empty((2, 48, 40, 3), np.uint8)
     assert engine.prepare(files, np.arange(2), 0, {}, wanted, keep).bad == []
     monkeypatch.setattr(GraphRuns, "_feed", None)
@@ -144,7 +144,7 @@ def test_what_the_cpu_engine_decoded_is_no_work_for_dali(odd_files, monkeypatch)
 
 def test_what_another_pipeline_kept_is_refused(jpegs):
     def decoded(steps):
-        engine, keep = DaliEngine(T.Pipeline(steps), seed=4), KeptRows([0], 1 << 24)
+        engine, keep = DaliEngine(T.Pipeline(steps), seed=4), DecodedRows([0], 1 << 24)
         out = engine.field(jpegs[0], "x", {}).empty(1)
         assert engine.prepare(jpegs[:1], np.arange(1), 0, {}, out, keep).bad == []
         engine.close()

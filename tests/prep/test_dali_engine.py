@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from mbaas import transforms as T
-from mbaas.prep.dali import BATCH_PIXELS, DaliEngine
-from mbaas.prep.dali_runs import GraphRuns
-from mbaas.prep.engine import BadRow
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import BadRow, make_engine
+from mbaas.prep.engines.dali import BATCH_PIXELS, DaliEngine
+from mbaas.prep.engines.dali_runs import GraphRuns
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 DEVICES = [pytest.param(None, id="cpu"), pytest.param(0, id="gpu", marks=[pytest.mark.gpu, NO_GPU])]

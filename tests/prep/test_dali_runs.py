@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mbaas.prep.dali_runs import GraphRuns, types
+from mbaas.prep.engines.dali_runs import GraphRuns, types
 
 SAMPLES = 23
 REFUSED, FULL = "Failed to decode sample", "CUDA allocation failed"

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from mbaas.prep.decoded import HEADER_BYTES, KeptMemory, KeptRows, container_bytes, is_decoded, read_decoded
+from mbaas.prep.decoded import HEADER_BYTES, DecodedBuffer, DecodedRows, container_bytes, is_decoded, read_decoded
 from mbaas.prep.header import UndecodableError, peek
 
 DTYPES = ("uint8", "bool", "int16", "int64", "float16", "float32", "float64", "complex64", "complex128")
 
 
 def kept(*samples, rows=None, applied=1, original=None, most_bytes=1 << 20):
-    """KeptRows with one container per sample."""
+    """DecodedRows with one container per sample."""
     rows = range(len(samples)) if rows is None else rows
-    keep = KeptRows(rows, most_bytes)
+    keep = DecodedRows(rows, most_bytes)
     for row, sample in zip(rows, samples, strict=True):
         np.copyto(keep.room(row, sample.shape, sample.dtype, applied=applied, original=original), sample)
     return keep
@@ -30,7 +30,7 @@ def container(sample, **given):
 
 
 def split(taken):
-    """Rows taken from KeptRows, as row -> sample."""
+    """Rows taken from DecodedRows, as row -> sample."""
     rows, lengths, packed = taken
     ends = np.cumsum(lengths)
     return {
@@ -80,11 +80,11 @@ def test_containers_end_to_end_are_aligned():
 
 
 def test_the_same_sample_has_the_same_bytes_whatever_was_in_the_memory():
-    memory, sample = KeptMemory(), np.arange(3, dtype=np.uint8)
+    memory, sample = DecodedBuffer(), np.arange(3, dtype=np.uint8)
     found = []
     for filling in (0, 255):
         memory.first(1024)[:] = filling
-        keep = KeptRows([0], 1024, memory)
+        keep = DecodedRows([0], 1024, memory)
         keep.room(0, sample.shape, sample.dtype, applied=2)[:] = sample
         found.append(keep.taken()[2].tobytes())
     assert found[0] == found[1]
@@ -162,7 +162,7 @@ def test_rows_that_are_dropped_leave_no_gap():
 
 
 def test_what_is_dropped_last_makes_room_for_the_next():
-    keep = KeptRows([0, 1], 192)
+    keep = DecodedRows([0, 1], 192)
     assert keep.room(0, (8,), np.dtype("float64"), applied=1) is not None
     assert keep.room(1, (8,), np.dtype("float64"), applied=1) is None
     keep.drop(0)
@@ -188,7 +188,7 @@ def test_a_row_that_is_made_again_is_there_once():
     ],
 )
 def test_there_is_no_room_for(row, shape, dtype):
-    keep = KeptRows([0], 1000)
+    keep = DecodedRows([0], 1000)
     assert keep.room(row, shape, np.dtype(dtype), applied=1) is None
     rows, lengths, packed = keep.taken()
     assert (len(rows), len(lengths), len(packed)) == (0, 0, 0)
@@ -197,7 +197,7 @@ def test_there_is_no_room_for(row, shape, dtype):
 
 def test_threads_share_it():
     """Each of 8 threads keeps 50 rows and drops those divisible by 3. All others remain, with their own values."""
-    keep = KeptRows(range(400), 1 << 20)
+    keep = DecodedRows(range(400), 1 << 20)
 
     def work(first):
         for row in range(first, 400, 8):
@@ -216,7 +216,7 @@ def test_threads_share_it():
 
 
 def test_memory_is_used_again():
-    memory = KeptMemory()
+    memory = DecodedBuffer()
     first = memory.first(1000)
     assert np.shares_memory(memory.first(900), first)
     assert len(memory.first(2000)) == 2000

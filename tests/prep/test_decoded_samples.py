@@ -14,7 +14,7 @@ import soundfile
 from mbaas import transforms as T
 from mbaas.fields import Packed
 from mbaas.prep import pixels
-from mbaas.prep.decoded import KeptRows, read_decoded
+from mbaas.prep.decoded import DecodedRows, read_decoded
 from mbaas.prep.engines import make_engine
 from support.decoded import check_any_mix, containers
 
@@ -119,7 +119,7 @@ def test_a_file_that_is_damaged_below_the_crop_is_good_in_some_epochs_and_never_
     engine, damaged = make_engine("cpu", pipeline, seed=4), files[5]
     seen = []
     for epoch in range(20):
-        keep = KeptRows([0, 1], 1 << 22)
+        keep = DecodedRows([0, 1], 1 << 22)
         out = np.empty((2, 40, 40, 3), np.uint8)
         bad = engine.prepare([damaged, jpegs[0]], np.array([3, 4]), epoch, {}, out, keep).bad
         seen.append([each.row for each in bad])
@@ -131,7 +131,7 @@ def test_a_file_that_is_damaged_below_the_crop_is_good_in_some_epochs_and_never_
 def test_a_file_in_which_only_another_decoder_finds_its_way_is_not_kept(jpegs):
     """The other decoder gives the same pixels here, but decoding only the upper rows may not always match it."""
     tables = jpegs[0].index(b"\xff\xdb")
-    odd, keep = jpegs[0][:tables] + bytes(2) + jpegs[0][tables:], KeptRows([0, 1], 1 << 22)
+    odd, keep = jpegs[0][:tables] + bytes(2) + jpegs[0][tables:], DecodedRows([0, 1], 1 << 22)
     engine, out = make_engine("cpu", T.Pipeline([T.DecodeImage(), CROP]), seed=4), np.empty((2, 48, 40, 3), np.uint8)
     assert engine.prepare([jpegs[0], odd], np.array([8, 8]), 0, {}, out, keep).bad == []
     assert out[0].tobytes() == out[1].tobytes()
@@ -155,7 +155,7 @@ def test_only_the_upper_rows_are_decoded_of_what_is_not_kept(jpegs, monkeypatch)
     alone = heights.copy()
     assert max(alone) < 400
     heights.clear()
-    keep = KeptRows([1, 3, 4], 2 * 601_000)
+    keep = DecodedRows([1, 3, 4], 2 * 601_000)
     engine.prepare(jpegs, np.arange(5), 0, {}, out, keep)
     assert heights == [alone[0], 400, alone[2], 400, alone[4]], "there is no room for a third one"
     assert list(containers(keep)) == [1, 3]
@@ -240,7 +240,7 @@ def test_fields_move_as_those_of_the_file_do(scenes, prefix, steps, lying):
 def decoded(pipeline, files, **options):
     """Containers of these files, all good."""
     engine = make_engine("cpu", pipeline, seed=0, **options)
-    keep, field = KeptRows(range(len(files)), 1 << 24), engine.field(files[0], "x", {})
+    keep, field = DecodedRows(range(len(files)), 1 << 24), engine.field(files[0], "x", {})
     assert engine.prepare(files, np.arange(len(files)), 0, {}, field.empty(len(files)), keep).bad == []
     engine.close()
     return [*containers(keep).values()]
@@ -269,7 +269,7 @@ TURNED = T.Pipeline([T.DecodeImage(), always(as_floats)])
 
 def test_a_container_of_another_pipeline_is_refused(jpegs):
     engine = make_engine("cpu", SOUND, seed=0)
-    keep = KeptRows([0], 1 << 20)
+    keep = DecodedRows([0], 1 << 20)
     engine.prepare([wav(np.zeros(20))], np.arange(1), 0, {}, np.empty((1, 9), np.float32), keep)
     (sound,) = containers(keep).values()
     (resized,), (plain,) = decoded(RESIZED, jpegs[:1]), decoded(T.Pipeline([T.DecodeImage()]), jpegs[:1])
@@ -413,7 +413,7 @@ def test_a_recording_is_not_kept_whose_window_is_another_one_when_it_is_read_alo
         return sound + np.float32(self._window is None), is_window
 
     monkeypatch.setattr(SoundDecoder, "__call__", misled)
-    pipeline, keep = T.Pipeline([ONE, T.RandomCrop(2000)]), KeptRows([0], 1 << 20)
+    pipeline, keep = T.Pipeline([ONE, T.RandomCrop(2000)]), DecodedRows([0], 1 << 20)
     engine = make_engine("cpu", pipeline, seed=4)
     assert engine.prepare([recordings()[0]], np.arange(1), 0, {}, np.empty((1, 2000), np.float32), keep).bad == []
     assert not containers(keep)
@@ -422,7 +422,7 @@ def test_a_recording_is_not_kept_whose_window_is_another_one_when_it_is_read_alo
 def test_a_window_of_a_kept_recording_is_a_slice_of_it(monkeypatch):
     """soundfile is removed, so decoding the file again would fail."""
     pipeline = T.Pipeline([ONE, T.RandomCrop(2000)])
-    engine, keep, out = make_engine("cpu", pipeline, seed=4), KeptRows([0], 1 << 20), np.empty((1, 2000), np.float32)
+    engine, keep, out = make_engine("cpu", pipeline, seed=4), DecodedRows([0], 1 << 20), np.empty((1, 2000), np.float32)
     file = recordings()[0]
     engine.prepare([file], np.arange(1), 0, {}, out, keep)
     (container,) = containers(keep).values()

@@ -11,11 +11,11 @@ import pytest
 import ray
 
 from mbaas import runtime
-from mbaas.prep import devices
+from mbaas.prep import process
 
 CHOOSE = """
 import sys
-from mbaas.prep.devices import choose_gpu
+from mbaas.prep.process import choose_gpu
 print(choose_gpu(2, mark=sys.argv[1]), flush=True)
 input()
 """
@@ -24,16 +24,16 @@ input()
 @pytest.fixture
 def mark(monkeypatch):
     """Prefix of socket names that no other test uses."""
-    monkeypatch.setattr(devices, "_marks", held := [])
+    monkeypatch.setattr(process, "_marks", held := [])
     yield f"test-{uuid.uuid4().hex}"
     for holder in held:
         holder.close()
 
 
 def test_workers_take_turns_with_gpus(mark, monkeypatch):
-    monkeypatch.setattr(devices, "MOST_EACH", 2)
-    assert [devices.choose_gpu(3, mark=mark) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-    assert devices.choose_gpu(3, mark=mark) == os.getpid() % 3, "nobody counts so many"
+    monkeypatch.setattr(process, "MOST_EACH", 2)
+    assert [process.choose_gpu(3, mark=mark) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert process.choose_gpu(3, mark=mark) == os.getpid() % 3, "nobody counts so many"
 
 
 def test_the_gpu_of_a_worker_that_died_is_chosen_again(mark):
@@ -41,10 +41,10 @@ def test_the_gpu_of_a_worker_that_died_is_chosen_again(mark):
     with other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"0\n"
-        assert devices.choose_gpu(2, mark=mark) == 1
+        assert process.choose_gpu(2, mark=mark) == 1
         other.kill()
         other.wait()
-        assert devices.choose_gpu(2, mark=mark) == 0
+        assert process.choose_gpu(2, mark=mark) == 0
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from mbaas.dataset import Dataset, SampleReader, synthetic
 from mbaas.dataset.bounded import bounded
 from mbaas.errors import BadSampleError, StorageError
 from mbaas.messages import Probe
-from mbaas.prep.engine import Prepared
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Prepared, make_engine
 from mbaas.prep.probe import PROBE_DECODED_S, PROBE_READS_S, PROBE_REPEATS, PROBE_SAMPLES, PROBE_TOGETHER_S, first_probe
 
 SAMPLES = PROBE_SAMPLES + 4

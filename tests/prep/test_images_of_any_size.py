@@ -13,9 +13,8 @@ from mbaas import transforms as T
 from mbaas.errors import ConfigError
 from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
-from mbaas.prep.engine import Prepared
-from mbaas.prep.engines import make_engine
-from mbaas.prep.on_image import moved_fields
+from mbaas.prep.engines import Prepared, make_engine
+from mbaas.prep.fields_on_image import moved_fields
 
 SIZES = [(40, 57), (33, 20), (1, 9), (64, 64), (20, 33)]
 ENGINES = pytest.mark.parametrize("kind", ["cpu", "dali"])

@@ -13,8 +13,8 @@ from mbaas.errors import ConfigError
 from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
-from mbaas.prep.keypoints import move_keypoints
-from mbaas.prep.plan import plan
+from mbaas.prep.fields_on_image import move_keypoints
+from mbaas.prep.geometry import plan
 from mbaas.transforms.base import Flips, Step, Windows
 
 SAMPLES = 30

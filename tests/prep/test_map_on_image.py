@@ -10,8 +10,7 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.fields import Arrays, Packed
-from mbaas.prep.engine import Prepared
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Prepared, make_engine
 
 SAMPLES = 24
 

@@ -17,10 +17,9 @@ from mbaas import transforms as T
 from mbaas.errors import ConfigError, ResourceError
 from mbaas.fields import Arrays, Field, Packed
 from mbaas.messages import EngineName
-from mbaas.prep.engine import BadRow, Prepared
-from mbaas.prep.engines import make_engine
-from mbaas.prep.masks import make_masks
-from mbaas.prep.plan import plan, stages_of
+from mbaas.prep.engines import BadRow, Prepared, make_engine
+from mbaas.prep.fields_on_image import make_masks
+from mbaas.prep.geometry import plan, stages_of
 from mbaas.transforms.base import Flips, Windows
 
 SAMPLES = 24

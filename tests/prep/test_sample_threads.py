@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mbaas.prep.threads import SampleThreads
+from mbaas.prep.process import SampleThreads
 
 
 @pytest.mark.parametrize("threads", [1, 3])

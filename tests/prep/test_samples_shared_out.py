@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from mbaas import transforms as T
 from mbaas.fields import Packed
 from mbaas.order import in_share
-from mbaas.prep.cpu import CpuEngine
-from mbaas.prep.dali_runs import GraphRuns
 from mbaas.prep.decoded import read_decoded
-from mbaas.prep.engine import Engine
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines.cpu import CpuEngine
+from mbaas.prep.engines.dali_runs import GraphRuns
 from support.decoded import check_any_mix
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -30,12 +29,12 @@ ANY_SIZE = T.Pipeline([T.DecodeImage(max_pixels=200_000), T.RandomResizedCrop(96
 SHARE = 0.6
 
 
-def is_dalis(sample_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
+def for_dali(sample_ids: NDArray[np.int64], epoch: int) -> NDArray[np.bool_]:
     return in_share(sample_ids, SHARE)
 
 
 def shared(pipeline: T.Pipeline = CROP, **options: Any) -> Engine:
-    return make_engine("dali", pipeline, seed=4, is_dalis=is_dalis, **options)
+    return make_engine("dali", pipeline, seed=4, for_dali=for_dali, **options)
 
 
 def prepare(engine: Engine, raw: list[bytes], ids: NDArray[np.int64], epoch: int = 1) -> tuple[list[Any], list[Any]]:
@@ -60,7 +59,7 @@ def test_each_sample_is_what_its_engine_makes_of_it(jpegs, odd_files, pipeline, 
     by_cpu, _ = prepare(make_engine("cpu", pipeline, seed=4), raw, ids)
     made, bad = prepare(shared(pipeline, **options), raw, ids)
     assert bad == []
-    dalis = is_dalis(ids, 1)
+    dalis = for_dali(ids, 1)
     differ = [not np.array_equal(*pair) for pair in zip(by_dali[:30], by_cpu[:30], strict=True)]
     assert min(np.sum(differ & dalis[:30]), np.sum(differ & ~dalis[:30])) >= 5
     for row, sample in enumerate(made):
@@ -73,7 +72,7 @@ def test_neither_company_nor_threads_nor_what_is_kept_matters_and_of_dalis_none_
     raw = [*jpegs * 4, *(raw for raw, _ in bad_files.values())]
     kept = check_any_mix(lambda threads: shared(threads=threads, device_id=device_id), raw)
     assert {read_decoded(memoryview(container)).made_by for container in kept.values()} == {"cpu"}
-    expected = np.flatnonzero(~is_dalis(np.arange(20) * 7 + 3, 0)).tolist()  # ids as in check_any_mix
+    expected = np.flatnonzero(~for_dali(np.arange(20) * 7 + 3, 0)).tolist()  # ids as in check_any_mix
     assert [row for row in kept if row < 20] == expected
 
 
@@ -81,7 +80,7 @@ def test_neither_company_nor_threads_nor_what_is_kept_matters_and_of_dalis_none_
 def test_bad_samples_of_both_are_found(jpegs, bad_files, device_id):
     raw = [each for name in bad_files for each in (jpegs[0], bad_files[name][0])]
     ids = np.arange(len(raw))
-    assert {*is_dalis(ids[1::2], 1).tolist()} == {False, True}
+    assert {*for_dali(ids[1::2], 1).tolist()} == {False, True}
     made, bad = prepare(shared(device_id=device_id), raw, ids)
     _, all_bad = prepare(make_engine("cpu", CROP, seed=4), raw, ids)
     assert bad == all_bad

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mbaas.prep.stall_watchdog import StallWatchdog
+from mbaas.prep.process import StallWatchdog
 
 
 @pytest.fixture

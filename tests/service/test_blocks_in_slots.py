@@ -9,11 +9,11 @@ import ray
 from service_feeds import augmented
 
 import mbaas
-from mbaas import slots
-from mbaas.chaos.participants import kill, prep_worker_pids
+from mbaas.chaos.participants import kill
 from mbaas.dataset import synthetic
-from mbaas.slots import HeldSlot
+from mbaas.memory.slots import Slot
 from support.feeds import in_coordinator
+from support.processes import prep_worker_pids
 from support.trials import EpochRecord, Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -28,8 +28,8 @@ def staged(feed: mbaas.Feed) -> list[bool]:
     """Wait until parts are staged. Return True for each part that is in a slot."""
 
     def look(coordinator: Any) -> list[bool]:
-        parts = [part for block in coordinator._running.service._staged.values() for part in block.values()]
-        return [isinstance(ref, HeldSlot) for part in parts for ref in part.refs]
+        blocks = coordinator._running.service._staged.values()
+        return [part.memory.ref is None for block in blocks for part in block.parts.values()]
 
     return wait_until(lambda: in_coordinator(feed.name, look), "parts are staged")
 
@@ -44,7 +44,7 @@ def epochs(loader: mbaas.Loader, count: int) -> list[EpochRecord]:
 def known(ray_session: None) -> list[str]:
     """Digests of the first epochs, read through the object store because the consumer could open no slot."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots, "arrays_in", lambda _: None)
+        patch.setattr(Slot, "held", lambda _: None)
         with mbaas.serve("by-objects", synthetic(SAMPLES, height=32, width=32), augmented(), **OPTIONS) as feed:
             with mbaas.join(feed.name, format="numpy") as loader:
                 records = epochs(loader, 4)
@@ -86,7 +86,7 @@ def test_a_consumer_on_another_node_has_blocks_made_anew_where_it_can_read_them(
                 for batch in loop:
                     recorder.add(batch)
                 del batch
-                patch.setattr(slots, "arrays_in", lambda _: None)
+                patch.setattr(Slot, "held", lambda _: None)
                 (second,) = epochs(there, 1)
         check(recorder.record(here.ledger), known)
         check(second, known)
@@ -120,7 +120,7 @@ def test_a_coordinator_that_can_open_no_slot_gives_up_after_a_few(known: list[st
     with serve(feed_name) as feed:
 
         def blind(_: Any) -> None:
-            slots.hold = lambda _: None
+            Slot.staged = lambda _: None
 
         in_coordinator(feed.name, blind)
         with mbaas.join(feed.name, format="numpy") as loader:

@@ -12,12 +12,13 @@ import pytest
 from service_feeds import augmented
 
 import mbaas
-from mbaas.chaos.participants import coordinator_pid, kill
+from mbaas.chaos.participants import kill
 from mbaas.client.convert import Minibatch
 from mbaas.control import FeedControl
 from mbaas.dataset import synthetic
 from mbaas.errors import ConfigError, StateError
 from mbaas.order import Shuffle
+from support.processes import coordinator_pid
 from support.trials import EpochRecord, Recorder, Trial, Trials, record_epoch, result
 
 SAMPLES, BATCH = 1003, 32

@@ -11,10 +11,11 @@ from service_feeds import augmented
 
 import mbaas
 from mbaas import runtime, serving
-from mbaas.chaos.participants import coordinator_pid, paused
+from mbaas.chaos.participants import paused
 from mbaas.client import session
 from mbaas.coordinator import kept_claims
 from mbaas.order import SampleOrder, Shuffle, id_hash
+from support.processes import coordinator_pid
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 

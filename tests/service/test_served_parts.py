@@ -13,8 +13,9 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import coordinator_pid, kill
+from mbaas.chaos.participants import kill
 from mbaas.dataset import synthetic
+from support.processes import coordinator_pid
 from support.trials import record_epoch
 
 SAMPLES = 203

@@ -15,11 +15,12 @@ from service_feeds import STAGING_BYTES, augmented
 import mbaas
 from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.budgets import MemoryClaim
-from mbaas.chaos.participants import coordinator_pid, kill, pause, resume
+from mbaas.chaos.participants import kill, pause, resume
 from mbaas.control import FeedControl
 from mbaas.coordinator import kept_claims, recovery
 from mbaas.dataset import synthetic
+from mbaas.memory.budgets import MemoryClaim
+from support.processes import coordinator_pid
 from support.trials import record_epoch
 from support.waiting import wait_until
 

@@ -12,12 +12,13 @@ import ray
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.client import part_fetch, rpc
-from mbaas.client.rpc import UnreadableError
+from mbaas.client import part_fetch
 from mbaas.client.session import WANTED_BLOCKS
 from mbaas.client.stream import LOCAL_READ_S
 from mbaas.core.layout import CREDIT, READY_AHEAD
 from mbaas.dataset import synthetic
+from mbaas.memory import part_memory
+from mbaas.memory.part_memory import UnreadableError
 from support.trials import Trials, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -66,13 +67,14 @@ def test_a_part_on_its_own_node_that_cannot_be_read_is_asked_for_again_in_second
     forgotten: list[Any] = []
     armed = False
 
-    def read(refs, timeout_s):
+    def read(parts, timeout_s):
+        refs = [part.ref or part.slot for part in parts]
         if armed and not forgotten:
             forgotten.extend(refs)
         if any(ref in forgotten for ref in refs):
             time.sleep(timeout_s)
             raise UnreadableError(for_good=False)
-        return rpc.read(refs, timeout_s)
+        return part_memory.read(parts, timeout_s)
 
     monkeypatch.setattr(part_fetch, "read", read)
     data, pipeline = synthetic(SAMPLES), T.Pipeline([T.DecodeImage()])

@@ -10,8 +10,9 @@ from service_feeds import SAMPLES
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import coordinator_pid, kill
+from mbaas.chaos.participants import kill
 from mbaas.dataset import synthetic
+from support.processes import coordinator_pid
 from support.trials import EpochRecord, record_epoch
 
 PLAIN = T.Pipeline([T.DecodeImage()])

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Column, memory
-from mbaas.prep.decoded import KeptRows
-from mbaas.prep.engine import Encoded, Engine, Prepared
+from mbaas.prep.decoded import DecodedRows
+from mbaas.prep.engines import Encoded, Engine, Prepared
 
 _ROOM_BYTES = 1 << 28
 
 
-def containers(keep: KeptRows) -> dict[int, NDArray[np.uint8]]:
+def containers(keep: DecodedRows) -> dict[int, NDArray[np.uint8]]:
     """Read-only copies of the kept containers: row -> container."""
     rows, lengths, packed = keep.taken()
     ends = np.cumsum(lengths)
@@ -52,13 +52,13 @@ def check_any_mix(
     ids = np.arange(count) * 7 + 3
     field = engines[0].field(files[first], "first", {name: each[first : first + 1] for name, each in values.items()})
 
-    def prepared(engine: Engine, samples: Sequence[Encoded], epoch: int, keep: KeptRows | None = None) -> Prepared:
+    def prepared(engine: Engine, samples: Sequence[Encoded], epoch: int, keep: DecodedRows | None = None) -> Prepared:
         out = np.full_like(field.empty(count), 77)
         return engine.prepare(samples, ids, epoch, values, out, keep)
 
     try:
         wanted = {epoch: prepared(engines[0], files, epoch) for epoch in epochs}
-        everything = KeptRows(range(count), _ROOM_BYTES)
+        everything = DecodedRows(range(count), _ROOM_BYTES)
         check_same(prepared(engines[1], files, epochs[0], everything), wanted[epochs[0]], "all kept")
         kept = containers(everything)
         before = {row: container.tobytes() for row, container in kept.items()}
@@ -67,7 +67,7 @@ def check_any_mix(
             for engine, share in zip(engines, (1.0, 0.5), strict=True):
                 is_decoded = chance.random(count) < share
                 samples = [kept[row] if row in kept and is_decoded[row] else files[row] for row in range(count)]
-                some = KeptRows(np.flatnonzero(chance.random(count) < 0.7).tolist(), int(chance.integers(1 << 20)))
+                some = DecodedRows(np.flatnonzero(chance.random(count) < 0.7).tolist(), int(chance.integers(1 << 20)))
                 check_same(prepared(engine, samples, epoch, some), wanted[epoch], f"epoch {epoch}, share {share}")
                 for row, again in containers(some).items():
                     assert samples[row] is files[row], "what comes decoded is not kept again"

@@ -11,7 +11,7 @@ import pytest
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
 from mbaas.order import uniforms
-from mbaas.prep.plan import plan
+from mbaas.prep.geometry import plan
 from mbaas.transforms.base import BoxesNow, Drawn, Windows
 
 IMAGES = 150

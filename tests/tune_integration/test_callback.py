@@ -12,9 +12,9 @@ import pytest
 import ray
 
 import mbaas
-from mbaas.budgets import MemoryClaim
 from mbaas.control import FeedControl
 from mbaas.errors import FeedRestartingError
+from mbaas.memory.budgets import MemoryClaim
 from mbaas.messages import Claims
 from tune_integration import FeedCallback, callback
 from tune_integration.shortage import Node

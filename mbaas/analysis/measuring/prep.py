@@ -27,9 +27,8 @@ from mbaas.messages import EngineName
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity, measured
 from mbaas.order import in_share
-from mbaas.prep.decoded import KeptRows
-from mbaas.prep.engine import Engine
-from mbaas.prep.engines import make_engine
+from mbaas.prep.decoded import DecodedRows
+from mbaas.prep.engines import Engine, make_engine
 from mbaas.prep.probe import first_good
 from mbaas.transforms import Pipeline
 
@@ -299,7 +298,7 @@ class PrepProcess:
             seed=seed,
             threads=threads,
             device_id=device,
-            is_dalis=None if dali_share == 1 else lambda sample_ids, _: in_share(sample_ids, dali_share),
+            for_dali=None if dali_share == 1 else lambda sample_ids, _: in_share(sample_ids, dali_share),
         )
         # Workers start at different samples, as in a feed.
         self._blocks = Blocks(raw, made_by, made, first=number * BLOCK_SAMPLES)
@@ -352,7 +351,7 @@ def decoded(
     try:
         for start in range(0, len(encoded), BLOCK_SAMPLES):
             block = slice(start, min(start + BLOCK_SAMPLES, len(encoded)))
-            keep = KeptRows(range(block.stop - start), left)
+            keep = DecodedRows(range(block.stop - start), left)
             known = {name: column[block] for name, column in raw.known.items()}
             decoding.prepare(encoded[block], raw.sample_ids[block], 0, known, out[: block.stop - start], keep)
             rows, sizes, packed = keep.taken()

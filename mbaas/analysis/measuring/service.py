@@ -20,10 +20,10 @@ from mbaas.analysis.measuring.prep import ANSWER_S, PrepProcessActor, Raw, Seen,
 from mbaas.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
 from mbaas.analysis.measuring.storage import kept_cold, scratch
 from mbaas.bench.cpu import TreeWatch
-from mbaas.budgets import default_staging
 from mbaas.core.layout import MIN_BLOCKS_STAGED, wanted_staging
 from mbaas.dataset import Dataset
 from mbaas.fields import SAMPLE_ID, Field
+from mbaas.memory.budgets import default_staging
 from mbaas.messages import SampleSpec
 from mbaas.model.rates import GpuRates, OnGpu, Rates
 from mbaas.prep.engines import workers_per_gpu

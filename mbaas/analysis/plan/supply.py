@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from mbaas import units
 from mbaas.analysis.plan.jobs import Cluster, Samples, TrainingJob
-from mbaas.budgets import STORE_SHARE, default_staging
 from mbaas.core.layout import wanted_staging
+from mbaas.memory.budgets import STORE_SHARE, default_staging
 from mbaas.model import words
 from mbaas.model.curves import ROUNDING, ThroughputCurve
 from mbaas.model.forms import WORTHWHILE

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mbaas.bench.tasks.base import Data, Samples, Task
 from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Packed
-from mbaas.prep.engine import BadRow
+from mbaas.prep.engines import BadRow
 
 Values: TypeAlias = Sequence[Any]
 """Arrays of a minibatch that a trial reads, in C order; tensors on a GPU. They are the prepared samples [n, *shape], as

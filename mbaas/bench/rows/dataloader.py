@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_wo
 from mbaas.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
 from mbaas.bench.tasks.base import Samples, Task
 from mbaas.fields import Field, Packed
-from mbaas.prep.engine import Engine
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Engine, make_engine
 
 TorchMinibatch = tuple[torch.Tensor, torch.Tensor, list[Packed]]
 """[n, *shape], int64[n] sample ids, and fields of varying length."""

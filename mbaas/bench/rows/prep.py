@@ -17,13 +17,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas import cuda
 from mbaas.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
 from mbaas.core.layout import block_samples, wanted_staging
 from mbaas.errors import MbaasError
+from mbaas.memory import pinned
 from mbaas.messages import EngineName
 from mbaas.order import SampleOrder
-from mbaas.prep.decoded import KeptMemory, KeptRows
+from mbaas.prep.decoded import DecodedBuffer, DecodedRows
 from mbaas.prep.engines import make_engine
 
 TOGETHER = 16
@@ -59,14 +59,14 @@ class Service:
 def _decode_all(spec: TrialSpec, file: BinaryIO) -> None:
     """Write the lengths of all containers, int64[n], and the containers from the next multiple of 64 on."""
     samples = spec.samples()
-    engine, memory = make_engine("cpu", spec.task.pipeline(), seed=spec.seed, threads=spec.cores), KeptMemory()
+    engine, memory = make_engine("cpu", spec.task.pipeline(), seed=spec.seed, threads=spec.cores), DecodedBuffer()
     lengths = np.empty(len(samples.files), np.int64)
     out = spec.task.made.empty(TOGETHER)
     file.seek(_start(len(lengths)))
     for first in range(0, len(lengths), TOGETHER):
         ids = np.arange(first, min(first + TOGETHER, len(lengths)))
         raw = [np.fromfile(samples.files[i], np.uint8) for i in ids.tolist()]
-        keep = KeptRows(range(len(ids)), MOST_BYTES, memory)
+        keep = DecodedRows(range(len(ids)), MOST_BYTES, memory)
         prepared = engine.prepare(raw, ids, 0, known_of(samples, ids), out[: len(ids)], keep=keep)
         refuse_bad(prepared.bad, ids, samples.files)
         rows, sizes, containers = keep.taken()
@@ -138,7 +138,7 @@ class PrepRate:
 
 def _locked(like: NDArray[Any]) -> NDArray[Any]:
     pages = np.frombuffer(mmap.mmap(-1, -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
-    cuda.gpu(0).lock(pages)
+    pinned.gpu(0).lock(pages)
     return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 

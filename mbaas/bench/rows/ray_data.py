@@ -24,8 +24,7 @@ from mbaas.bench.rows.feed import spilled_bytes
 from mbaas.bench.tasks.base import Samples
 from mbaas.fields import IMAGE
 from mbaas.order import SampleOrder
-from mbaas.prep.engine import Engine
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Engine, make_engine
 
 EPOCHS = "bench-epochs"
 ID, EPOCH = "sample_id", "epoch"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from mbaas import cuda, slots
 from mbaas.client.convert import make_converter
-from mbaas.cuda import CudaError, PageLocks
-from mbaas.slots import SlotMemory, arrays_in, hold
+from mbaas.memory import pinned, slots
+from mbaas.memory.pinned import CudaError, PageLocks
+from mbaas.memory.slots import SlotMemory
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,7 +35,7 @@ def shared(access: int) -> np.ndarray:
 
 @pytest.mark.parametrize("access", [mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE], ids=["read-only", "writable"])
 def test_memory_is_locked_once_and_copied_from(access: int) -> None:
-    gpu, memory = cuda.gpu(0), shared(access)
+    gpu, memory = pinned.gpu(0), shared(access)
     gpu.lock(memory)
     with pytest.raises(CudaError, match="CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"):
         gpu.lock(memory)
@@ -49,7 +49,7 @@ def test_memory_is_locked_once_and_copied_from(access: int) -> None:
 
 
 def test_pieces_are_copied_to_the_host_whether_it_is_locked_or_not() -> None:
-    gpu, known = cuda.gpu(0), torch.arange(NBYTES, device="cuda:0").to(torch.uint8)
+    gpu, known = pinned.gpu(0), torch.arange(NBYTES, device="cuda:0").to(torch.uint8)
     torch.cuda.synchronize()
     locked, plain = shared(mmap.PROT_READ | mmap.PROT_WRITE), np.empty(NBYTES, np.uint8)
     gpu.lock(locked)
@@ -65,7 +65,7 @@ def test_pieces_are_copied_to_the_host_whether_it_is_locked_or_not() -> None:
 
 
 def test_locks_are_let_go_by_what_is_over() -> None:
-    gpu, locks = cuda.gpu(0), PageLocks()
+    gpu, locks = pinned.gpu(0), PageLocks()
     first, second = shared(mmap.PROT_READ), shared(mmap.PROT_READ)
     assert locks.take(first, gpu)
     assert locks.take(first, gpu)
@@ -80,7 +80,7 @@ def test_locks_are_let_go_by_what_is_over() -> None:
 
 
 def test_what_cannot_be_locked_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    gpu, locks = cuda.gpu(0), PageLocks()
+    gpu, locks = pinned.gpu(0), PageLocks()
     memory = shared(mmap.PROT_READ)
     gpu.lock(memory)
     assert not locks.take(memory, gpu)
@@ -93,13 +93,13 @@ def test_what_cannot_be_locked_is_said_once(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_DEVICE"):
-        cuda.gpu(99)
+        pinned.gpu(99)
 
 
 def test_minibatches_are_copied_from_slots_which_are_held_until_that_is_done() -> None:
     """Slot memory is page-locked, other arrays are not; no slot is held after an epoch."""
     memory = SlotMemory(1 << 21)
-    cuda.page_locks.let_go(lambda _: True)
+    pinned.page_locks.let_go(lambda _: True)
     epochs, images = 2, np.random.default_rng(0).integers(0, 255, (4, 300, 300, 3), np.uint8)
     for _ in range(epochs):
         converter, started, given = make_converter("torch", "cuda", None), [], []
@@ -110,13 +110,15 @@ def test_minibatches_are_copied_from_slots_which_are_held_until_that_is_done() -
             own[:] = images + number
             written = place.hand_out({"image": own, "sample_id": np.arange(4)})
             assert written is not None
-            assert hold(written) is not None
-            arrays = arrays_in(written)
+            held = written.staged()
+            assert held is not None
+            arrays = held.read()
+            del held
             assert arrays is not None
             room = slots.room_of(arrays["image"])
             assert room is not None
             started.append(converter.start(arrays))
-            assert room in cuda.page_locks
+            assert room in pinned.page_locks
             del arrays
             if number:
                 given.append(converter.finish(started.pop(0)))
@@ -132,14 +134,14 @@ def test_minibatches_are_copied_from_slots_which_are_held_until_that_is_done() -
             assert place is not None, "nothing holds a slot when an epoch is over"
             written = place.hand_out({"sample_id": np.arange(4)})
             assert written is not None
-            staged.append(hold(written))
+            staged.append(written.staged())
         assert memory.take(4) is None
         del staged
-    cuda.page_locks.let_go(lambda _: True)
+    pinned.page_locks.let_go(lambda _: True)
 
 
 def test_private_arrays_and_small_ones_are_copied_through_pinned_memory() -> None:
-    cuda.page_locks.let_go(lambda _: True)
+    pinned.page_locks.let_go(lambda _: True)
     converter = make_converter("torch", "cuda", None)
     arrays = {"image": np.arange(4 * 300 * 300 * 3, dtype=np.uint8).reshape(4, 300, 300, 3), "sample_id": np.arange(4)}
     batch = converter.finish(converter.start(arrays))

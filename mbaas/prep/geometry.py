@@ -1,8 +1,12 @@
-"""Moves the boxes of samples along with the pixels, by the same plan for all engines."""
+"""Geometry of images and their boxes: the plan of a block's steps, and boxes moved by it.
+
+All random parameters of a block are drawn before any pixel is touched, so all engines execute the same plan.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,11 +14,72 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
 from mbaas.fields import Arrays, Column, Packed
-from mbaas.transforms.base import BoxesNow, Flips, Step, Windows
+from mbaas.order import uniforms
+from mbaas.transforms import ColorJitter, Map, RandomHorizontalFlip, Transform
+from mbaas.transforms.base import BoxesNow, Drawn, Flips, Recolorings, Step, Windows, WindowTransform
 from mbaas.transforms.boxes import Boxes, BoxFormat, moved_dtype
 
 Edges = NDArray[np.float64]
 """[total, 4]: left, top, right and bottom of each box, in pixels."""
+
+
+Stage = tuple[int, Transform]
+"""A transform and its index in the pipeline, which is also its substream of random numbers."""
+
+
+def stages_of(transforms: Sequence[Transform]) -> tuple[tuple[Stage, ...], ...]:
+    """Split the transforms after DecodeImage into runs, before each Map, because later steps depend on its result."""
+    runs: list[list[Stage]] = [[]]
+    # Enumerate before dropping DecodeImage, so that an index here is the index in the pipeline.
+    for stage in list(enumerate(transforms))[1:]:
+        if isinstance(stage[1], Map):
+            runs.append([])
+        runs[-1].append(stage)
+    return tuple(tuple(run) for run in runs)
+
+
+def plan(
+    stages: Sequence[Stage],
+    seed: int,
+    epoch: int,
+    sample_ids: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    boxes: BoxesNow | None = None,
+) -> list[Step]:
+    """Draw the steps of ``stages`` (without Maps) for n samples at once; one by one would be slower.
+
+    Args:
+        sizes: int64[n, 2], (height, width) of the images in pixels.
+        boxes: boxes before the first step; required if a transform depends on boxes.
+    """
+    steps: list[Step] = []
+    for substream, transform in stages:
+        u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
+        if isinstance(transform, WindowTransform):
+            more = partial(_more, seed, epoch, sample_ids, substream)
+            steps.append(transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1], boxes, more)))
+        elif isinstance(transform, RandomHorizontalFlip):
+            steps.append(Flips(transform.flips(u)))
+        elif isinstance(transform, ColorJitter):
+            steps.append(Recolorings(transform.changes(u)))
+        else:  # Normalize, which runs elsewhere
+            continue
+        # Input of the next transform.
+        boxes = None if boxes is None else boxes_after(boxes, sizes, steps[-1])
+        sizes = sizes_after(sizes, steps[-1])
+    return steps
+
+
+def _more(
+    seed: int,
+    epoch: int,
+    sample_ids: NDArray[np.int64],
+    substream: int,
+    rows: NDArray[np.int64],
+    first: int,
+    count: int,
+) -> NDArray[np.float64]:
+    return uniforms(seed, epoch, sample_ids[rows], substream=substream, draws=count, first=first)
 
 
 def move_boxes(
@@ -32,9 +97,9 @@ def move_boxes(
     Raises:
         DatasetError: a field does not have one value per box.
     """
-    now = placed(boxes, known, sizes)
+    now = boxes_before(boxes, known, sizes)
     for step in steps:
-        now, sizes = moved(now, sizes, step), sizes_after(sizes, step)
+        now, sizes = boxes_after(now, sizes, step), sizes_after(sizes, step)
     lengths = now.edges[:, 2:] - now.edges[:, :2]
     large = lengths >= boxes.min_size if is_last or not boxes.min_size else lengths > 0
     kept = now.kept & large.all(axis=1)
@@ -47,7 +112,7 @@ def move_boxes(
     return {**known, **new}, kept
 
 
-def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
+def boxes_before(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
     """Return the boxes of n samples before the first step. Arguments and errors as for `move_boxes`."""
     column = packed(known[boxes.field])
     lengths = column.lengths
@@ -64,7 +129,7 @@ def placed(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
     return BoxesNow(edges, owner, np.ones(len(owner), np.bool_))
 
 
-def moved(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
+def boxes_after(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
     """Apply a step to the boxes of n images with these sizes (height, width)."""
     edges, owner, kept = boxes.edges, boxes.owner, boxes.kept
     if isinstance(step, Windows):

@@ -18,8 +18,7 @@ from mbaas.errors import BadSampleError
 from mbaas.fields import Arrays, Column, Field
 from mbaas.messages import BadSample
 from mbaas.order import Ids, SampleOrder, Shuffle
-from mbaas.prep.engine import Engine
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Engine, make_engine
 from mbaas.prep.probe import PROBE_SAMPLES, first_good
 from mbaas.transforms import Pipeline
 

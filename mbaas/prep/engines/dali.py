@@ -22,22 +22,30 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from nvidia.dali import fn, math
 
 from mbaas.fields import Arrays, Field
 from mbaas.messages import EngineName
-from mbaas.prep import dali_graph
-from mbaas.prep.cpu import CpuEngine
-from mbaas.prep.dali_runs import Deliver, Feed, GraphRuns, PlaceOf
-from mbaas.prep.decoded import KeptRows
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, EngineOf, Prepared
+from mbaas.prep.decoded import DecodedRows
+from mbaas.prep.engines import DEFAULT_MAX_PIXELS, BadRow, Encoded, EngineOf, Prepared
+from mbaas.prep.engines.cpu import CpuEngine
+from mbaas.prep.engines.dali_runs import Deliver, Feed, GraphRuns, PlaceOf, types
+from mbaas.prep.geometry import Stage, plan, stages_of
 from mbaas.prep.header import Header, UndecodableError
-from mbaas.prep.part_input import PartInput, read_headers
+from mbaas.prep.image_part import ImageMemory, PartInput, image_memory, read_headers
 from mbaas.prep.pixels import Image
-from mbaas.prep.places import Places, places_of
-from mbaas.prep.plan import plan, stages_of
 from mbaas.prep.user_code import SampleFields
-from mbaas.transforms import Pipeline
-from mbaas.transforms.base import Size, Step, Windows
+from mbaas.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Pipeline,
+    RandomHorizontalFlip,
+    RandomIoUCrop,
+    RandomResizedCrop,
+    RandomZoomOut,
+    Transform,
+)
+from mbaas.transforms.base import Flips, Size, Step, Windows, WindowTransform
 
 BATCH_PIXELS = 32_000_000
 """Maximum pixels of a batch before cropping: 64 images of 700x700, or two of 12 megapixels. DALI holds two batches.
@@ -45,8 +53,16 @@ Decoded, a batch takes 100 MB, and about as much again at each stage of the grap
 """
 
 
+ENCODED, DECODED = "encoded", "decoded"
+"""Name of a graph's first input: encoded files, or decoded images."""
+
+_HEIGHT_WIDTH = (0, 1)
+_WINDOWS = (RandomResizedCrop, RandomIoUCrop, CenterCrop, RandomZoomOut)
+"""Transforms whose window is an input of the graph. Resize is not among them: its window is the whole image."""
+
+
 class DaliEngine:
-    """An engine that prepares images with DALI. See ``prep.engine.Engine``."""
+    """An engine that prepares images with DALI. See `mbaas.prep.engines.Engine`."""
 
     name: EngineName = "dali"
 
@@ -58,13 +74,13 @@ class DaliEngine:
         threads: int = 1,
         device_id: int | None = None,
         max_pixels: int = DEFAULT_MAX_PIXELS,
-        is_dalis: EngineOf | None = None,
+        for_dali: EngineOf | None = None,
         batch_pixels: int = BATCH_PIXELS,
     ) -> None:
         """Build no graph yet: its batch size depends on the first block.
 
         Args:
-            is_dalis: selects the samples that DALI prepares if it supports them; None: all.
+            for_dali: selects the samples that DALI prepares if it supports them; None: all.
             batch_pixels: maximum pixels of a batch, unless a single image has more.
             pipeline, seed, threads, device_id, max_pixels: see `mbaas.prep.engines.make_engine`.
         """
@@ -73,16 +89,16 @@ class DaliEngine:
         self._in_prefix = min(pipeline.prefix - 1, len(self._stages))
         self._seed = seed
         self._max_pixels = max_pixels
-        self._is_dalis = is_dalis
+        self._is_dalis = for_dali
         self._cpu = CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
         self._beside = ThreadPoolExecutor(1, "prep-beside")
         gpu, first, rest = device_id is not None, self._stages[: self._in_prefix], self._stages[self._in_prefix :]
         self._runs, self._first_runs, self._rest_runs = (
             GraphRuns(outputs, threads=threads, device_id=device_id, limit=batch_pixels, unit="pixels")
             for outputs in (
-                lambda: dali_graph.images(self._stages, gpu=gpu),
-                lambda: dali_graph.images(first, gpu=gpu),
-                lambda: dali_graph.images(rest, gpu=gpu, decoded=True),
+                lambda: image_graph(self._stages, gpu=gpu),
+                lambda: image_graph(first, gpu=gpu),
+                lambda: image_graph(rest, gpu=gpu, decoded=True),
             )
         )
 
@@ -96,45 +112,45 @@ class DaliEngine:
         epoch: int,
         known: Arrays,
         out: NDArray[Any],
-        keep: KeptRows | None = None,
+        keep: DecodedRows | None = None,
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
-        placed = block.placed(self._pipeline)
-        steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, placed)
-        places = places_of(block, self._pipeline, steps, out)
+        boxes = block.boxes(self._pipeline)
+        steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, boxes)
+        memory = image_memory(block, self._pipeline, steps, out)
         opened = self._opened(block, steps)
 
         def take(index: int, image: NDArray[Any]) -> None:
             row = block.rows[index]
             try:
-                places.put(row, image, None)
+                memory.put(row, image, None)
             except UndecodableError as error:
                 block.bad.append(BadRow(row, str(error)))
 
         def place(index: int) -> NDArray[Any] | None:
-            return places.at(block.rows[index])
+            return memory.at(block.rows[index])
 
         fitting = ~np.isin(block.rows, [bad.row for bad in block.bad])
         takes, is_opened = self._takes(block, steps), np.isin(np.arange(len(block.rows)), [*opened])
         files = np.flatnonzero(fitting & takes & ~is_opened)
         # DALI reads these arrays in place: keep them alive until the run is over.
         encoded_of: Feed = [np.frombuffer(each, np.uint8) for each in block.encoded]
-        feeds = {dali_graph.ENCODED: encoded_of, **dali_graph.feeds(self._stages, steps)}
+        feeds = {ENCODED: encoded_of, **graph_inputs(self._stages, steps)}
         going_on = {index: image for index, image in opened.items() if fitting[index] and takes[index]}
 
         def leave_to_cpu(indices: Sequence[int]) -> None:
             fields = SampleFields(block.known, self._pipeline, block.sizes)
-            self._cpu.make(block, steps, indices, places, fields, keep)
+            self._cpu.make(block, steps, indices, memory, fields, keep)
 
         with self._meanwhile(leave_to_cpu, np.flatnonzero(fitting & ~takes).tolist()):
             refused = self._runs.run(files, block.sizes.prod(axis=1), feeds, take, place)
             refused += self._run_rest(block, steps, going_on, take, place)
         if keep is not None and self._is_dalis is None:
             lost = {*refused, *np.flatnonzero(np.isin(block.rows, [bad.row for bad in block.bad])).tolist()}
-            self._keep(block, steps, [index for index in files.tolist() if index not in lost], places, keep)
+            self._keep(block, steps, [index for index in files.tolist() if index not in lost], memory, keep)
         if refused:
             leave_to_cpu(sorted(refused))
-        return block.finish(self._pipeline, steps, places.made())
+        return block.finish(self._pipeline, steps, memory.made())
 
     def set_threads(self, threads: int) -> None:
         self._cpu.set_threads(threads)
@@ -203,11 +219,11 @@ class DaliEngine:
                 take(index, image)
             return []
         images: Feed = [decoded.get(index, _NOTHING) for index in range(len(block.rows))]
-        feeds = {dali_graph.DECODED: images, **dali_graph.feeds(self._stages[rest], steps[rest])}
+        feeds = {DECODED: images, **graph_inputs(self._stages[rest], steps[rest])}
         return self._rest_runs.run(np.array([*decoded], np.intp), block.sizes.prod(axis=1), feeds, take, place)
 
     def _keep(
-        self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], places: Places, keep: KeptRows
+        self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], memory: ImageMemory, keep: DecodedRows
     ) -> None:
         # A second graph decodes again, and ends with the deterministic prefix. A sample is kept only if the rest of the
         # pipeline gives the same result from it. The results may differ if a crop comes first: the CPU decoder then
@@ -227,13 +243,13 @@ class DaliEngine:
             np.copyto(rooms[index], image)
 
         def compare(index: int, image: Image) -> None:
-            made = places.at(block.rows[index])
+            made = memory.at(block.rows[index])
             if made is None or not np.array_equal(image, made):
                 keep.drop(block.rows[index])
 
         first = slice(self._in_prefix)
         encoded: Feed = [np.frombuffer(each, np.uint8) for each in block.encoded]
-        feeds = {dali_graph.ENCODED: encoded, **dali_graph.feeds(self._stages[first], steps[first])}
+        feeds = {ENCODED: encoded, **graph_inputs(self._stages[first], steps[first])}
         refused = self._first_runs.run(np.array([*rooms], np.intp), block.sizes.prod(axis=1), feeds, fill, rooms.get)
         filled = {index: room for index, room in rooms.items() if index not in refused}
         refused += self._run_rest(block, steps, filled, compare)
@@ -261,3 +277,85 @@ def _is_left_to_cpu(header: Header) -> bool:
 
 _NOTHING = np.zeros((0, 0, 3), np.uint8)
 """Placeholder for a sample that is not decoded; no run uses it."""
+
+
+def graph_inputs(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
+    """Return exactly the inputs of the graph, except the samples: name -> array whose row i belongs to sample i."""
+    inputs: dict[str, NDArray[Any]] = {}
+    for (index, transform), step in zip(stages, steps, strict=True):
+        if isinstance(transform, _WINDOWS) and isinstance(step, Windows):
+            inputs[f"start {index}"] = step.boxes[:, :2].astype(np.int32)
+            inputs[f"shape {index}"] = step.boxes[:, 2:].astype(np.int32)
+        elif isinstance(step, Windows):
+            if transform.fixed_size is None:
+                inputs[f"size {index}"] = step.sizes.astype(np.float32)
+        elif isinstance(step, Flips):
+            inputs[f"flip {index}"] = step.which.astype(np.int32)
+        else:
+            inputs[f"blends {index}"] = step.changes[:, :, :3].astype(np.float32)
+    return inputs
+
+
+def image_graph(stages: Sequence[Stage], *, gpu: bool, decoded: bool = False) -> Any:
+    """Build the nodes of a graph from files or ``decoded`` images to uint8 [height, width, 3] per sample."""
+    if decoded:
+        made = fn.external_source(name=DECODED, no_copy=True, dtype=types.UINT8, ndim=3, layout="HWC")
+        made, rest = made.gpu() if gpu else made, stages
+    else:
+        made, rest = _decoded(stages, gpu)
+    for index, transform in rest:
+        if isinstance(transform, WindowTransform):
+            made = _cut(made, index, transform)
+        elif isinstance(transform, RandomHorizontalFlip):
+            made = fn.flip(made, horizontal=_input(f"flip {index}", types.INT32, 0))
+        elif isinstance(transform, ColorJitter):
+            made = _jittered(made, _input(f"blends {index}", types.FLOAT, 2))
+    return made
+
+
+def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
+    """Decode, and return the remaining stages; on a CPU, a first crop is part of decoding."""
+    encoded = fn.external_source(name=ENCODED, no_copy=True, dtype=types.UINT8, ndim=1)
+    if gpu:
+        # Give the hardware decoder every JPEG it supports. Otherwise the split between decoders, and so the pixels,
+        # would depend on the batch. GPU decoders decode whole images only: DALI would leave partial decoding to the
+        # CPU.
+        options: dict[str, Any] = {"jpeg_fancy_upsampling": True, "hw_decoder_load": 1.0}  # chroma as in libjpeg
+        return fn.decoders.image(encoded, device="mixed", output_type=types.RGB, **options), stages
+    if not stages or not isinstance(stages[0][1], (RandomResizedCrop, RandomIoUCrop)):
+        return fn.decoders.image(encoded, output_type=types.RGB), stages
+    index, crop = stages[0]
+    images = fn.decoders.image_slice(encoded, **_box(index), axes=_HEIGHT_WIDTH, output_type=types.RGB)
+    return images if isinstance(crop, RandomIoUCrop) else _resized(images, index, crop), stages[1:]
+
+
+def _cut(images: Any, index: int, transform: WindowTransform) -> Any:
+    if isinstance(transform, (CenterCrop, RandomIoUCrop, RandomZoomOut)):
+        return fn.slice(images, **_box(index), axes=_HEIGHT_WIDTH, out_of_bounds_policy="pad", fill_values=0)
+    if isinstance(transform, RandomResizedCrop):
+        images = fn.slice(images, **_box(index), axes=_HEIGHT_WIDTH)
+    return _resized(images, index, transform)
+
+
+def _resized(images: Any, index: int, transform: Transform) -> Any:
+    size: Any = transform.fixed_size or _input(f"size {index}", types.FLOAT, 1)
+    return fn.resize(images, size=size, interp_type=types.INTERP_LINEAR, antialias=True)
+
+
+def _jittered(images: Any, blends: Any) -> Any:
+    """Apply ``ColorJitter.changes`` without hue, as arithmetic on whole images."""
+    for stage in range(3):
+        own, grey, mean = (blends[stage, term] for term in range(3))
+        greys = fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
+        blend = own * images + grey * greys + mean * fn.reductions.mean(greys)
+        # Round after each change, like the cpu engine: the next change works on uint8.
+        images = fn.cast(math.floor(math.clamp(blend + 0.5, 0.0, 255.0)), dtype=types.UINT8)
+    return images
+
+
+def _box(index: int) -> dict[str, Any]:
+    return {name: _input(f"{name} {index}", types.INT32, 1) for name in ("start", "shape")}
+
+
+def _input(name: str, dtype: Any, ndim: int) -> Any:
+    return fn.external_source(name=name, dtype=dtype, ndim=ndim)

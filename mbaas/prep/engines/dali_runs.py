@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia import dali
 
-from mbaas import cuda
+from mbaas.memory import pinned
 
 types: Any = dali.types
 _Graph: Any = dali.pipeline.Pipeline
@@ -150,9 +150,9 @@ class GraphRuns:
     def _recover(self, error: RuntimeError | MemoryError) -> None:
         """Re-raise the error, unless it may be caused by the samples of a batch or by their number."""
         self._graph = None  # a graph that raised cannot be run again
-        if isinstance(error, MemoryError) or _says(error, _OUT_OF_MEMORY):
+        if isinstance(error, MemoryError) or _mentions(error, _OUT_OF_MEMORY):
             self._take_less()
-        elif not _says(error, _REFUSALS):
+        elif not _mentions(error, _REFUSALS):
             raise error
 
     def _take_less(self) -> None:
@@ -198,7 +198,7 @@ class GraphRuns:
                 continue
             at = results.at(position).data_ptr() if begin is None else begin + position * to.nbytes
             copies.append((to.ctypes.data, at, to.nbytes))
-        cuda.gpu(self._device_id).copy_to_host(_joined(copies))
+        pinned.gpu(self._device_id).copy_to_host(_joined(copies))
         return left
 
     def _is_too_many(self, batch: int) -> bool:
@@ -237,5 +237,5 @@ def _fitting(sizes: NDArray[np.int64], limit: int) -> int:
     return max(1, int(np.searchsorted(np.cumsum(sizes), limit, side="right")))
 
 
-def _says(error: Exception, words: Sequence[str]) -> bool:
+def _mentions(error: Exception, words: Sequence[str]) -> bool:
     return any(word in str(error) for word in words)

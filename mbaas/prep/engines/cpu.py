@@ -16,17 +16,15 @@ from mbaas.fields import IMAGE, Arrays, Field
 from mbaas.messages import EngineName
 from mbaas.order import generator
 from mbaas.prep import pixels
-from mbaas.prep.boxes import placed, sizes_after_all
 from mbaas.prep.decode import decode, decode_whole
-from mbaas.prep.decoded import Decoded, KeptRows, KeptSample, sealed
-from mbaas.prep.engine import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
+from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows, sealed
+from mbaas.prep.engines import DEFAULT_MAX_PIXELS, BadRow, Encoded, Prepared
+from mbaas.prep.fields_on_image import fields_between
+from mbaas.prep.geometry import Stage, boxes_before, plan, sizes_after_all, stages_of
 from mbaas.prep.header import UndecodableError
-from mbaas.prep.on_image import fields_between
-from mbaas.prep.part_input import PartInput, read_headers
+from mbaas.prep.image_part import ImageMemory, PartInput, described, image_memory, read_headers
 from mbaas.prep.pixels import Image, Scratch
-from mbaas.prep.places import Places, described, places_of
-from mbaas.prep.plan import Stage, plan, stages_of
-from mbaas.prep.threads import SampleThreads
+from mbaas.prep.process import SampleThreads
 from mbaas.prep.user_code import SampleFields, call_map
 from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
 from mbaas.transforms.base import Flips, Step, Windows
@@ -52,7 +50,7 @@ def _listed(step: Step) -> _Listed:
 
 
 class CpuEngine:
-    """An engine that prepares images on the CPU, ``threads`` at a time. See ``prep.engine.Engine``."""
+    """An engine that prepares images on the CPU, ``threads`` at a time. See `mbaas.prep.engines.Engine`."""
 
     name: EngineName = "cpu"
 
@@ -104,13 +102,13 @@ class CpuEngine:
         epoch: int,
         known: Arrays,
         out: Array,
-        keep: KeptRows | None = None,
+        keep: DecodedRows | None = None,
     ) -> Prepared:
         block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
         steps, fields = self._begin(block)
-        places = places_of(block, self._pipeline, steps, out)
-        self.make(block, steps, range(len(block.rows)), places, fields, keep)
-        block, made = replace(block, known=fields.columns()), places.made()
+        memory = image_memory(block, self._pipeline, steps, out)
+        self.make(block, steps, range(len(block.rows)), memory, fields, keep)
+        block, made = replace(block, known=fields.columns()), memory.made()
         if fields.on_image:  # already moved between Maps: only final filtering remains
             return block.finish(self._pipeline, [], made, fields.sizes)
         return block.finish(self._pipeline, steps, made)
@@ -120,14 +118,14 @@ class CpuEngine:
         block: PartInput,
         steps: Sequence[Step],
         indices: Sequence[int],
-        places: Places,
+        memory: ImageMemory,
         fields: SampleFields,
-        keep: KeptRows | None,
+        keep: DecodedRows | None,
     ) -> None:
         """Prepare the samples ``indices`` of a block; samples that cannot be prepared become bad.
 
         Args:
-            block, places, keep: the block, memory for the results, and for decoded samples (see `Engine.prepare`).
+            block, memory, keep: the block, memory for the results, and for decoded samples (see `Engine.prepare`).
             steps, indices: steps before the first Map, and the samples to prepare.
             fields: the samples' fields, as input for the first Map.
         """
@@ -136,14 +134,14 @@ class CpuEngine:
         def work(number: int) -> None:
             index = indices[number]
             row = block.rows[index]
-            into = places.at(row)
+            into = memory.at(row)
             if into is not None and not into.size:
                 return  # too large, already recorded as bad
             kept = None
             if keep is not None and keep.wants(row):
-                kept = KeptSample(keep, row, self._pipeline.prefix, block.headers[index].size)
+                kept = DecodedRow(keep, row, self._pipeline.prefix, block.headers[index].size)
             try:
-                places.put(row, self._sample(block, listed, index, into, fields, kept), into)
+                memory.put(row, self._sample(block, listed, index, into, fields, kept), into)
             except UndecodableError as error:
                 fields.reset(index)
                 block.bad.append(BadRow(row, str(error)))
@@ -160,8 +158,8 @@ class CpuEngine:
         self._threads.close()
 
     def _begin(self, block: PartInput) -> tuple[list[Step], SampleFields]:
-        placed = block.placed(self._pipeline)
-        steps = plan(self._first, self._seed, block.epoch, block.sample_ids, block.sizes, placed)
+        boxes = block.boxes(self._pipeline)
+        steps = plan(self._first, self._seed, block.epoch, block.sample_ids, block.sizes, boxes)
         known, sizes = block.known, block.sizes
         if self._after_maps and self._pipeline.has_fields_on_image:
             known, sizes = fields_between(self._pipeline, known, sizes, steps), sizes_after_all(sizes, steps)
@@ -174,7 +172,7 @@ class CpuEngine:
         index: int,
         into: Array | None,
         fields: SampleFields,
-        kept: KeptSample | None = None,
+        kept: DecodedRow | None = None,
     ) -> Array:
         """Return a prepared sample: in ``into`` if it fits, or read-only, or overwritten by the next sample."""
         decoded = block.decoded[index]
@@ -188,7 +186,7 @@ class CpuEngine:
             image = self._map(run, image, block, index, fields, done, kept)
         return image
 
-    def _decode(self, block: PartInput, steps: list[_Listed], index: int, kept: KeptSample | None) -> Image:
+    def _decode(self, block: PartInput, steps: list[_Listed], index: int, kept: DecodedRow | None) -> Image:
         data, header = block.encoded[index], block.headers[index]
         if kept is not None and kept.applied == 1:
             room: Image | None = kept.room((*header.size, 3), np.dtype(np.uint8))
@@ -217,7 +215,7 @@ class CpuEngine:
         index: int,
         fields: SampleFields,
         done: int,
-        kept: KeptSample | None,
+        kept: DecodedRow | None,
     ) -> Array:
         """Apply a Map and the transforms up to the next one, which depend on its result, from index ``done`` on."""
         sample_id, epoch = int(block.sample_ids[index]), block.epoch
@@ -240,7 +238,7 @@ class CpuEngine:
             raise UndecodableError(f"{transform!r} made {described(result)}, but {following} needs {_IMAGE}")
         sizes, on_image = np.array([result.shape[:2]]), fields.of_sample(index)
         boxes = self._pipeline.boxes if any(each.needs_boxes for _, each in stages) else None
-        now = None if boxes is None else placed(boxes, on_image, sizes)
+        now = None if boxes is None else boxes_before(boxes, on_image, sizes)
         steps = plan(stages, self._seed, epoch, np.array([sample_id]), sizes, now)
         if fields.on_image:
             fields.put(index, fields_between(self._pipeline, on_image, sizes, steps))
@@ -258,7 +256,7 @@ class CpuEngine:
         *,
         first: int = 1,
         done: int = 0,
-        kept: KeptSample | None = None,
+        kept: DecodedRow | None = None,
     ) -> Image:
         """Apply steps to an image uint8 [height, width, 3], whose memory may change unless it is read-only.
 

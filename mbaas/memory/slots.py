@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.fields import Arrays, Packed, memory
-from mbaas.messages import Slot, SlotColumn
+from mbaas.order import Whole
 
 HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
 """The first bytes of a worker's memory: a unique token, and int64 [2, `MOST_SLOTS`]: the number of writes of each slot,
@@ -66,6 +67,60 @@ def _counts_in(header: mmap.mmap) -> NDArray[np.int64]:
     return np.frombuffer(header, np.int64, 2 * MOST_SLOTS, TOKEN_BYTES).reshape(2, MOST_SLOTS)
 
 
+class SlotColumn(Struct, frozen=True, array_like=True):
+    """Position of an array in a slot: its field (a `Packed` field has several arrays), offset in bytes, dtype and
+    shape.
+    """
+
+    name: str
+    at: Whole
+    dtype: str
+    shape: tuple[Whole, ...]
+
+
+class Slot(Struct, frozen=True, array_like=True, tag=True):
+    """Address of a block's arrays in the memory of the worker that made them.
+
+    Attributes:
+        path: path under which processes of the same node open the memory.
+        token: 16 random bytes at the beginning of the memory, because another process or machine may use the same path.
+        begin, nbytes: position of the slot in the memory.
+        written: generation of the slot: the number of writes before the arrays were complete.
+        packed: names of the fields that are `Packed`.
+    """
+
+    path: str
+    token: bytes
+    number: Whole
+    begin: Whole
+    nbytes: Whole
+    written: Whole
+    columns: tuple[SlotColumn, ...]
+    packed: tuple[str, ...] = ()
+
+    @property
+    def is_on_one_node(self) -> bool:
+        """See `mbaas.memory.part_memory.PartAddress`."""
+        return True
+
+    def held(self) -> HeldSlot | None:
+        """Lock the slot. None if it was overwritten, or its worker's memory cannot be opened."""
+        try:
+            opened = _open(self)
+            fd = opened.lock(self)
+        except OSError:  # its worker has ended or is on another machine, or this process has too many open files
+            return None
+        return None if fd is None else HeldSlot(self, opened, fd)
+
+    def staged(self) -> HeldSlot | None:
+        """Lock the slot as its coordinator, and mark it as seen for the worker; None as for `held`."""
+        held = self.held()
+        try:
+            return None if held is None else held.marked_as_seen()
+        except OSError:
+            return None
+
+
 # ---- writer ----
 
 
@@ -93,7 +148,7 @@ class SlotMemory:
         self._newest_first: list[int] = []  # all slots ever written
         self._made_at: dict[int, float] = {}  # of slots handed out and not seen by a coordinator yet
 
-    def take(self, most: int) -> Place | None:
+    def take(self, most: int) -> SlotWriter | None:
         """Return a free slot to write to, or None if there are already ``most`` slots and none is free.
 
         The most recently written one is preferred, because its memory is in the CPU caches.
@@ -112,7 +167,7 @@ class SlotMemory:
         self._newest_first.remove(number)
         self._newest_first.insert(0, number)
         self._written[number] += 1  # before the first byte, so that readers of the old contents notice
-        return Place(self, number, np.frombuffer(self._all, np.uint8, self._slot_bytes, self._begin(number)))
+        return SlotWriter(self, number, np.frombuffer(self._all, np.uint8, self._slot_bytes, self._begin(number)))
 
     def _is_awaited(self, number: int) -> bool:
         made_at = self._made_at.get(number)
@@ -132,7 +187,7 @@ class SlotMemory:
         return Slot(self._path, self._token, number, self._begin(number), self._slot_bytes, written, columns, packed)
 
 
-class Place:
+class SlotWriter:
     """A slot that a worker writes; it becomes free again unless it is handed out.
 
     Args:
@@ -247,16 +302,6 @@ _opened: dict[bytes, _Opened] = {}  # by token
 _opening = threading.Lock()
 
 
-def _lock(slot: Slot) -> tuple[_Opened, int] | None:
-    """Lock a slot; return its memory and the file descriptor to close. None if it is gone or cannot be opened."""
-    try:
-        opened = _open(slot)
-        fd = opened.lock(slot)
-    except OSError:  # its worker has ended or is on another machine, or this process has too many open files
-        return None
-    return None if fd is None else (opened, fd)
-
-
 def _open(slot: Slot) -> _Opened:
     with _opening:
         if slot.token not in _opened:
@@ -273,53 +318,50 @@ def forget_all() -> None:
 
 
 class HeldSlot:
-    """A slot that is not overwritten while this object exists; see `hold`.
+    """A slot that is not overwritten while this object, or an array read from it, exists; see `Slot.held`.
 
     Attributes:
         slot: the slot.
     """
+
+    ref: None = None
 
     def __init__(self, slot: Slot, opened: _Opened, fd: int) -> None:
         self.slot, self._opened = slot, opened
         weakref.finalize(self, os.close, fd).atexit = False
 
     @property
-    def is_there(self) -> bool:
+    def is_in_live_worker(self) -> bool:
         """True while its worker exists, so that processes of its node can open the memory."""
         return self._opened.is_there
 
+    def marked_as_seen(self) -> HeldSlot:
+        """Tell the worker that a coordinator has locked the slot.
 
-def hold(slot: Slot) -> HeldSlot | None:
-    """Lock a slot for others, as its coordinator; None if it is gone or was overwritten."""
-    locked = _lock(slot)
-    if locked is None:
-        return None
-    opened, fd = locked
-    held = HeldSlot(slot, opened, fd)
-    try:
-        opened.see(slot)
-    except OSError:
-        return None
-    return held
+        Raises:
+            OSError: the worker's memory cannot be written.
+        """
+        self._opened.see(self.slot)
+        return self
+
+    def sent(self) -> Slot:
+        """Return its address, for consumers on this node."""
+        return self.slot
+
+    def read(self, timeout_s: float = 0.0) -> Arrays:  # noqa: ARG002 - as `PartMemory.read`; nothing to wait for
+        """Return the arrays, read-only; the slot stays locked while any of the arrays or their views exist."""
+        whole = self._opened.bytes_of(self.slot)
+        # Every array below is a view of this one, which NumPy frees with the last view.
+        weakref.finalize(whole, _release, self).atexit = False
+        found: Arrays = {}
+        for name, columns in itertools.groupby(self.slot.columns, key=lambda column: column.name):
+            parts = [np.ndarray(column.shape, column.dtype, whole, column.at) for column in columns]
+            found[name] = Packed(*parts) if name in self.slot.packed else parts[0]
+        return found
 
 
-def arrays_in(slot: Slot) -> Arrays | None:
-    """Return the arrays in a slot, read-only; it stays locked while any of the arrays or their views exist.
-
-    None if the worker's memory cannot be opened, or the slot was overwritten.
-    """
-    locked = _lock(slot)
-    if locked is None:
-        return None
-    opened, fd = locked
-    whole = opened.bytes_of(slot)
-    # Every array below is a view of this one, which NumPy frees with the last view.
-    weakref.finalize(whole, os.close, fd).atexit = False
-    found: Arrays = {}
-    for name, columns in itertools.groupby(slot.columns, key=lambda column: column.name):
-        parts = [_view(whole, column) for column in columns]
-        found[name] = Packed(*parts) if name in slot.packed else parts[0]
-    return found
+def _release(_: HeldSlot) -> None:
+    pass  # the finalizer's reference was the last one
 
 
 def room_of(array: NDArray[Any]) -> NDArray[np.uint8] | None:
@@ -338,7 +380,3 @@ def will_be_written(room: NDArray[np.uint8]) -> bool:
     at = room.ctypes.data
     with _opening:
         return any(opened.room_at(at) is not None and opened.is_there for opened in _opened.values())
-
-
-def _view(whole: NDArray[np.uint8], column: SlotColumn) -> NDArray[Any]:
-    return np.ndarray(column.shape, column.dtype, whole, column.at)

@@ -15,7 +15,7 @@ from mbaas.dataset import synthetic
 from mbaas.errors import BadSampleError
 from mbaas.fields import Packed
 from mbaas.order import SampleOrder
-from mbaas.prep.preview import first_samples
+from mbaas.pictures.preview import first_samples
 
 PIPELINE = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
 

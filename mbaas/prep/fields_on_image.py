@@ -1,4 +1,7 @@
-"""Draws the masks of objects from COCO segmentations, with the transforms of the image applied."""
+"""Moves all fields with image coordinates along with the pixels, for every engine: boxes, keypoints and masks.
+
+Masks are drawn from COCO segmentations.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,116 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ResourceError
-from mbaas.fields import Packed
-from mbaas.prep.boxes import sizes_after_all
-from mbaas.prep.engine import BadRow
+from mbaas.fields import Arrays, Column, Packed
+from mbaas.prep.engines import BadRow
+from mbaas.prep.geometry import move_boxes, packed, sizes_after, sizes_after_all
 from mbaas.prep.header import UndecodableError
+from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Flips, Step, Windows
+from mbaas.transforms.on_image import Keypoints
 
 _LONGEST_COUNT = 7  # characters of one compressed run length
 
 _MOST_OUTSIDE = 1.0
 """Maximum distance of polygons from the image, as a fraction of its size: drawing costs grow with edge lengths."""
+
+
+def moved_fields(
+    pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step], lost: NDArray[np.bool_]
+) -> tuple[Arrays, list[BadRow]]:
+    """Return the fields of n prepared samples, and the samples whose fields do not fit their images.
+
+    Args:
+        pipeline: specifies the fields with image coordinates.
+        known: the dataset's fields.
+        sizes: int64[n, 2], (height, width) of the images in pixels.
+        steps: all steps applied to the images, if there are fields with image coordinates.
+        lost: bool[n], samples that are already bad; no masks are drawn for them.
+
+    Raises:
+        DatasetError: a field does not have one value per box.
+    """
+    boxes, masks = pipeline.boxes, pipeline.masks
+    known = _with_keypoints(pipeline, known, sizes, steps)
+    if boxes is None:
+        return known, []
+    bounds = packed(known[boxes.field]).own()[1]
+    known, kept = move_boxes(boxes, known, sizes, steps)
+    if masks is None:
+        return known, []
+    kept &= ~np.repeat(lost, np.diff(bounds))
+    result = None if pipeline.output_shape is None else pipeline.output_shape[:2]
+    made, bad = make_masks(known[masks.source], kept, bounds, sizes, steps, result)
+    # Replace the source field in place, which keeps the order of fields.
+    renamed = {masks.source: masks.field}
+    return {renamed.get(name, name): made if name in renamed else column for name, column in known.items()}, bad
+
+
+def fields_between(pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Arrays:
+    """Return the fields of n samples after some of the steps, as input for a Map. See `moved_fields`."""
+    known = _with_keypoints(pipeline, known, sizes, steps)
+    return known if pipeline.boxes is None else move_boxes(pipeline.boxes, known, sizes, steps, is_last=False)[0]
+
+
+def _with_keypoints(pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Arrays:
+    keypoints = pipeline.keypoints
+    if keypoints is None:
+        return known
+    return {**known, keypoints.field: move_keypoints(keypoints, known[keypoints.field], sizes, steps)}
+
+
+def move_keypoints(keypoints: Keypoints, column: Column, sizes: NDArray[np.int64], steps: Sequence[Step]) -> Column:
+    """Return the keypoints ``column`` of n samples after ``steps``; ``sizes`` int64[n, 2] are (height, width)."""
+    if isinstance(column, Packed):
+        values, bounds = column.own()
+        owner = np.repeat(np.arange(len(sizes)), np.diff(bounds))
+        return Packed(_moved(keypoints, values, owner, sizes, steps), bounds)
+    return _moved(keypoints, column, np.arange(len(sizes)), sizes, steps)
+
+
+def _moved(
+    keypoints: Keypoints,
+    values: NDArray[np.floating],
+    owner: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    steps: Sequence[Step],
+) -> NDArray[np.floating]:
+    """Move values [total, ..., points, 2 or 3]; ``owner``, int64[total], is the image of each."""
+    points = values.astype(np.float64)
+    axes = (len(values),) + (1,) * (points.ndim - 2)  # shape that broadcasts one number per image
+    swapped = np.arange(points.shape[-2])
+    for one, other in keypoints.swaps:
+        swapped[[one, other]] = other, one
+    _leave_outside(points, sizes[owner], axes)
+    for step in steps:
+        if isinstance(step, Windows):
+            windows, results = step.boxes[owner], step.sizes[owner]
+            points[..., 0] -= windows[:, 1].reshape(axes)
+            points[..., 1] -= windows[:, 0].reshape(axes)
+            _leave_outside(points, windows[:, 2:], axes)
+            scale = results / windows[:, 2:]
+            points[..., 0] *= scale[:, 1].reshape(axes)
+            points[..., 1] *= scale[:, 0].reshape(axes)
+        elif isinstance(step, Flips):
+            mirrored = step.which[owner]
+            # Pixels are numbered from 0, so x becomes width - 1 - x.
+            flipped = points[mirrored][..., swapped, :]
+            flipped[..., 0] = sizes[owner][mirrored, 1].reshape(-1, *axes[1:]) - 1 - flipped[..., 0]
+            points[mirrored] = flipped
+        sizes = sizes_after(sizes, step)
+    if points.shape[-1] == 3:
+        points[points[..., 2] == 0] = 0.0
+    return points.astype(values.dtype)
+
+
+def _leave_outside(points: NDArray[np.float64], sizes: NDArray[np.int64], axes: tuple[int, ...]) -> None:
+    """Clip points to images with these sizes (height, width); clear the visibility, if any, of points outside."""
+    x, y = points[..., 0], points[..., 1]
+    heights, widths = sizes[:, 0].reshape(axes), sizes[:, 1].reshape(axes)
+    if points.shape[-1] == 3:
+        points[..., 2][(x < 0) | (x >= widths) | (y < 0) | (y >= heights)] = 0.0
+    np.clip(x, 0, widths - 1, out=x)
+    np.clip(y, 0, heights - 1, out=y)
 
 
 def make_masks(

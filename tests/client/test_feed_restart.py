@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mbaas.client import successor
-from mbaas.client.successor import await_successor
+from mbaas.client import join
+from mbaas.client.join import await_feed_restart
 from mbaas.errors import FeedFailedError, FeedGoneError
 from mbaas.fields import Field
 from mbaas.messages import ConsumerName, FeedInfo, SampleSpec
@@ -33,11 +33,11 @@ GONE = FeedGoneError("gone")
 
 
 def wait(find: Any, timeout_s: float = 30.0) -> tuple[Any, FeedInfo]:
-    return await_successor(GONE, OLD, find=find, name=ConsumerName("me"), info=INFO, timeout_s=timeout_s)
+    return await_feed_restart(GONE, OLD, find=find, name=ConsumerName("me"), info=INFO, timeout_s=timeout_s)
 
 
 def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(successor, "LOOK_S", 0.001)
+    monkeypatch.setattr(join, "RESTART_LOOK_S", 0.001)
     answers = iter([GONE, INFO])
 
     def feed_info(*_: Any) -> FeedInfo:
@@ -45,7 +45,7 @@ def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkey
             raise answer
         return answer
 
-    monkeypatch.setattr(successor, "feed_info", feed_info)
+    monkeypatch.setattr(join, "feed_info", feed_info)
     found = iter([None, OLD, NEW, None, NEW])
     assert wait(lambda _: next(found)) == (NEW, INFO)
     assert next(found, "all were asked for") == "all were asked for"
@@ -69,13 +69,13 @@ def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkey
     ],
 )
 def test_another_feed_of_that_name_is_refused(monkeypatch: pytest.MonkeyPatch, other: FeedInfo, sentence: str) -> None:
-    monkeypatch.setattr(successor, "feed_info", lambda *_: other)
-    with pytest.raises(FeedFailedError, match=f"feed 'feed' was served again with {sentence}"):
+    monkeypatch.setattr(join, "feed_info", lambda *_: other)
+    with pytest.raises(FeedFailedError, match=f"feed 'feed' was restarted with {sentence}"):
         wait(lambda _: NEW)
 
 
 def test_nobody_is_waited_for_longer_than_was_said_nor_for_a_feed_that_was_stopped() -> None:
-    with pytest.raises(FeedGoneError, match=r"consumer 'me' waited 300 ms for feed 'feed' to be served again"):
+    with pytest.raises(FeedGoneError, match=r"consumer 'me' waited 300 ms for a restart of feed 'feed'"):
         wait(lambda _: None, timeout_s=0.3)
 
     def stopped(_: Any) -> None:

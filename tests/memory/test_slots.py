@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mbaas import slots
 from mbaas.fields import Packed
-from mbaas.messages import Slot
-from mbaas.slots import HeldSlot, SlotMemory, arrays_in, hold
+from mbaas.memory import slots
+from mbaas.memory.slots import HeldSlot, Slot, SlotMemory
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not slots.are_supported(), reason="needs memfd_create and locks of Linux")
@@ -31,8 +30,7 @@ SLOT_BYTES = 4096
 
 HOLDER = """
 import pickle, sys, time
-from mbaas.slots import arrays_in
-arrays = arrays_in(pickle.loads(bytes.fromhex(sys.argv[1])))
+arrays = pickle.loads(bytes.fromhex(sys.argv[1])).held().read()
 print(int(arrays["image"][0, 0, 0]), flush=True)
 time.sleep(60)
 """
@@ -53,9 +51,14 @@ def made(memory: SlotMemory, value: int, most: int = 3) -> Slot | None:
 def staged(memory: SlotMemory, value: int, most: int = 3) -> HeldSlot:
     slot = made(memory, value, most)
     assert slot is not None
-    held = hold(slot)
+    held = slot.staged()
     assert held is not None
     return held
+
+
+def arrays_in(slot: Slot) -> dict[str, Any] | None:
+    held = slot.held()
+    return None if held is None else held.read()
 
 
 def values(arrays: dict[str, Any] | None) -> list[int]:
@@ -136,7 +139,7 @@ def test_a_slot_is_written_again_when_neither_the_coordinator_nor_a_reader_needs
     del row
     assert values(arrays_in(staged(memory, 2, most=1).slot)) == [2]
     assert arrays_in(slot) is None, "what was in it is gone"
-    assert hold(slot) is None
+    assert slot.staged() is None
 
 
 def test_the_slot_that_was_written_last_is_written_first(memory: SlotMemory) -> None:
@@ -157,7 +160,7 @@ def test_a_slot_that_no_coordinator_has_seen_is_left_alone_for_a_while(
     assert made(memory, 2, most=1) is None
     monkeypatch.setattr(slots, "UNSEEN_S", 0.0)
     assert made(memory, 2, most=1) is not None
-    assert hold(slot) is None
+    assert slot.staged() is None
 
 
 def test_a_file_that_took_the_place_of_a_workers_memory_is_not_taken_for_it(memory: SlotMemory, tmp_path: Path) -> None:
@@ -195,9 +198,9 @@ def test_whoever_reads_a_workers_memory_does_so_after_its_death() -> None:
     memory = SlotMemory(SLOT_BYTES)
     held = staged(memory, 5)
     arrays = arrays_in(held.slot)
-    assert held.is_there
+    assert held.is_in_live_worker
     del memory
-    assert not held.is_there
+    assert not held.is_in_live_worker
     assert values(arrays) == [5]
     assert values(arrays_in(held.slot)) == [5], "this process had opened it"
     staged(SlotMemory(SLOT_BYTES), 6)
@@ -221,7 +224,7 @@ def test_no_schedule_changes_what_somebody_holds(seed: int) -> None:
         assert (slot is None) == (taken == 4), f"step {value}: {taken} of 4 slots are in use, got {slot}"
         if slot is not None:
             known[value] = slot
-            held[value] = keep = hold(slot)  # type: ignore[assignment]
+            held[value] = keep = slot.staged()  # type: ignore[assignment]
             assert keep is not None
             del keep
         for _ in range(choose.randrange(4)):

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas import runtime
-from mbaas.budgets import (
+from mbaas.errors import ConfigError
+from mbaas.memory.budgets import (
     MAX_SAMPLE_BYTES,
     STORE_SHARE,
     MemoryClaim,
@@ -22,7 +23,6 @@ from mbaas.budgets import (
     sized_cache,
     staging_room,
 )
-from mbaas.errors import ConfigError
 
 GB = 10**9
 

@@ -1,0 +1,183 @@
+"""The memory of a part of a block: an object in Ray's store, or a slot of its worker's memory.
+
+A process that keeps a part has a `PartMemory`. It sends a `PartAddress`, which is a plain value, and the receiver opens
+that with ``held()``.
+
+Ray does not count the references in these addresses. Normally the owner of an object tracks every process that was sent
+a reference: it subscribes to each, and each reports when its last reference is dropped. For a block sent to a trial,
+this is more than half of the cost on both sides (docs/scaling.md, "CPU time of delivery"). It is also redundant:
+consumers report released blocks, and coordinators keep their references until then.
+
+Memory that a process has mapped stays readable until the process unmaps it, whether or not references are counted. If
+the owner drops its reference earlier, because it removed the consumer, a read raises `UnreadableError` at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
+
+from msgspec import Meta, Struct
+
+from mbaas.errors import shown
+from mbaas.fields import Arrays
+from mbaas.memory.slots import Slot
+
+if TYPE_CHECKING:  # every message needs this module, and importing Ray takes a second
+    from ray import ObjectRef
+
+
+class UnreadableError(Exception):
+    """Parts of a block are lost (``for_good``) or late. Users never see this error: streams request the block again."""
+
+    def __init__(self, *, for_good: bool) -> None:
+        super().__init__()
+        self.for_good = for_good
+
+
+class PartMemory(Protocol):
+    """Memory with the arrays of a part, opened by this process."""
+
+    @property
+    def ref(self) -> ObjectRef[Arrays] | None:
+        """The object in Ray's store, which other nodes can copy; None for a slot."""
+
+    @property
+    def is_in_live_worker(self) -> bool:
+        """True for the memory of a running worker: all processes on its node should be able to open it."""
+
+    def sent(self) -> PartAddress:
+        """Return the address for other processes. They can read while this object exists."""
+
+    def read(self, timeout_s: float) -> Arrays:
+        """Return the arrays, read-only; the memory stays valid while any of them or their views exist.
+
+        Raises:
+            UnreadableError: they are not available within ``timeout_s``, or are lost.
+        """
+
+
+OBJECT_ID_BYTES = 28
+"""Size of an object's id in Ray."""
+
+
+class StoredObject(Struct, frozen=True, array_like=True, tag=True):
+    """Address of an object in Ray's store: its id, its owner, and the owner's description of it, in Ray's encoding."""
+
+    object_id: Annotated[bytes, Meta(min_length=OBJECT_ID_BYTES, max_length=OBJECT_ID_BYTES)]
+    owner: bytes
+    status: bytes
+
+    @property
+    def is_on_one_node(self) -> bool:
+        """See `PartAddress`."""
+        return False
+
+    def held(self) -> HeldObject:
+        """Return an ordinary reference to the object, which may be lost."""
+        import ray
+
+        of_ray: Any = ray
+        ref = of_ray.ObjectRef(self.object_id, self.owner)  # first, so that this process counts at least one reference
+        of_ray._private.worker.global_worker.core_worker.deserialize_and_register_object_ref(
+            self.object_id, of_ray.ObjectRef.nil(), self.owner, self.status
+        )
+        return HeldObject(ref)
+
+
+class CountedObject(Struct, frozen=True, array_like=True, tag=True):
+    """Address of an object whose reference Ray counts. It cannot be sent without Ray."""
+
+    ref: Any
+
+    def __post_init__(self) -> None:
+        import ray
+
+        if not isinstance(self.ref, ray.ObjectRef):  # for example in a message that was sent without Ray
+            raise TypeError(f"ref must be a reference of Ray, got {shown(self.ref)}")
+
+    @property
+    def is_on_one_node(self) -> bool:
+        """See `PartAddress`."""
+        return False
+
+    def held(self) -> HeldObject:
+        """Return the reference."""
+        return HeldObject(self.ref)
+
+
+PartAddress: TypeAlias = Slot | StoredObject | CountedObject
+"""The address of a part. ``held()`` opens it, or returns None if it is lost. ``is_on_one_node`` is True if only the
+node that made the part can read it."""
+
+
+class HeldObject:
+    """An object in Ray's store, which the reference ``ref`` keeps there."""
+
+    def __init__(self, ref: ObjectRef[Arrays]) -> None:
+        self.ref = ref
+
+    @property
+    def is_in_live_worker(self) -> bool:
+        """See `PartMemory.is_in_live_worker`."""
+        return False
+
+    def sent(self) -> StoredObject | CountedObject:
+        """See `PartMemory.sent`."""
+        import ray
+
+        # Not public: Ray pickles its references in the same way, and also records them as part of a value. If another
+        # Ray version lacks this API, the reference is sent as usual, and counted.
+        worker: Any = ray._private.worker.global_worker
+        try:
+            _, owner, status = worker.core_worker.serialize_object_ref(self.ref)
+        except (AttributeError, TypeError, ValueError):
+            return CountedObject(self.ref)
+        return StoredObject(self.ref.binary(), owner, status)
+
+    def read(self, timeout_s: float) -> Arrays:
+        """See `PartMemory.read`."""
+        (arrays,) = read([self], timeout_s)
+        return arrays
+
+
+def read(parts: Sequence[PartMemory | None], timeout_s: float) -> list[Arrays]:
+    """Return the arrays of several parts, with one call to Ray for all that are in its store.
+
+    Raises:
+        UnreadableError: a part is None, is not available within ``timeout_s``, or is lost.
+    """
+    import ray
+
+    from mbaas.runtime import get
+
+    refs = refs_of(parts)
+    try:
+        found = dict(zip(refs, get(refs, timeout_s) if refs else (), strict=True))
+    except ray.exceptions.GetTimeoutError:
+        raise UnreadableError(for_good=False) from None
+    except ray.exceptions.ObjectLostError:
+        raise UnreadableError(for_good=True) from None
+    arrays = []
+    for part in parts:
+        if part is None:
+            raise UnreadableError(for_good=True)
+        arrays.append(part.read(timeout_s) if part.ref is None else found[part.ref])
+    return arrays
+
+
+def refs_of(parts: Iterable[PartMemory | None]) -> list[ObjectRef[Arrays]]:
+    """Return Ray's references to the parts that are in its store."""
+    return [part.ref for part in parts if part is not None and part.ref is not None]
+
+
+def bring(refs: list[ObjectRef[Any]]) -> None:
+    """Have Ray copy existing objects to this node, without waiting.
+
+    `ray.get` with a timeout is not enough: at the timeout Ray discards the received bytes, so a large block would never
+    arrive over a slow link. A transfer started by `ray.wait` continues.
+    """
+    import ray
+
+    if refs:
+        ray.wait(refs, num_returns=len(refs), timeout=0)

@@ -1,0 +1,227 @@
+"""Engines turn encoded samples into prepared ones: their protocol, and the choice of an engine.
+
+The result is a pure function of (seed, epoch, sample id, encoded bytes). It does not depend on the block, the number of
+threads, or earlier calls, nor on whether a sample arrives encoded or in its cached decoded form.
+
+`cpu`         images, on the CPU
+`dali`        images, by DALI on a GPU or the CPU
+`arrays`      audio and other arrays, on the CPU
+`dali_sound`  spectrograms, by DALI after the first steps of `arrays`
+`dali_runs`   runs DALI graphs in batches of bounded size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from mbaas.errors import ConfigError
+from mbaas.fields import Arrays, Column, Field
+from mbaas.messages import EngineName
+from mbaas.prep.decoded import DecodedRows
+from mbaas.prep.sound import sound_libraries
+from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transform
+from mbaas.transforms.decoders import MOST_PIXELS
+
+Encoded = bytes | memoryview | NDArray[np.uint8]
+"""The bytes of one sample: a file, or the container of a decoded sample. Engines must not modify them."""
+
+EngineOf = Callable[[NDArray[np.int64], int], NDArray[np.bool_]]
+"""Selects the samples of one of two engines: (sample ids int64[n], epoch) -> bool[n]."""
+
+DEFAULT_MAX_PIXELS = MOST_PIXELS
+"""Default limit of the size of an image, in pixels."""
+
+DEFAULT_MAX_BYTES = 1 << 30
+"""Default limit of the decoded size of audio and other arrays, in bytes; equal to the limit of a file."""
+
+
+class BadRow(Struct, frozen=True):
+    """A sample of a block (``row`` is its index) that could not be prepared, and the reason, as one clause."""
+
+    row: int
+    reason: str
+
+
+class Prepared(Struct, frozen=True):
+    """The result of preparing n samples.
+
+    Attributes:
+        bad: samples that could not be prepared, in order of row.
+        known: the dataset's fields of the good samples, in order of row. Fields with image coordinates follow the
+            transformed pixels, and a Map may change fields; all other fields are the input's.
+        made: the prepared field of all n samples, either ``out`` itself, or packed if samples differ in size. Bad
+            samples are zero; packed ones may also be empty.
+    """
+
+    bad: list[BadRow]
+    known: Arrays
+    made: Column
+
+
+class Engine(Protocol):
+    """Prepares blocks of samples. Not thread-safe: one call at a time."""
+
+    name: EngineName
+
+    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
+        """Return the shape and dtype of a prepared sample. Decode it only if the pipeline does not determine them.
+
+        Args:
+            encoded: the sample's bytes.
+            uri: the sample's location, for error messages.
+            known: the dataset's fields of this one sample.
+
+        Raises:
+            BadSampleError: ``encoded`` had to be decoded and cannot be.
+            ConfigError: Normalize follows, but samples are not uint8 [height, width, 3]; or samples are not numeric.
+        """
+
+    def prepare(
+        self,
+        encoded: Sequence[Encoded],
+        sample_ids: NDArray[np.int64],
+        epoch: int,
+        known: Arrays,
+        out: NDArray[Any],
+        keep: DecodedRows | None = None,
+    ) -> Prepared:
+        """Prepare n samples.
+
+        Args:
+            encoded, sample_ids: the samples' bytes, and their ids, int64[n].
+            epoch: seeds the random transforms.
+            known: the samples' fields, as in the dataset; not modified in place.
+            out: [n, *field.shape], receives the prepared samples; rows of bad samples become zero. If samples differ in
+                size, it is contiguous memory for n samples of the largest size (`Field.empty`), filled end to end.
+            keep: receives the decoded form of its wanted rows, if these are encoded and good, up to its capacity.
+                Samples that are good in this epoch only are not kept, such as audio that is damaged outside the epoch's
+                window.
+
+        Raises:
+            DatasetError: a field with image coordinates, or a field that must match one, does not fit the image.
+        """
+
+    def set_threads(self, threads: int) -> None:
+        """Use ``threads`` threads (at least 1) from the next call on."""
+
+    def close(self) -> None:
+        """Release threads and device memory."""
+
+
+def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
+    """Return the engine for ``pipeline``. "auto" gives "dali" if there are GPUs and DALI supports the pipeline.
+
+    Args:
+        kind: "auto", "cpu" or "dali". DALI also runs without a GPU, but is then slower for images than cpu.
+        gpus: number of GPUs available for prep.
+
+    Raises:
+        ConfigError: ``kind`` is unknown, or is "dali" for a pipeline with a transform that only the cpu engine runs.
+    """
+    if kind not in ("auto", "cpu", "dali"):
+        raise ConfigError(f"engine must be 'auto', 'cpu' or 'dali', got {kind!r}")
+    cpu_only = pipeline.cpu_only
+    if kind == "dali" and cpu_only:
+        wanted = f"use 'cpu' or 'auto' for a pipeline with {cpu_only!r}"
+        raise ConfigError(f"engine 'dali' {_limit_of_dali(cpu_only, pipeline)}; {wanted}")
+    if kind == "cpu" or cpu_only or (kind == "auto" and gpus == 0):
+        return "cpu"
+    return "dali"
+
+
+def _limit_of_dali(cpu_only: Transform, pipeline: Pipeline) -> str:
+    if pipeline.has_images:
+        return "runs neither a Map nor ColorJitter's hue"
+    if isinstance(cpu_only, Map):
+        return "runs no Map after MelSpectrogram"
+    if isinstance(cpu_only, MelSpectrogram):
+        return "makes spectrograms of an even n_fft from 4 on, and of power 1 or 2"
+    return "prepares images, and sound that becomes a MelSpectrogram"
+
+
+def check_share(dali_share: float, engine: str, pipeline: Pipeline) -> None:
+    """Check that the samples may be divided between DALI and the cpu engine.
+
+    Raises:
+        ConfigError: ``dali_share`` is below 1, and ``engine`` is "cpu" or the pipeline is not for images.
+    """
+    if dali_share == 1:
+        return
+    if engine == "cpu":
+        raise ConfigError(f"dali_share must be 1 with engine='cpu', which leaves nothing to DALI, got {dali_share}")
+    if not pipeline.has_images:
+        raise ConfigError(
+            f"dali_share must be 1 for a pipeline that begins with {pipeline.decoder!r}: only images are shared out, "
+            f"got {dali_share}"
+        )
+
+
+def workers_per_gpu(pipeline: Pipeline) -> int:
+    """Return the default number of dali workers per GPU.
+
+    Images are decoded on the GPU: two workers keep it busy, as one decodes while the other reads headers and hands in
+    results. Audio is decoded on CPUs, so it takes more workers.
+    """
+    return 2 if pipeline.has_images else 4
+
+
+def check_packages(pipeline: Pipeline) -> None:
+    """Raise ConfigError if an optional package that a pipeline needs is missing here; all nodes should be equal."""
+    if isinstance(pipeline.decoder, DecodeAudio):
+        sound_libraries()
+
+
+def make_engine(
+    kind: EngineName,
+    pipeline: Pipeline,
+    *,
+    seed: int,
+    threads: int = 1,
+    device_id: int | None = None,
+    for_dali: EngineOf | None = None,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Engine:
+    """Construct an engine for ``pipeline``.
+
+    Args:
+        kind: the result of ``resolve_engine``.
+        seed: the feed's seed, in [0, 2**63).
+        threads: threads per block.
+        device_id: the GPU for DALI; None runs DALI on the CPU.
+        for_dali: selects the images for DALI; the dali engine prepares the others on CPUs at the same time. None: all.
+        max_pixels: larger images are rejected by their header, before memory is allocated.
+        max_bytes: the same limit for audio and other arrays, in decoded bytes.
+
+    Raises:
+        ConfigError: a package needed by the pipeline is missing.
+    """
+    if threads < 1:
+        raise ConfigError(f"threads must be at least 1, got {threads}")
+    for name, value in (("max_pixels", max_pixels), ("max_bytes", max_bytes)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    # Import lazily: a process loads the libraries of one engine only.
+    if kind == "cpu" and not pipeline.has_images:
+        from mbaas.prep.engines.arrays import ArrayEngine
+
+        return ArrayEngine(pipeline, seed=seed, threads=threads, max_bytes=max_bytes)
+    if kind == "cpu":
+        from mbaas.prep.engines.cpu import CpuEngine
+
+        return CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
+    resolve_engine(kind, pipeline, gpus=0)  # for its error: DALI itself would fail at the first block only
+    if not pipeline.has_images:
+        from mbaas.prep.engines.dali_sound import DaliSoundEngine
+
+        return DaliSoundEngine(pipeline, seed=seed, threads=threads, device_id=device_id, max_bytes=max_bytes)
+    from mbaas.prep.engines.dali import DaliEngine
+
+    return DaliEngine(
+        pipeline, seed=seed, threads=threads, device_id=device_id, max_pixels=max_pixels, for_dali=for_dali
+    )

@@ -1,0 +1,31 @@
+"""Process ids of a feed's actors, by kind."""
+
+from __future__ import annotations
+
+from mbaas import runtime
+from mbaas.chaos.participants import participants
+
+
+def cache_node_pids(feed: str) -> list[int]:
+    return _pids(f"cache:{feed}:")
+
+
+def relay_pids(feed: str) -> list[int]:
+    return _pids(f"relay:{feed}:")
+
+
+def prep_worker_pids(feed: str) -> list[int]:
+    return _pids(f"prep:{feed}:")
+
+
+def coordinator_pid(feed: str) -> int:
+    return _pids(runtime.actor_name(feed))[0]
+
+
+def lane_pids(feed: str) -> list[int]:
+    """Process ids of the coordinators of a feed's additional lanes."""
+    return _pids(f"lane:{feed}:")
+
+
+def _pids(prefix: str) -> list[int]:
+    return [each.pid for each in participants() if each.name.startswith(prefix)]

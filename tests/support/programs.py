@@ -1,0 +1,53 @@
+"""Runs programs as users run them: in a separate process, with a temporary folder as home."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Output(NamedTuple):
+    """Everything that a program has printed."""
+
+    stdout: str
+    stderr: str
+
+
+def run_program(
+    program: Path,
+    *arguments: str,
+    limit_s: float,
+    ray_address: str = "local",
+    cwd: Path | None = None,
+    removed: str = "tmp*",
+) -> Output:
+    """Run a Python program to its end, and return its output.
+
+    Fails if the program does, prints a traceback, or leaves files that match ``removed`` in its temporary folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ended = subprocess.run(
+            [sys.executable, str(program), *arguments],
+            cwd=cwd,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "TMPDIR": folder,
+                "HOME": folder,
+                "RAY_ADDRESS": ray_address,
+            },
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+        left = sorted(path.name for path in Path(folder).glob(removed))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert left == [], "temporary files were left"
+    return Output(ended.stdout, ended.stderr)
