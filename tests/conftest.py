@@ -51,6 +51,9 @@ from support.turns import Turns
 LOG_TAIL = 8000
 """Characters of each Ray worker log shown for a failed test."""
 
+NOT_QUICK = ("slow", "chaos", "long", "alone", "gpu")
+"""Markers of tests that are left out of the quick part."""
+
 BUGS = (INTERNAL_ERROR, BROKEN)
 """Log texts of a coordinator that met a bug in mbaas."""
 
@@ -58,11 +61,16 @@ hypothesis.settings.register_profile("same", derandomize=True, deadline=None)  #
 hypothesis.settings.load_profile("same")  # every change is tested with the same examples; see CONTRIBUTING.md
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files whose tests need Ray first, so that with several processes the short files even out the end.
 
-    Within a file, tests marked ``alone`` run first, one after another, because all other tests wait for them.
+    Within a file, tests marked ``alone`` run first, one after another, because all other tests wait for them. Tests
+    that need no Ray, and have no marker that says otherwise, are ``quick``.
     """
+    for item in items:
+        if not _needs_ray(item) and not any(map(item.get_closest_marker, NOT_QUICK)):
+            item.add_marker("quick")
     heavy = {item.path for item in items if _needs_ray(item) or item.get_closest_marker("slow")}
     if items:
         items[0].config.stash[_HEAVY] = heavy

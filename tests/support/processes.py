@@ -22,10 +22,5 @@ def coordinator_pid(feed: str) -> int:
     return _pids(runtime.actor_name(feed))[0]
 
 
-def lane_pids(feed: str) -> list[int]:
-    """Process ids of the coordinators of a feed's additional lanes."""
-    return _pids(f"lane:{feed}:")
-
-
 def _pids(prefix: str) -> list[int]:
     return [each.pid for each in participants() if each.name.startswith(prefix)]
