@@ -63,14 +63,19 @@ class Keeping:
         return _by_position(block, [*self._spans()])
 
     def unwanted(self) -> list[StagedBlock]:
-        """Return the blocks to drop now. Called after every event, so held blocks are looked up last."""
+        """Return the blocks to drop now."""
+        return self._weaker(Reason.JOINABLE)
+
+    def _weaker(self, than: Reason) -> list[StagedBlock]:
+        # Called after every event, so consumers are searched last, and only for blocks that one of them may hold.
         spans = [*self._spans()]
+        held_from = min([consumer.released for consumer in self._consumers.by_name.values()], default=0)
         return [
             block
             for block in self._window.blocks.values()
             if not block.is_in_hand
-            and _by_position(block, spans) is Reason.UNWANTED
-            and not self._is_held(block.number)
+            and _by_position(block, spans) < than
+            and (block.number < held_from or not self._is_held(block.number))
         ]
 
     def weakest(self, below: Reason) -> tuple[StagedBlock, Reason] | None:
@@ -87,8 +92,7 @@ class Keeping:
         free = self._window.budget_bytes - self._window.used_bytes
         if free >= nbytes:
             return True
-        blocks = self._window.blocks.values()
-        return free + sum(block.nbytes for block in blocks if self.reason(block) < Reason.AHEAD) >= nbytes
+        return free + sum(block.nbytes for block in self._weaker(Reason.AHEAD)) >= nbytes
 
     def lead(self, number: int) -> float:
         """Return the distance in blocks from the nearest cohort at or before the block; infinite if all are past it."""

@@ -557,9 +557,10 @@ class Cluster(abc.ABC):
         """Rescale. Nodes lose their last worker only if other nodes have room for their cached samples."""
         self.send(ev.CachesMeasured(self._kept))
         before, workers = self._staying(), self.rng.randint(1, 4)
+        borrowed = self.supervisor.borrowed  # these go home in any case
         self.send(ev.Scale(workers))
         after = self._staying()
-        if not (self.draining or self.supervisor.borrowed or self.is_down):
+        if not (self.draining or borrowed or self.is_down):
             moving = sum(self._kept.get(node, (0.0, 0.0))[0] for node in before - after)
             room = sum(most - keeps for keeps, most in (self._kept.get(node, (0.0, 0.0)) for node in after))
             assert moving <= room, f"what {before - after} keep is lost for want of room"
