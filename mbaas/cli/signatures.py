@@ -95,11 +95,17 @@ def _schema(kind: Any) -> dict[str, Any]:
 
 
 def described(call: Callable[..., Any]) -> dict[str, str]:
-    """Return the descriptions of parameters in the section "Args" of a docstring."""
+    """Return the descriptions of parameters in the section "Args" of a docstring.
+
+    ``path, listing: as for `read_images`.`` stands for the descriptions of that function.
+    """
     text = (inspect.getdoc(call) or "").partition("Args:")[2].partition("\n\n")[0]
-    return {
-        name: " ".join(words.split()) for name, words in re.findall(r"^    (\w+): ((?:.|\n {5})*)", text, re.MULTILINE)
-    }
+    found: dict[str, str] = {}
+    for names, words in re.findall(r"^    (\w+(?:, \w+)*): ((?:.|\n {5})*)", text, re.MULTILINE):
+        other = re.fullmatch(r"as for `(\w+)`\.", words.strip())
+        meant = described(getattr(inspect.getmodule(call), other[1])) if other is not None else {}
+        found.update((name, meant.get(name) or " ".join(words.split())) for name in names.split(", "))
+    return found
 
 
 def summary(call: Callable[..., Any]) -> str:
