@@ -36,10 +36,11 @@ from benchmarks.fuzz.lying import LyingHandler
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
 from mbaas import local_socket, transforms
+from mbaas.analysis.plan import file as plan_file
 from mbaas.analysis.quantity import plain_fields
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.row_server import RowPool, check_pick
-from mbaas.cli import feed_file, plan, what_if
+from mbaas.cli import feed_file, what_if
 from mbaas.client.saved_state import read_state, resumption
 from mbaas.coordinator.local_calls import LocalCalls
 from mbaas.coordinator.stories import told_by, with_supervisor
@@ -550,7 +551,7 @@ def files(folder: Path) -> Case:
 
     readers: list[tuple[Path, Callable[[Path], object]]] = [
         (_ROOT / "examples/feed.yaml", feed_file.load),
-        (_ROOT / "examples/plan/jobs.yaml", plan.load),
+        (_ROOT / "examples/plan/jobs.yaml", plan_file.load),
         (_ROOT / "mbaas/analysis/simulator/presets/mnist.yaml", catalog.read),
         (_ROOT / "mbaas/analysis/simulator/presets/machines/reference.yaml", what_if.read_machines),
     ]

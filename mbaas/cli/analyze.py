@@ -12,22 +12,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mbaas import units
-from mbaas.analysis.whole import STOPPED, Analysis, AnalysisStoppedError, Findings, StoppedAnalysis
 from mbaas.budgets import default_cache, default_staging, free_bytes
-from mbaas.cli import analysis_view, feed_data, feed_file
-from mbaas.cli.connection import connect
-from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
-from mbaas.core.layout import wanted_staging
+from mbaas.cli.console import (
+    CUT_OFF,
+    Address,
+    AsJson,
+    app,
+    command,
+    connect,
+    end_as_ctrl_c,
+    err,
+    line,
+    out,
+    say_error,
+    say_note,
+    write_json,
+)
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mbaas.analysis.whole import Analysis, Findings, StoppedAnalysis
     from mbaas.settings import FeedOptions
 
 
@@ -89,28 +100,90 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
     return request
 
 
+@command(
+    app,
+    "mbaas analyze feed.yaml --step train:step            [dim]measures the step too; says how long it takes[/]",
+    "mbaas analyze feed.yaml --step train:step --quick    [dim]a first answer, by fewer measurements[/]",
+    "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
+    "mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]as if storage gave 50 MB a second[/]",
+    "mbaas analyze feed.yaml --step train:step --verify --report report.html",
+    "mbaas analyze --feed train                           [dim]a feed that runs, from its own counters[/]",
+)
 def analyze(
-    request: AnalyzeRequest, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            help="The training step: a function of one minibatch, or one without parameters that returns it.",
+            metavar="MODULE:FUNCTION",
+            show_default=False,
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.", show_default=False)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Trials that will train on it.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="Device on which the step wants minibatches, such as cuda.", show_default=False)
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Pretend that storage gives no more than this.", metavar="RATE", show_default=False),
+    ] = None,
+    feed: Annotated[
+        str | None, typer.Option(help="Instead of a file: the name of a running feed.", show_default=False)
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run some of the predictions, and report the error.")
+    ] = False,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run the feed, to split an epoch's time.")] = True,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="A first answer by fewer measurements; no feed is run."),
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html", show_default=False)
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Write its plots as SVG.", metavar="DIR", show_default=False)
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the measurements, for `mbaas what-if`.", metavar="FILE.json", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    address: Address = None,
 ) -> None:
-    """Measure, and show the result.
+    """Find out whether loading is the bottleneck, and which change or purchase would help.
 
-    Args:
-        request: the command line.
-        as_json: write one line with one JSON object.
-        save: a file for the same object.
-        report: a file for the report as an HTML page.
-        plots: a folder for its plots.
-
-    Raises:
-        ConfigError: an invalid file or step, or a missing folder.
-        MbaasError: a measurement failed.
+    Measures the training step on synthetic data, prep with its data in memory, uncached storage, and memory. Then
+    splits an epoch's time into compute, waiting for prep and waiting for bytes, and lists what would help.
     """
+    from mbaas.analysis.whole import AnalysisStoppedError
+
+    request = request_of(
+        file=config,
+        feed=feed,
+        step=step,
+        rate_per_s=rate,
+        device=device,
+        trials=trials,
+        storage=storage,
+        verify=verify,
+        run=run,
+        quick=quick,
+        address=address,
+    )
     for path in (save, report):  # before minutes of measuring
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"the folder of {path} must exist")
     found: Analysis | StoppedAnalysis
+    kept: list[Findings]
     hand_out = partial(_hand_out, as_json=as_json, save=save, report=report, plots=plots)
-    has_ended, kept = threading.Event(), list[Findings]()
+    has_ended, kept = threading.Event(), []
     try:
         with end_as_ctrl_c(lambda: _see_to_the_end(has_ended, kept, hand_out)):
             found = _of_feed(request) if request.feed is not None else _of_file(request, kept.append)
@@ -126,6 +199,9 @@ def analyze(
 def _hand_out(
     found: Analysis | StoppedAnalysis, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None
 ) -> None:
+    from mbaas.analysis.whole import StoppedAnalysis
+    from mbaas.cli import analysis_view
+
     text = json.dumps(found.to_json())
     if save is not None:
         save.write_text(text + "\n")
@@ -154,6 +230,7 @@ def _see_to_the_end(
 ) -> None:
     """Exit this process by force if the measurements do not end, after showing the results so far."""
     from mbaas import runtime
+    from mbaas.analysis.whole import STOPPED
 
     if not runtime.see_to_the_end(has_ended):
         return
@@ -176,7 +253,6 @@ def _of_feed(request: AnalyzeRequest) -> Analysis:
 
 def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analysis:
     assert request.file is not None
-    described = feed_file.load(request.file)
     from mbaas import runtime
     from mbaas.analysis.measuring.effort import QUICK
     from mbaas.analysis.measuring.portion import portion
@@ -185,7 +261,9 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
     from mbaas.analysis.measuring.system import cores_here, workers_here
     from mbaas.analysis.setup import Setup
     from mbaas.analysis.whole import analyze
+    from mbaas.cli import feed_data, feed_file
 
+    described = feed_file.load(request.file)
     options = described.options
     step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
     dataset = feed_data.listed(described.data)
@@ -230,6 +308,7 @@ def _of_file(request: AnalyzeRequest, keep: Callable[[Findings], None]) -> Analy
 def _memory_bytes(options: FeedOptions, workers: int) -> int:
     """Return the bytes of memory for a feed's cache on this machine, next to its staging."""
     from mbaas import runtime
+    from mbaas.core.layout import wanted_staging
 
     store_bytes = max(runtime.store_bytes().values())
     staged = options.staging_bytes or default_staging(store_bytes, wanted_staging(workers))

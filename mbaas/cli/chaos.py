@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from mbaas.cli.console import AsJson, end_as_ctrl_c, err, line, out, stack, table_of, write_json
+from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, out, stack, table_of, write_json
 from mbaas.errors import ConfigError, MbaasError
 from mbaas.units import count, counted, exact, number, seconds, size
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from mbaas.chaos.report import Checked, Report
     from mbaas.chaos.usage import Growth
 
-EXAMPLES = (
+SENTENCES = 10
+"""Upper bound on the flaws, errors and bugs of one kind that are printed."""
+
+
+@command(
+    app,
     "mbaas chaos                            [dim]20 faults, in about three minutes[/]",
     "mbaas chaos --seed 7 --minutes 60 --json > chaos.json",
     "mbaas chaos --kinds 'kill-*,pause-coordinator' --every 3",
     "mbaas chaos --ranks 2 --kinds 'kill-*'",
     "mbaas chaos --faults 50 -- python my_search.py",
 )
-
-SENTENCES = 10
-"""Upper bound on the flaws, errors and bugs of one kind that are printed."""
-
-
 def chaos(
-    command: Annotated[
+    program: Annotated[
         list[str] | None,
         typer.Argument(
             help="After --: a program to run in place of the search; it finds the cluster by RAY_ADDRESS.",
@@ -80,7 +80,7 @@ def chaos(
         every_s=every,
         kinds=tuple(kind.strip() for kind in kinds.split(",")) if kinds is not None else (),
         ranks=ranks,
-        command=tuple(command or ()),
+        command=tuple(program or ()),
     )
     with end_as_ctrl_c():
         report = run(settings, lambda text: line(err, text, style="dim"))

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import TypeAdapter, WithJsonSchema
 
 from mbaas import files, transforms
-from mbaas.cli.feed_data import DataOptions, FeedData
-from mbaas.cli.signatures import parameters_of, schema_of, section
+from mbaas.cli.feed_data import DataOptions, FeedData, parameters_of, schema_of, section
 from mbaas.errors import ConfigError
 from mbaas.named_functions import import_named
 from mbaas.settings import GROUPED, FeedName, FeedOptions

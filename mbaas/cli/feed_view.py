@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -15,8 +16,10 @@ from rich.text import Text
 from mbaas.cli.console import stack, table_of
 from mbaas.costs import HOUR_S, LoadingCosts
 from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
-from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, number, percent, seconds, size
+
+if TYPE_CHECKING:
+    from mbaas.status import ConsumerStatus, FeedStatus
 
 WINDOW_S = 15.0
 """Averaging time of rates: consumers report every few seconds, so a shorter window would show steps."""
@@ -81,11 +84,11 @@ class RateWindow:
 
 def state_of(seen: FeedStatus | MbaasError | None) -> str:
     """Return a feed's state in one word; without a snapshot, it is starting, restarting, silent, or has ended."""
-    if isinstance(seen, FeedStatus):
-        return seen.state
-    if isinstance(seen, WaitTimeoutError):
-        return "silent"
-    return "starting" if seen is None or isinstance(seen, FeedRestartingError) else "ended"
+    if seen is None or isinstance(seen, FeedRestartingError):
+        return "starting"
+    if isinstance(seen, MbaasError):
+        return "silent" if isinstance(seen, WaitTimeoutError) else "ended"
+    return seen.state
 
 
 def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> RenderableType:
@@ -97,7 +100,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> 
         return Text("no feed runs on this cluster", style="dim")
     table = table_of("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
     for name, status, rates in rows:
-        if not isinstance(status, FeedStatus) or rates is None:
+        if isinstance(status, MbaasError) or rates is None:
             table.add_row(Text(name, "bold"), Text(state_of(status), "yellow"))
             continue
         table.add_row(
@@ -113,7 +116,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> 
     waits = [
         Text.assemble((name, "bold"), (" waits: ", "yellow"), wait)
         for name, status, _ in rows
-        for wait in (status.waits_for if isinstance(status, FeedStatus) else [str(status)])
+        for wait in ([str(status)] if isinstance(status, MbaasError) else status.waits_for)
     ]
     return Group(table, *waits) if waits else table
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mbaas.cli.console import AsJson, command, examples, group, line, out, write_json
+from mbaas.cli.console import Address, AsJson, command, connect, examples, group, line, out, write_json
 from mbaas.errors import ConfigError
 from mbaas.units import count, number, percent
 
@@ -55,10 +55,7 @@ def policies(
             help="Simulate a running feed, which then compares its next epoch with the result.", show_default=False
         ),
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="The cluster of --from-feed.", metavar="HOST:PORT", show_default=False),
-    ] = None,
+    address: Address = None,
     epochs: Annotated[int | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
     policies: Annotated[
         str | None,
@@ -292,7 +289,6 @@ def _of_feed(
         raise ConfigError("--set changes a preset or a file; a running feed is simulated as it is")
     from mbaas.analysis.live import simulate_feed
     from mbaas.analysis.simulated import EPOCHS
-    from mbaas.cli.connection import connect
 
     connect(address, start=False)
     return simulate_feed(name, policies, epochs=EPOCHS if epochs is None else epochs)

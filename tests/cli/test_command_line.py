@@ -66,8 +66,6 @@ def test_help_imports_nothing_heavy() -> None:
         ),
         (["bench", "--image-folder", "b"], "image_folder is for task detection, beside data, which names the file"),
         (["bench", "--batch", "0"], "batch must be at least 1, got 0"),
-        (["bench", "--scale", "--nodes", "1,2"], "run python -m benchmarks scale"),
-        (["bench", "--cache-share", "0.5"], "mbaas bench has no --cache-share any more"),
         (["bench", "--seconds", "-1"], "seconds must be at least 0 and finite, got -1.0"),
         (["bench", "--seconds", "nan"], "seconds must be at least 0 and finite, got nan"),
         (

@@ -15,7 +15,7 @@ from mbaas.ledger import to_table
 
 
 def test_a_feed_without_ledgers_is_shown_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "connect", lambda *_, **__: None)
+    monkeypatch.setattr(ledger, "join_cluster", lambda _: None)
     monkeypatch.setattr(mbaas, "connect", lambda name: SimpleNamespace(ledger=lambda: to_table([])))
 
     def shown(*options: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mbaas.cli.plan import load, plan
+from mbaas.analysis.plan.file import load
+from mbaas.cli.plan import plan
 from mbaas.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan" / "jobs.yaml"

@@ -11,8 +11,8 @@ from feed_statuses import consumer, feed_status
 from rich.console import Console
 
 import mbaas
-from mbaas.cli import top_view
-from mbaas.cli.connection import look
+from mbaas.cli import top
+from mbaas.cli.console import statuses
 from mbaas.cli.feed_view import RateWindow
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
 from mbaas.messages import Amount, ConsumerReport, FetchCounts
@@ -22,7 +22,7 @@ from mbaas.status import FeedStatus, WorkerStatus
 def shown(*feeds: Any, lines: int | None = None, width: int = 160) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
-        console.print(top_view.page(feeds, lines=lines))
+        console.print(top.page(feeds, lines=lines))
     return capture.get()
 
 
@@ -145,10 +145,10 @@ def test_a_coordinator_that_does_not_answer_in_time_hides_no_other_feed(monkeypa
 
     monkeypatch.setattr(mbaas, "feeds", lambda: [mbaas.connect("train"), mbaas.connect("other")])
     monkeypatch.setattr(mbaas, "connect", lambda name: Silent(name, None))
-    seen = look(None, within_s=7.0)
+    seen = statuses(None, within_s=7.0)
     assert str(seen["train"]) == "it did not answer within 7 s"
     assert isinstance(seen["other"], FeedStatus)
-    assert str(look("train")["train"]) == "it did not answer within 60 s"
+    assert str(statuses("train")["train"]) == "it did not answer within 60 s"
 
 
 def test_the_window_gives_the_snapshot_of_fifteen_seconds_ago() -> None:
