@@ -179,7 +179,7 @@ def takes(
 def descriptions_of(kind: type) -> dict[str, str]:
     """Return the docstrings of a dataclass's fields, inherited ones included.
 
-    A field without one has the first sentence of its type's docstring. Empty if there is no source code.
+    A field without one has the first sentence of its type's docstring. Empty if the source code is missing.
     """
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):

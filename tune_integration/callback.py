@@ -181,9 +181,9 @@ class FeedCallback(tune.Callback):
         self._said_why = self._said_why and bool(unplaced)
         if not still or self._said_why:
             return
-        what, asks = "no trial can start", "each trial asks"
+        what, asks = "no trial can start", "each trial requests"
         if is_running:
-            what, asks = "a trial that runs has no place for its ranks", "they ask"
+            what, asks = "the ranks of a running trial cannot start", "they request"
         if why := why_none_starts(still[0], _nodes(), _held(), asks=asks):
             logger.warning("%s: %s", what, why)
             self._said_why = True
@@ -220,15 +220,23 @@ class FeedCallback(tune.Callback):
                 self._silent.discard(name)
             except mbaas.FeedGoneError as error:
                 # Its loaders wait for a feed restart; the search must not give up before they do.
-                self._trouble(name, "feed %r is gone, its trials wait for it to be served again: %s", error)
+                self._trouble(name, "feed %r is gone; its trials wait for a feed restart: %s", error)
             except (mbaas.WaitTimeoutError, mbaas.FeedRestartingError) as error:
                 self._silent.add(name)
-                self._trouble(name, "feed %r does not answer, the search asks it again at the next occasion: %s", error)
+                self._trouble(
+                    name,
+                    "feed %r does not answer; the search continues and calls it again at the next event: %s",
+                    error,
+                )
             except mbaas.FeedFailedError as error:
                 del self._feeds[name]
-                logger.warning("feed %r left the search, trials that use it will raise its error: %s", name, error)
+                logger.warning("feed %r has ended; trials that use it will raise its error: %s", name, error)
             except (mbaas.MbaasError, ray.exceptions.RayError) as error:
-                self._trouble(name, "feed %r erred, the search asks it again at the next occasion: %s", error)
+                self._trouble(
+                    name,
+                    "the call to feed %r failed; the search continues and calls it again at the next event: %s",
+                    error,
+                )
 
     def _trouble(self, name: str, sentence: str, error: Exception) -> None:
         # Logs once until the feed has answered again.

@@ -87,14 +87,14 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
         raise ConfigError(f"--storage must have a unit: {wanted}, got {storage!r}")
     request = AnalyzeRequest(storage_bytes_per_s=limit, **given)
     if (request.file is None) == (request.feed is None):
-        raise ConfigError("name either a file that describes a feed, as for `mbaas serve`, or a running --feed")
+        raise ConfigError("give either a feed file, as for `mbaas serve`, or a running feed with --feed")
     if request.feed is None and (request.step is None) == (request.rate_per_s is None):
-        raise ConfigError("say how fast training is: either --step module:function, which is measured, or --rate")
+        raise ConfigError("give the speed of training: either --step module:function, which is measured, or --rate")
     if request.feed is not None and (request.step, request.rate_per_s, request.verify) != (None, None, False):
-        raise ConfigError("a running --feed has its own rates: leave out --step, --rate and --verify")
+        raise ConfigError("--feed uses the rates of a running feed: leave out --step, --rate and --verify")
     if request.quick and (request.verify or request.feed is not None):
         other = "--verify" if request.verify else "--feed"
-        raise ConfigError(f"--quick measures rates of a file and runs no feed: leave out --quick or {other}")
+        raise ConfigError(f"--quick only measures rates of a file: leave out --quick or {other}")
     if request.trials < 1:
         raise ConfigError(f"--trials must be at least 1, got {request.trials}")
     return request
@@ -102,12 +102,12 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
 
 @command(
     app,
-    "mbaas analyze feed.yaml --step train:step            [dim]measures the step too; says how long it takes[/]",
-    "mbaas analyze feed.yaml --step train:step --quick    [dim]a first answer, by fewer measurements[/]",
+    "mbaas analyze feed.yaml --step train:step            [dim]measures the step, too[/]",
+    "mbaas analyze feed.yaml --step train:step --quick    [dim]a quick estimate from fewer measurements[/]",
     "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
-    "mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]as if storage gave 50 MB a second[/]",
+    "mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]with storage limited to 50 MB/s[/]",
     "mbaas analyze feed.yaml --step train:step --verify --report report.html",
-    "mbaas analyze --feed train                           [dim]a feed that runs, from its own counters[/]",
+    "mbaas analyze --feed train                           [dim]a running feed, from its counters[/]",
 )
 def analyze(
     config: Annotated[
@@ -127,11 +127,11 @@ def analyze(
     ] = None,
     trials: Annotated[int, typer.Option(help="Trials that will train on it.")] = 1,
     device: Annotated[
-        str | None, typer.Option(help="Device on which the step wants minibatches, such as cuda.", show_default=False)
+        str | None, typer.Option(help="Device that minibatches are copied to, such as cuda.", show_default=False)
     ] = None,
     storage: Annotated[
         str | None,
-        typer.Option(help="Pretend that storage gives no more than this.", metavar="RATE", show_default=False),
+        typer.Option(help="Limit storage to this rate.", metavar="RATE", show_default=False),
     ] = None,
     feed: Annotated[
         str | None, typer.Option(help="Instead of a file: the name of a running feed.", show_default=False)
@@ -142,7 +142,7 @@ def analyze(
     run: Annotated[bool, typer.Option("--run/--no-run", help="Run the feed, to split an epoch's time.")] = True,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="A first answer by fewer measurements; no feed is run."),
+        typer.Option("--quick", help="Take fewer measurements, and run no feed."),
     ] = False,
     report: Annotated[
         Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html", show_default=False)
@@ -160,7 +160,7 @@ def analyze(
     """Find out whether loading is the bottleneck, and which change or purchase would help.
 
     Measures the training step on synthetic data, prep with its data in memory, uncached storage, and memory. Then
-    splits an epoch's time into compute, waiting for prep and waiting for bytes, and lists what would help.
+    splits an epoch's time into compute, waiting for prep and waiting for bytes, and lists changes that would help.
     """
     from mbaas.analysis.whole import AnalysisStoppedError
 
@@ -179,7 +179,7 @@ def analyze(
     )
     for path in (save, report):  # before minutes of measuring
         if path is not None and not path.resolve().parent.is_dir():
-            raise ConfigError(f"the folder of {path} must exist")
+            raise ConfigError(f"the folder of {path} does not exist")
     found: Analysis | StoppedAnalysis
     kept: list[Findings]
     hand_out = partial(_hand_out, as_json=as_json, save=save, report=report, plots=plots)
@@ -237,7 +237,7 @@ def _see_to_the_end(
     try:
         if kept and (found := kept[0].conclude(STOPPED)) is not None:
             hand_out(found)
-        say_error("interrupted; Ray ended first, and with it the measurement")
+        say_error("interrupted: Ray ended, and the measurement with it")
     finally:
         sys.stdout.flush()
         os._exit(CUT_OFF)

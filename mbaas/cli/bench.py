@@ -60,7 +60,7 @@ def bench(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="Which of prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded to run. Default: all.",
+            help="Rows to run, from prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded. Default: all.",
             metavar="ROW,ROW",
             show_default=False,
         ),
@@ -68,8 +68,8 @@ def bench(
     decoded: Annotated[
         bool,
         typer.Option(
-            help="Run prep-decoded and mbaas-decoded, which keep samples decoded, as a feed does by default. All other "
-            "rows have them encoded.",
+            help="Run prep-decoded and mbaas-decoded, which cache decoded samples, as a feed does by default. All "
+            "other rows use encoded samples.",
         ),
     ] = True,
     peers: Annotated[
@@ -83,7 +83,7 @@ def bench(
     peers_python: Annotated[
         Path | None,
         typer.Option(
-            help="The interpreter of an environment with mbaas\\[bench,peers], for peers that are not installed here.",
+            help="Python interpreter with mbaas\\[bench,peers], for peers that are not installed here.",
             metavar="PATH",
             show_default=False,
         ),
@@ -107,13 +107,13 @@ def bench(
     ] = None,
     image_folder: Annotated[
         Path | None,
-        typer.Option(help="Folder of the images of that JSON file.", metavar="DIR", show_default=False),
+        typer.Option(help="Image folder for that JSON file.", metavar="DIR", show_default=False),
     ] = None,
     samples: Annotated[
         int,
         typer.Option("--samples", "--images", help="Number of photographs or audio files to generate, without --data."),
     ] = SAMPLES,
-    seconds: Annotated[float, typer.Option(help="Least length of each measurement.")] = 8.0,
+    seconds: Annotated[float, typer.Option(help="Minimum duration of each measurement.")] = 8.0,
     cores: Annotated[
         int | None,
         typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),

@@ -46,12 +46,12 @@ CUT_OFF = 130
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 
 Address = Annotated[
     str | None,
     typer.Option(
-        help="host:port of the Ray cluster's head. Default: RAY_ADDRESS, else the cluster of this machine.",
+        help="host:port of the Ray cluster's head. Default: RAY_ADDRESS, or the cluster on this machine.",
         metavar="HOST:PORT",
         show_default=False,
     ),
@@ -143,8 +143,8 @@ def connect(address: str | None, *, start: bool) -> None:
     """Connect this process to a cluster; with ``start``, start one if none is running here.
 
     Args:
-        address: "host:port" of the head; None: environment variable ``RAY_ADDRESS``, else the cluster of this machine.
-        start: start an embedded cluster if there is none. A named cluster must be running.
+        address: "host:port" of the head; None: environment variable ``RAY_ADDRESS``, or the cluster on this machine.
+        start: start an embedded cluster if none is running. A named cluster must be running.
 
     Raises:
         ConfigError: the address is not "host:port".
@@ -193,10 +193,10 @@ def _check_reachable(address: str) -> None:
 
 def _none_at(address: str) -> str:
     if address != "auto":
-        return f"no Ray cluster answers at {address}; check --address, or RAY_ADDRESS if that is where it comes from"
+        return f"no Ray cluster answers at {address}; check --address or RAY_ADDRESS"
     return (
-        "no Ray cluster is running on this machine, so no feed is; `mbaas serve` starts one if need be, --address or "
-        "RAY_ADDRESS names one elsewhere"
+        "no Ray cluster is running on this machine; start one with `mbaas serve`, or set --address or RAY_ADDRESS to "
+        "one elsewhere"
     )
 
 

@@ -295,7 +295,7 @@ class FeedData:
             return cls(_from(top.file, data), said, top)
         name, options = top.fields["data"].made(lambda: _reader_of(data))
         if said.listing is not None:
-            raise top.fields["listing"].error(f"listing stores the contents of a folder, and data is for {name}")
+            raise top.fields["listing"].error(f"listing is an option of a folder, but data is read by {name}")
         where = options if isinstance(options, str) else getattr(options, path_parameters(READERS[name])[0])
         return cls(_from(top.file, where), said, top)
 
@@ -359,12 +359,12 @@ def _check(condition: files.Located) -> None:
     kinds = {str if isinstance(each.value, str) else float if _is_number(each.value) else None for each in values}
     if kinds in ({str}, {float}):
         return
-    wanted = "a list of numbers, or of texts" if several else "a number or text"
+    wanted = "a list of numbers or of strings" if several else "a number or a string"
     quoting = next((each.quoting for each in values if isinstance(each.value, bool)), "")
     if len(kinds) > 1:
         quoting = quoting or next(each.quoting for each in values if not isinstance(each.value, str))
     raise value.error(
-        f"{condition.name}: what stands after {operator.value!r} must be {wanted}, got {value.written}{quoting}"
+        f"{condition.name}: the value after {operator.value!r} must be {wanted}, got {value.written}{quoting}"
     )
 
 
@@ -376,7 +376,7 @@ def _check_kind(condition: files.Located, dataset: Dataset) -> None:
     texts = {each.name for each in dataset.fields if each.categories} | ({CLASS} if dataset.class_names else set())
     number = next((each for each in value.items or (value,) if _is_number(each.value)), None)
     if field.value in texts and number is not None:
-        wrong = f"{field.value} is text, and {number.written} without quotes is a number{number.quoting}"
+        wrong = f"{field.value} contains strings, but {number.written} without quotes is a number{number.quoting}"
         raise value.error(f"{condition.name}: {wrong}")
 
 

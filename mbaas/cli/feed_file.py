@@ -37,7 +37,7 @@ TRANSFORMS: dict[str, type[Transform]] = {
 }
 
 ON_IMAGES = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
-"""Keys of the file for what lies on images."""
+"""Keys of the file for annotations that move with the pixels."""
 
 if TYPE_CHECKING:
     BoxesFile = Any
@@ -66,7 +66,7 @@ class FeedFile(DataOptions, FeedOptions):
     """A feed for `mbaas serve`."""
 
     name: FeedName
-    """The name under which trials join the feed."""
+    """Name under which consumers join the feed."""
 
     pipeline: Steps
     """Steps applied to each sample, in this order: transforms by name, with their parameters."""

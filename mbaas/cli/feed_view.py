@@ -1,4 +1,4 @@
-"""Render a feed for a terminal: figures, trials, workers, nodes, and rates from successive snapshots."""
+"""Render a feed for a terminal: figures, consumers, workers, nodes, and rates from successive snapshots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATE_STYLES = {"busy": "green", "waiting": "yellow", "resting": "dim", "reserve
 FEED_STYLES = {"serving": "green", "waiting": "yellow", "failed": "bold red"}
 BAR_CELLS = 10
 STALL_ALARM = 0.1
-"""Stall share above which a trial is coloured."""
+"""Stall share above which a consumer is coloured."""
 
 FEW = 5
 """Number of skipped samples and notes shown; ``--json`` has all that the feed stores."""
@@ -40,7 +40,7 @@ class Rates:
 
     Attributes:
         prepared_per_s: by prep workers.
-        delivered_per_s: to trials, summed over trials.
+        delivered_per_s: to consumers, summed over consumers.
         over_s: averaging time; None: since the start of the feed.
     """
 
@@ -260,12 +260,12 @@ def _first_batches(status: FeedStatus) -> list[float]:
 
 def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     if not status.consumers:
-        return _section("trials", [Text(f'none now; they join with mbaas.join("{status.name}")', "dim")])
+        return _section("consumers", [Text(f'none; they join with mbaas.join("{status.name}")', "dim")])
     shown = status.consumers[:most]
     table = table_of(
-        "trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
+        "consumer", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
     )
-    # Most feeds have one cohort, so the column is useless; if all blocks are kept, each trial has its own.
+    # Most feeds have one cohort, so the column is useless; if all blocks are kept, each consumer has its own.
     cohorts = not status.keeps_all and len({consumer.cohort for consumer in status.consumers}) > 1
     if cohorts:
         table.add_column("cohort", justify="right", no_wrap=True)
@@ -274,7 +274,7 @@ def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     rest = len(status.consumers) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
-    lines += [Text.assemble((m.name, "bold"), (" goes apart: ", "dim"), m.apart) for m in shown if cohorts and m.apart]
+    lines += [Text.assemble((m.name, "bold"), (" split off: ", "dim"), m.apart) for m in shown if cohorts and m.apart]
     return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 

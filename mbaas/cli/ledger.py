@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def ledger(
     name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],
     consumer: Annotated[
-        str | None, typer.Argument(help="Show each epoch of this trial.", metavar="[TRIAL]", show_default=False)
+        str | None, typer.Argument(help="Show each epoch of this consumer.", metavar="[CONSUMER]", show_default=False)
     ] = None,
     inexact: Annotated[bool, typer.Option("--inexact", help="Only epochs whose ledger does not match.")] = False,
     as_json: AsJson = False,
@@ -36,9 +36,9 @@ def ledger(
     ] = None,
     address: Address = None,
 ) -> None:
-    """Show the samples that each trial received in each of its epochs, against the expected ones.
+    """Show the samples that each consumer received in each of its epochs, against the expected ones.
 
-    A ledger counts samples and hashes their ids, in any order: it matches if the trial received each sample of the
+    A ledger counts samples and hashes their ids, in any order: it matches if the consumer received each sample of the
     epoch exactly once. [bold]from[/] and [bold]shuffled as[/], with the seed, determine the contents of every
     minibatch.
     """
@@ -52,7 +52,7 @@ def ledger(
     if consumer is not None:
         _check_known(consumer, rows)
     chosen = [consumer in (None, row["consumer"]) and not (inexact and row["exact"]) for row in rows]
-    nothing = "all ledgers match" if rows and inexact else "no trial has finished an epoch yet"
+    nothing = "all ledgers match" if rows and inexact else "no consumer has finished an epoch yet"
     found = found.filter(pa.array(chosen, pa.bool_()))  # an empty list needs an explicit type
     rows = [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
     if parquet is not None:

@@ -46,7 +46,7 @@ def page(plan: Plan) -> RenderableType:
 
 
 def _headline(plan: Plan) -> Text:
-    asked = f"ask the autoscaler for {units.counted(plan.nodes, 'node')}"
+    asked = f"request {units.counted(plan.nodes, 'node')} from the autoscaler"
     idle = f", {plan.idle_workers} left over" if plan.idle_workers else ""
     used = f"{units.counted(plan.pool, 'prep worker')} fit next to the trials{idle}"
     return Text.assemble((asked, "bold"), f" · {used}\n", (plan.why_nodes, "dim"))
@@ -107,7 +107,7 @@ def _caches(plan: Plan) -> RenderableType:
             units.percent(cache.memory_share + cache.disk_share),
             units.number(cache.epochs_per_h),
         )
-    return Group(table, Text(f"  of {units.size(plan.cache_memory_bytes)} of memory that caches may use", "dim"))
+    return Group(table, Text(f"  of {units.size(plan.cache_memory_bytes)} of memory available to caches", "dim"))
 
 
 def _fits(plan: Plan) -> RenderableType:

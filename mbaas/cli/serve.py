@@ -56,7 +56,7 @@ LOST_S = 10.0
 """Time without an answer after which the command checks whether the feed's cluster has ended."""
 
 LAST_WORD_S = 5.0
-"""Time that a failed feed is kept, so that trials can still get the reason."""
+"""Time that a failed feed is kept, so that consumers can still get the reason."""
 
 GONE_TIMEOUT_S = 30.0
 GONE_LOOK_S = 0.05
@@ -67,9 +67,9 @@ GONE_LOOK_S = 0.05
     app,
     "mbaas serve feed.yaml",
     "mbaas serve feed.yaml --name val --address 10.0.0.1:6379",
-    "nohup mbaas serve feed.yaml > feed.log &    [dim]writes lines, ends with mbaas stop[/]",
-    "mbaas serve feed.yaml --detach              [dim]for several jobs, on a cluster that runs[/]",
-    "mbaas serve --schema > feed.schema.json     [dim]for editors that complete and check YAML[/]",
+    "nohup mbaas serve feed.yaml > feed.log &    [dim]in the background, until mbaas stop[/]",
+    "mbaas serve feed.yaml --detach              [dim]for several jobs, on a running cluster[/]",
+    "mbaas serve --schema > feed.schema.json     [dim]for YAML completion and checks in editors[/]",
 )
 def serve(
     config: Annotated[
@@ -80,18 +80,17 @@ def serve(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="A name that replaces the file's.", show_default=False),
+        typer.Option(help="Name of the feed, instead of the one in the file.", show_default=False),
     ] = None,
     detach: Annotated[
         bool,
-        typer.Option("--detach", "-d", help="Return once the feed serves; it runs until [bold]mbaas stop[/]."),
+        typer.Option("--detach", "-d", help="Return once the feed is running; it runs until [bold]mbaas stop[/]."),
     ] = False,
     local: Annotated[
-        bool, typer.Option("--local", help="Start a Ray cluster for this feed alone, even if one runs here already.")
+        bool,
+        typer.Option("--local", help="Start a Ray cluster for this feed alone, even if another one is running here."),
     ] = False,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of the file, and serve nothing.")
-    ] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the file and exit.")] = False,
     address: Address = None,
 ) -> None:
     """Serve a feed in the foreground, until Ctrl-C or [bold]mbaas stop[/].
@@ -110,7 +109,9 @@ def serve(
     detach = detach or wanted.options.detached
     if local and (detach or address is not None):
         other = "a detached feed" if detach else f"--address {address}"
-        raise ConfigError(f"--local starts a cluster that ends with this command, and {other} needs one that runs")
+        raise ConfigError(
+            f"--local starts a cluster that ends with this command, and {other} needs one that is already running"
+        )
     with end_as_ctrl_c(lambda: _see_to_the_end(wanted.name)):
         if detach or (is_named(address) and not local):  # joining an existing cluster succeeds or fails quickly
             _connect(address, detach=detach, local=local)
@@ -118,7 +119,7 @@ def serve(
         _connect(address, detach=detach, local=local)
         feed = _start(wanted, dataset, detach=detach)
         if detach:
-            line(out, f"it is detached: it runs until `mbaas stop {feed.name}`, or until the cluster ends")
+            line(out, f"it is detached and runs until `mbaas stop {feed.name}`, or until the cluster ends")
             return
         try:
             reason = _watch(feed)
@@ -152,7 +153,7 @@ def _start(wanted: FeedConfig, dataset: Dataset, *, detach: bool) -> Feed:
         feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, **{**wanted.options.given(), "detached": detach})
     classes = f" in {count(len(dataset.class_names))} classes" if dataset.class_names else ""
     samples = f"{count(len(dataset))} samples{classes} of {wanted.data.where}"
-    line(out, f"feed {wanted.name!r} serves {samples}; trials join with mbaas.join({wanted.name!r})")
+    line(out, f"feed {wanted.name!r} serves {samples}; join it with mbaas.join({wanted.name!r})")
     return feed
 
 
@@ -231,11 +232,11 @@ class _Silence:
         self._patience = self._patience or Patience(math.inf, began, first_word_s=ANSWER_TIMEOUT_S)
         if self._patience.is_to_be_told(time.monotonic()) or is_first:
             reason = last_line(error)
-            self._tell(f"gives no status, for {duration(self.lasts_s())} now; it is asked again: {reason}")
+            self._tell(f"has not answered for {duration(self.lasts_s())}, retrying: {reason}")
 
     def is_over(self) -> None:
         if self._patience is not None:
-            self._tell(f"gives its status again, after {duration(self.lasts_s())}")
+            self._tell(f"answers again after {duration(self.lasts_s())}")
         self._patience = None
 
     def lasts_s(self) -> float:
@@ -260,7 +261,7 @@ def _how_gone(name: str) -> FeedFailedError:
     deadline = time.monotonic() + LOST_S
     while (lost := runtime.lost_cluster()) is None:
         if time.monotonic() > deadline:
-            return FeedFailedError(f"the coordinator of feed {name!r} died; Ray's logs may say why")
+            return FeedFailedError(f"the coordinator of feed {name!r} died; Ray's logs may contain the reason")
         time.sleep(GONE_LOOK_S)
     return _ClusterEndedError(f"feed {name!r} ended: {lost}")
 
@@ -284,7 +285,7 @@ class _Log:
     """Lines for a log: the feed's notes as they occur, and its figures every `LINE_S`.
 
     Attributes:
-        noted: the notes of the last snapshot, all of which have been written.
+        noted: the notes of the last snapshot, which have been written.
         next_at: time of the next line, by the feed's uptime.
     """
 
@@ -334,6 +335,6 @@ def _wait_until_gone(name: str) -> None:
     while runtime.find_coordinator(name) is not None:
         if time.monotonic() > deadline:
             raise WaitTimeoutError(
-                f"feed {name!r} was told to stop and is still there after {seconds(GONE_TIMEOUT_S)}; try again"
+                f"feed {name!r} has not ended within {seconds(GONE_TIMEOUT_S)} of the request to stop; try again"
             )
         time.sleep(GONE_LOOK_S)

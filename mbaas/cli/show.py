@@ -31,7 +31,7 @@ def show(
         Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False)
     ],
     to: Annotated[Path, typer.Option("--out", help="The picture to write.", metavar="FILE.png")] = Path("grid.png"),
-    epoch: Annotated[int, typer.Option(help="Which epoch of the feed.", min=0)] = 0,
+    epoch: Annotated[int, typer.Option(help="Epoch of the feed.", min=0)] = 0,
     count: Annotated[
         int | None,
         typer.Option(help="Number of samples. Default: a minibatch, 32 at most.", min=1, show_default=False),

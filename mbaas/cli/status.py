@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     "mbaas status",
     "mbaas status train",
     "mbaas status train --watch --every 5",
-    "mbaas status train --story trial-3    [dim]what happened to it, and why[/]",
+    "mbaas status train --story trial-3    [dim]its history, with causes[/]",
     "mbaas status train --json | jq '.consumers\\[] | {name, stall_share}'",
 )
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(help="Name of a feed; without it, a table of all.", show_default=False),
+        typer.Argument(help="Name of a feed. Default: a table of all feeds.", show_default=False),
     ] = None,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C or the feed's end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)] = 2.0,
+    every: Annotated[float, typer.Option(help="Seconds between two updates of --watch.", min=0.1)] = 2.0,
     story: Annotated[
         str | None,
         typer.Option(
@@ -57,11 +57,11 @@ def status(
     ] = None,
     address: Address = None,
 ) -> None:
-    """Show the running feeds: trials, rates, staging, cache, data stalls.
+    """Show the running feeds: consumers, rates, staging, cache, data stalls.
 
-    [bold]stall[/]: fraction of a trial's time spent waiting for data, and the parts due to fetching bytes and to
-    preparing them. [bold]held[/]: blocks of minibatches that a trial has received and still uses. [bold]exact[/]: in
-    its last epoch, the trial received each sample exactly once.
+    [bold]stall[/]: fraction of a consumer's time spent waiting for data, and the parts due to fetching bytes and to
+    preparing them. [bold]held[/]: blocks of minibatches that a consumer has received and still uses. [bold]exact[/]: in
+    its last epoch, the consumer received each sample exactly once.
 
     [bold]--story[/] takes a name from the tables (a node's name stands for its cache node), "lane 1" for a further
     lane, or "block 17": blocks are counted over all epochs.

@@ -44,34 +44,32 @@ ANSWER_S = 10.0
 Seen: TypeAlias = "tuple[str, FeedStatus | MbaasError, FeedStatus | None]"
 """A feed's name, its last snapshot and an earlier one; without a snapshot, the error instead."""
 
-AROUND_TRIALS = 8
-"""Lines of a feed in addition to one per trial: name, figures, headings, and an empty one below."""
+AROUND_CONSUMERS = 8
+"""Lines of a feed in addition to one per consumer: name, figures, headings, and an empty one below."""
 
 REPORT_S = 6.0
-"""Longest time between two reports of a trial; within it, an unchanged report has no meaning."""
+"""Longest time between two reports of a consumer; within it, an unchanged report has no meaning."""
 
-LEAST_TRIALS = 3
-"""Trials of each feed that are shown even on a small terminal."""
+LEAST_CONSUMERS = 3
+"""Consumers of each feed that are shown even on a small terminal."""
 
 
 @command(
     app,
-    "mbaas top            [dim]all feeds that run[/]",
+    "mbaas top            [dim]all running feeds[/]",
     "mbaas top train",
 )
 def top(
-    name: Annotated[
-        str | None, typer.Argument(help="Name of a feed; without it, all that run.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.", show_default=False)] = None,
     address: Address = None,
 ) -> None:
-    """Show feeds and their trials live until Ctrl-C, updated every second; once if stdout is not a terminal.
+    """Show feeds and their consumers live until Ctrl-C, updated every second; once if stdout is not a terminal.
 
-    Rates and stalls are for the last seconds; [bold]mbaas status[/] shows totals since each trial joined.
+    Rates and stalls are for the last seconds; [bold]mbaas status[/] shows totals since each consumer joined.
 
-    [bold]samples/s[/]: of the trial while it trains. [bold]stall[/]: fraction of that time spent waiting for data:
-    while prep was computing, while bytes were fetched, or for other trials, because a slower trial must not fall behind
-    or another cohort has the staging memory. [bold]done[/]: progress in the feed's epoch.
+    [bold]samples/s[/]: of the consumer while it trains. [bold]stall[/]: fraction of that time spent waiting for data:
+    while prep was computing, while bytes were fetched, or for other consumers, because a slower one must not fall
+    behind or another cohort has the staging memory. [bold]done[/]: progress in the feed's epoch.
     """
     join_cluster(address)
     seen = statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
@@ -103,7 +101,7 @@ class Flow:
 
     Attributes:
         over_s: length of the time.
-        prepared, delivered: samples prepared, and delivered to trials, summed over trials.
+        prepared, delivered: samples prepared, and delivered to consumers, summed over consumers.
         fetched: the prepared samples, by source.
         lately: True for the last seconds; False for all since the feed's start.
     """
@@ -147,11 +145,12 @@ def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
 
     Args:
         feeds: the snapshots of each.
-        lines: of the terminal; None shows all trials. If they do not fit, those with the most stall are shown.
+        lines: of the terminal; None shows all consumers. If there is no room for all, those with the most stall are
+            shown.
     """
     if not feeds:
         return Text("no feed runs on this cluster", style="dim")
-    most = None if lines is None else max(LEAST_TRIALS, lines // len(feeds) - AROUND_TRIALS)
+    most = None if lines is None else max(LEAST_CONSUMERS, lines // len(feeds) - AROUND_CONSUMERS)
     parts = []
     for name, status, before in feeds:
         if not isinstance(status, MbaasError) and before is not None:
@@ -164,7 +163,7 @@ def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
 
 def _feed(status: FeedStatus, before: FeedStatus, most: int | None) -> RenderableType:
     reports = {each.name: lately(each, before, status.uptime_s - before.uptime_s) for each in status.consumers}
-    return Group(headline(status), _figures(status, Flow.between(before, status)), _trials(status, reports, most))
+    return Group(headline(status), _figures(status, Flow.between(before, status)), _consumers(status, reports, most))
 
 
 def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
@@ -193,23 +192,25 @@ def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
     return Padding(grid, (0, 0, 0, 2), expand=False)
 
 
-def _trials(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int | None) -> RenderableType:
+def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int | None) -> RenderableType:
     if not status.consumers:
-        return Text("  no trial has joined", "dim")
+        return Text("  no consumer has joined", "dim")
     by_stall = sorted(status.consumers, key=lambda consumer: -reports[consumer.name].stall_share)
     kept = {consumer.name for consumer in by_stall[:most]}
-    table = table_of("trial", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held")
+    table = table_of(
+        "consumer", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held"
+    )
     table.expand = True
     # It takes the rest of the line, so that a long reason does not squeeze the names.
     table.add_column("waits for", ratio=1, no_wrap=True, overflow="ellipsis")
     for consumer in status.consumers:
         if consumer.name in kept:
-            table.add_row(*_trial(status, consumer, reports[consumer.name]))
+            table.add_row(*_consumer(status, consumer, reports[consumer.name]))
     rest = len(status.consumers) - len(kept)
-    return Group(table, Text(f"  and {rest} more that wait less", "dim")) if rest else table
+    return Group(table, Text(f"  and {rest} more with less stall", "dim")) if rest else table
 
 
-def _trial(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport) -> list[Text]:
+def _consumer(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport) -> list[Text]:
     busy_s = report.wait_s + report.step_s
     stalls_s = (report.wait_s, report.prep_stall_s, report.fetch_stall_s, report.peer_stall_s)
     stall, *parts = [percent(part_s / busy_s) if busy_s else "-" for part_s in stalls_s]

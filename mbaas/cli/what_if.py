@@ -43,7 +43,7 @@ def what_if(
         Path | None,
         typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Epochs of the job that --machines is for.")] = 90,
+    epochs: Annotated[int, typer.Option(help="Number of epochs, for --machines.")] = 90,
     gpu: Annotated[
         Path | None,
         typer.Option(help="Measurements on a GPU; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
@@ -108,11 +108,11 @@ def load(file: Path) -> tuple[Rates, Setup]:
     from mbaas.analysis.rates import Rates
     from mbaas.analysis.setup import Setup
 
-    plain, wanted = files.read_json(file), f"{file} must be what `mbaas analyze --save` wrote"
+    plain, wanted = files.read_json(file), f"{file} must be a file written by `mbaas analyze --save`"
     if lacking := [repr(key) for key in ("rates", "setup") if key not in plain]:
         raise ConfigError(f"{wanted}, it lacks {' and '.join(lacking)}")
     if missing := plain.get("missing"):
-        raise ConfigError(f"{file}: the analysis was stopped before it had measured {', '.join(map(str, missing))}")
+        raise ConfigError(f"{file}: the analysis was stopped before it measured {', '.join(map(str, missing))}")
     try:
         # null means not given: such fields get their defaults
         setup = {name: value for name, value in plain["setup"].items() if value is not None}
@@ -177,5 +177,5 @@ def read_machines(file: Path) -> list[MachineType]:
 
     listed = files.read(file).fields
     if not listed:
-        raise ConfigError(f"{file} must name machines, each with price_per_h and cores")
+        raise ConfigError(f"{file} must list machines, each with price_per_h and cores")
     return [entry.to(MachineType, name=name) for name, entry in listed.items()]

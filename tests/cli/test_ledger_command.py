@@ -22,8 +22,8 @@ def test_a_feed_without_ledgers_is_shown_and_written(tmp_path: Path, monkeypatch
         done = CliRunner().invoke(app, ["ledger", "train", *options], catch_exceptions=False)
         return done.stdout.strip()
 
-    assert shown() == "no trial has finished an epoch yet"
-    assert shown("--inexact") == "no trial has finished an epoch yet"
+    assert shown() == "no consumer has finished an epoch yet"
+    assert shown("--inexact") == "no consumer has finished an epoch yet"
     assert shown("--json") == "[]"
     shown("--parquet", str(tmp_path / "ledgers.parquet"))
     assert parquet.read_table(tmp_path / "ledgers.parquet").num_rows == 0

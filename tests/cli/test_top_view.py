@@ -50,7 +50,7 @@ def test_rates_are_those_between_two_snapshots() -> None:
     assert "50/s prepared, 400/s delivered, each 8 times  last 10 s" in text
     assert "storage 2 MB/s, cache hits 75 %" in text
     assert "staged ━━━━━━━━━━ 50 B of 100 B" in text
-    assert "no trial has joined" in text
+    assert "no consumer has joined" in text
 
 
 def test_the_first_look_shows_the_means_since_the_start() -> None:
@@ -121,9 +121,9 @@ def test_where_not_all_fit_those_that_wait_most_are_shown_in_their_order() -> No
     text = shown(("train", status, status), lines=20)
     names = [line.split()[0] for line in text.splitlines() if line[:1] == "t" and line[1:2].isdigit()]
     assert names == [each.name for each in trials if each.report.wait_s > 1]
-    assert "and 2 more that wait less" in text
+    assert "and 2 more with less stall" in text
     assert len(text.splitlines()) <= 20
-    assert "more that wait less" not in shown(("train", status, status))
+    assert "more with less stall" not in shown(("train", status, status))
 
 
 def test_a_feed_without_a_status_says_why() -> None:

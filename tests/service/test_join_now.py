@@ -260,7 +260,7 @@ def test_in_a_feed_of_several_lanes_consumers_begin_with_an_epoch(ray_session: N
                 late.close()
         check_is_an_epoch_of(feed, record)
         with join(feed, "alone") as loader:
-            with pytest.raises(StateError, match=r"joined in the middle: .* staging.lanes=1, this one has 2"):
+            with pytest.raises(StateError, match=r"joined in the middle: .* staging.lanes=1, but this feed has 2"):
                 loader.load_state_dict(in_the_middle(loader))
 
 

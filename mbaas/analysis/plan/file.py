@@ -118,7 +118,7 @@ class JobSection(files.Section):
         """
         if self.dataset not in datasets:
             hint = validation.instead(self.dataset, datasets)
-            raise ConfigError(f"there is no dataset {self.dataset!r}; {hint}", option="dataset")
+            raise ConfigError(f"unknown dataset {self.dataset!r}; {hint}", option="dataset")
         said = {name: getattr(self, name) for name in self.model_fields_set - {"dataset", "rates"}}
         rates = _measured(folder / Path(self.rates).expanduser()) if self.rates is not None else {}
         if missing := [name for name in MEASURED if name not in {**rates, **said}]:
