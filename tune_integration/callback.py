@@ -63,13 +63,13 @@ class FeedCallback(tune.Callback):
 
     def _begin(self) -> None:
         self._feeds: dict[str, FeedControl] = {}
-        """Feeds by name, without those that have ended."""
+        """Running feeds, by name."""
         self._troubled: set[str] = set()
         """Feeds whose last call failed, because their program died or for another reason."""
         self._silent: set[str] = set()
         """The subset that did not answer in time."""
         self._running: set[str] = set()
-        """Ids of trials that started and have not stopped as far as is known."""
+        """Ids of trials that started and have not stopped, if known."""
         self._reserved = 0
         """Number of reservations held for future trials; at most the number of trials still to start."""
         self._total: int | None = None
@@ -125,8 +125,8 @@ class FeedCallback(tune.Callback):
         """Announce the trial. Tune calls this before the trial's function runs, so its reservation exists when it, or
         its first rank, joins.
 
-        The first trial is announced together with those that start at the same time: Ray has given them their resources
-        and starts their processes. These may take seconds more, in which a fast trial could finish epochs that they
+        The first trial is announced together with the trials that start at the same time: Ray has given them resources
+        and starts their processes. Starting may take seconds, in which a fast trial could finish epochs that they
         should share.
         """
         others = 0 if self._running else _beside(trial, trials)
