@@ -121,7 +121,7 @@ def test_two_searches_share_a_feed_whose_server_is_gone(head: Head, config: Path
     served = head.run(*command("serve", config, "--detach"))
     assert served.returncode == 0, served.stdout
     assert f"feed 'shared' serves {SAMPLES:,} samples" in served.stdout
-    assert "it is detached: it runs until `mbaas stop shared`" in served.stdout
+    assert "it is detached and runs until `mbaas stop shared`" in served.stdout
 
     met = tmp_path / "met"
     met.mkdir()
@@ -138,7 +138,7 @@ def test_two_searches_share_a_feed_whose_server_is_gone(head: Head, config: Path
     assert (status["remade_blocks"], status["inexact_epochs"]) == (0, 0)
     again = head.run(*command("serve", config, "--detach"))
     assert again.returncode == 1
-    assert "a feed 'shared' runs already" in again.stdout
+    assert "a feed 'shared' is already running" in again.stdout
 
     stopped = head.run(*command("stop", "shared"))
     assert (stopped.returncode, stopped.stdout) == (0, "feed 'shared' is stopped\n")
@@ -202,7 +202,9 @@ def test_without_a_cluster_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(runtime, "_connect", connect)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    sentence = "needs a Ray cluster that outlives the program which serves it, and none is running here; start one with"
+    sentence = (
+        "needs a Ray cluster that outlives the program that serves the feed, but none is running here; start one with"
+    )
     with pytest.raises(mbaas.ResourceError, match=sentence):
         mbaas.serve("none", synthetic(20), T.Pipeline([T.DecodeImage()]), batch_size=4, detached=True)
 

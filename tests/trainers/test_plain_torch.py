@@ -209,7 +209,7 @@ def test_a_loader_that_is_closed_does_not_pickle(training):
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_would_take_its_place_and_is_refused(training, copied):
     with join(training, "one") as loader:
-        with pytest.raises(mbaas.StateError, match="a copy would take the place of consumer 'one'"):
+        with pytest.raises(mbaas.StateError, match="a copy would replace consumer 'one'"):
             copied(loader)
         assert sorted(read(loader)) == EVERY
 
