@@ -187,7 +187,7 @@ def names_on(head: Head) -> list[str]:
 
 
 def test_a_cluster_of_this_program_cannot_keep_it(ray_clean: None, feed_name: str) -> None:
-    with pytest.raises(mbaas.ResourceError, match="started by this program itself; start one with `ray start --head`"):
+    with pytest.raises(mbaas.ResourceError, match="started by this program; start one with `ray start --head`"):
         mbaas.serve(feed_name, synthetic(20), T.Pipeline([T.DecodeImage()]), batch_size=4, detached=True)
     assert feed_name not in runtime.feed_names()
 
