@@ -329,7 +329,7 @@ def test_an_internal_error_does_not_end_the_feed_and_ctrl_c_does(
         process.wait_for("0 trials")
         with running([sys.executable, "-c", BREAK]) as other:
             assert other.end() == 0, other.lines
-        told = process.wait_for("gives no status")
+        told = process.wait_for("has not answered")
         assert re.fullmatch(
             r"short: ..:..:.. the coordinator has not answered for 0 s, retrying: KeyError: 'a bug'\n",
             told,
