@@ -1,7 +1,7 @@
 """Calls to the coordinator of a running feed, across its restarts.
 
-`mbaas.Feed` shows users a few of them. The others are for mbaas's own commands and for programs that start trials, such
-as the Tune callback.
+Users see a few of these calls in `mbaas.Feed`. The others are for mbaas's own commands and for programs that start
+trials, such as the Tune callback.
 """
 
 from __future__ import annotations

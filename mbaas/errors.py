@@ -118,7 +118,7 @@ class PlacementUnknownError(StateError):
 
 
 class PlacementGoneError(PlacementUnknownError):
-    """That placement is older than the newest one here, so it will never arrive; internal."""
+    """A placement older than the newest one here, which will never arrive; internal."""
 
 
 class StorageError(BadSampleError):

@@ -49,7 +49,7 @@ class Feed:
 
     @property
     def name(self) -> str:
-        """Name under which trials join the feed."""
+        """Name under which consumers join the feed."""
         return self._control.name
 
     def status(self, *, timeout_s: float = CALL_S) -> FeedStatus:
@@ -102,7 +102,7 @@ class Feed:
         return to_table(self._control.ledgers())
 
     def stop(self) -> None:
-        """Stop the feed and free its resources; waiting trials get a `FeedFailedError`. May be called twice."""
+        """Stop the feed and free its resources; waiting consumers get a `FeedFailedError`. May be called twice."""
         SERVED.pop(self.name, None)
         # On a second call, the name may belong to another program's feed.
         if self._is_stopped or not ray.is_initialized() or runtime.lost_cluster():
@@ -110,7 +110,7 @@ class Feed:
         self._is_stopped = True
         from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
 
-        coordinator = runtime.find_coordinator(self.name)  # not that of `_control`: the feed may have been restarted
+        coordinator = runtime.find_coordinator(self.name)  # not the one of `_control`: the feed may have been restarted
         if coordinator is None:
             recovery.forget(self.name)  # its program died; loaders must not wait for a restart
             return

@@ -405,7 +405,7 @@ class Loader:
             return
         self._said_much_is_left_out = True
         _log.warning(
-            "feed %r leaves out %d of %d samples as bad, and so will every epoch; one of them is %s: %s",
+            "feed %r skips %d of %d samples as bad in every epoch, for example %s: %s",
             self._info.settings.name, left_out, self._info.order.num_samples, bad.uri, bad.reason,
         )  # fmt: skip
 
@@ -422,8 +422,8 @@ class Loader:
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
             raise StateError(
-                f"loader of consumer {str(self._name)!r} belongs to process {self._pid}, this is {os.getpid()}: the "
-                "feed's prep workers do what workers of a DataLoader would do, so let it have none (num_workers=0)"
+                f"loader of consumer {str(self._name)!r} belongs to process {self._pid}, but was used in process "
+                f"{os.getpid()}: use num_workers=0 in a DataLoader, because the feed's prep workers do this work"
             )
         if self._closed:
             raise StateError(f"loader of consumer {str(self._name)!r} is closed; join the feed again")
@@ -432,8 +432,8 @@ class Loader:
         self._check_open()
         if loop != self._loop:
             raise StateError(
-                f"this loop over the loader of consumer {str(self._name)!r} was given up when a newer one began: "
-                "a loader serves one loop at a time"
+                f"this loop over the loader of consumer {str(self._name)!r} is no longer valid, because a newer "
+                "one was started: a loader serves one loop at a time"
             )
 
     # ---- state ----
@@ -504,8 +504,8 @@ class Loader:
         found, row = resumption(saved, order)
         if saved.begin and self._name.world_size > 1:
             raise StateError(
-                f"the state is of an epoch that began in the middle of the feed's, at sample {saved.begin}: it can be "
-                f"loaded by a trial that is one consumer, this one has {self._name.world_size} ranks"
+                f"the state is from an epoch that began in the middle of the feed's, at sample {saved.begin}: it needs "
+                f"a single consumer, but this trial has {self._name.world_size} ranks"
             )
         return saved, Start(found.start, resumed=found), (found, row)
 
@@ -561,7 +561,7 @@ class Loader:
 
     def __getitem__(self, number: object) -> NoReturn:
         raise ConfigError(
-            f"a loader gives minibatches one after the other, not by number, got {shown(number)}: iterate over it, or "
+            f"a loader returns minibatches in sequence, not by number, got {shown(number)}: iterate over it, or "
             'join with format="torch" for DataLoader(loader, batch_size=None)'
         )
 
@@ -636,8 +636,8 @@ class Loader:
 
     def __copy__(self) -> NoReturn:
         raise StateError(
-            f"a loader cannot be copied, because a copy would take the place of consumer {str(self._name)!r}: call "
-            f"mbaas.join({self._info.settings.name!r}) with another name; a checkpoint keeps loader.state_dict()"
+            f"a loader cannot be copied, because a copy would replace consumer {str(self._name)!r}: call "
+            f"mbaas.join({self._info.settings.name!r}) with another name; for a checkpoint, save loader.state_dict()"
         )
 
     def __deepcopy__(self, memo: object) -> NoReturn:
@@ -700,6 +700,6 @@ def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None
         # cluster.
         if report is not None and report.ledgers and not isinstance(error, FeedGoneError):  # no ledgers left
             _log.warning(
-                "feed %r did not take the ledgers of the last %d epochs of a consumer that left: %s",
+                "feed %r did not receive the ledgers of the last %d epochs of a leaving consumer: %s",
                 stream.info.settings.name, len(report.ledgers), error,
             )  # fmt: skip

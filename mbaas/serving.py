@@ -39,8 +39,8 @@ from mbaas.settings import GROUPED, FeedName, FeedOptions, FeedSettings, in_pyth
 from mbaas.transforms import DecodeArray, Pipeline
 from mbaas.validation import Checked, options, takes
 
-NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program which serves it"
-START_ONE = "start one with `ray start --head` first, or name one in RAY_ADDRESS"
+NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program that serves the feed"
+START_ONE = "start one with `ray start --head`, or set RAY_ADDRESS"
 
 
 def _dataset(given: object) -> Dataset:
@@ -99,7 +99,7 @@ def serve(asked: ServeRequest) -> Feed:
     if asked.drop_last and asked.batch_size > len(dataset):
         raise ConfigError(
             f"batch_size must be at most {len(dataset):,}, the samples of the dataset, with drop_last=True, got "
-            f"{asked.batch_size:,}: there would be no minibatch",
+            f"{asked.batch_size:,}: every epoch would be empty",
             option="batch_size",
         )
     # Everything that can be checked without a cluster was checked above, so a typing error does not wait for Ray.
@@ -133,13 +133,11 @@ def _replace_or_refuse(name: str, replace: bool) -> None:
     server = recall_server(name)
     whose = "" if server is None else f", served by {server}"
     if server is None or not server.is_ours:
-        raise FeedExistsError(
-            f"a feed {name!r} runs already{whose}; take another name, or ask for that one to be stopped"
-        )
+        raise FeedExistsError(f"a feed {name!r} is already running{whose}; use another name, or have that feed stopped")
     if not replace:
         raise FeedExistsError(
-            f"a feed {name!r} runs already{whose}; take another name, or end that one with mbaas.stop({name!r}) or "
-            "mbaas.serve(..., replace=True)"
+            f"a feed {name!r} is already running{whose}; use another name, or end that feed with mbaas.stop({name!r}) "
+            "or mbaas.serve(..., replace=True)"
         )
     with suppress(FeedNotFoundError, FeedFailedError):  # it has just ended
         stop(name)
@@ -206,8 +204,8 @@ def _started_where_the_name_is_free(name: str, start: Callable[[], Feed]) -> Fee
         return patiently(start)
     except ray.exceptions.ActorAlreadyExistsError as error:
         raise ResourceError(
-            f"Ray did not let go of the names of an earlier feed {name!r} within {units.seconds(runtime.LEFTOVERS_S)} "
-            f"({last_line(error)}); serve it again later, or take another name"
+            f"Ray did not release the names of an earlier feed {name!r} within {units.seconds(runtime.LEFTOVERS_S)} "
+            f"({last_line(error)}); try again later, or use another name"
         ) from error
 
 
@@ -222,9 +220,9 @@ def ensure_lasting_ray() -> None:
     except ResourceError as error:
         if os.environ.get("RAY_ADDRESS") or not isinstance(error.__context__, ConnectionError):
             raise
-        raise ResourceError(f"{NEEDS_LASTING_RAY}, and none is running here; {START_ONE}") from error
+        raise ResourceError(f"{NEEDS_LASTING_RAY}, but none is running here; {START_ONE}") from error
     if runtime.owns_ray():
-        raise ResourceError(f"{NEEDS_LASTING_RAY}, and this one was started by this program itself; {START_ONE}")
+        raise ResourceError(f"{NEEDS_LASTING_RAY}, but this one was started by this program; {START_ONE}")
 
 
 def _start(

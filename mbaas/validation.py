@@ -68,7 +68,7 @@ _BOUNDS = {
 }
 
 MOST_BITS = 1000
-"""Largest size of an integer in bits: "0xff..." may have thousands, and Python cannot format those in decimal."""
+"""Largest size of an integer in bits: "0xff..." may have thousands, which Python cannot format in decimal."""
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 LACKING = ("missing", "missing_argument", "missing_keyword_only_argument")
@@ -179,7 +179,7 @@ def takes(
 def descriptions_of(kind: type) -> dict[str, str]:
     """Return the docstrings of a dataclass's fields, inherited ones included.
 
-    A field without one has the first sentence of its type's docstring. Empty if there is no source code.
+    A field without one has the first sentence of its type's docstring. Empty if the source code is missing.
     """
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):
@@ -220,7 +220,7 @@ class Checked:
         check: the function.
         first: True to call it before the type is validated.
         only: True to call it instead.
-        says: JSON schema of such a value, besides its type.
+        says: additional JSON schema of the value.
     """
 
     check: Callable[[Any], Any]
@@ -282,7 +282,7 @@ def read(kind: Any, text: str, *, name: str) -> Any:
     except ConfigError:  # a ValueError, too
         raise
     except (ValueError, yaml.YAMLError, LookupError, AttributeError, RecursionError) as error:
-        # PyYAML raises any of these if a value does not fit its tag: 2026-02-31, !!bool 3
+        # PyYAML raises one of these if a value does not fit its tag: 2026-02-31, !!bool 3
         must = (
             wrong(error.errors(include_url=False)[0], name) if isinstance(error, ValidationError) else "must be a value"
         )

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from mbaas.metrics import METRICS
+from mbaas.settings import GROUPS, FeedOptions
 from support.pages import ROOT
 
 DOCS = ROOT / "docs"
@@ -64,6 +66,10 @@ def test_pages_have_what_the_code_says(site: Path) -> None:
     assert all(f"<code>{metric.exported}</code>" in metrics for metric in METRICS)
     commands = (site / "reference/commands/index.html").read_text()
     assert all(f'id="mbaas-{name}"' in commands for name in ("serve", "show", "top", "simulate-policies"))
+    options = (site / "reference/file/index.html").read_text()
+    assert all(
+        f"<code>{each.name}</code>" in options for kind in (FeedOptions, *GROUPS.values()) for each in fields(kind)
+    )
     assert "prep_labels: {zone: a}" in re.sub(r"<[^>]+>", "", (site / "reference/file/index.html").read_text())
 
 

@@ -47,7 +47,7 @@ def test_a_name_that_is_held_for_too_long_is_told_in_a_sentence(monkeypatch: pyt
     monkeypatch.setattr(runtime, "LEFTOVERS_S", 0.05)
     cluster = Cluster(monkeypatch, refusals=10**9)
     with pytest.raises(
-        ResourceError, match=r"^Ray did not let go of the names of an earlier feed 'train' within 50 ms \(held\); "
+        ResourceError, match=r"^Ray did not release the names of an earlier feed 'train' within 50 ms \(held\); "
     ):
         cluster.serve()
     assert cluster.calls.count("start") > 5

@@ -63,13 +63,13 @@ class FeedCallback(tune.Callback):
 
     def _begin(self) -> None:
         self._feeds: dict[str, FeedControl] = {}
-        """Feeds by name, without those that have ended."""
+        """Running feeds, by name."""
         self._troubled: set[str] = set()
         """Feeds whose last call failed, because their program died or for another reason."""
         self._silent: set[str] = set()
         """The subset that did not answer in time."""
         self._running: set[str] = set()
-        """Ids of trials that started and have not stopped as far as is known."""
+        """Ids of trials that started and have not stopped, if known."""
         self._reserved = 0
         """Number of reservations held for future trials; at most the number of trials still to start."""
         self._total: int | None = None
@@ -125,8 +125,8 @@ class FeedCallback(tune.Callback):
         """Announce the trial. Tune calls this before the trial's function runs, so its reservation exists when it, or
         its first rank, joins.
 
-        The first trial is announced together with those that start at the same time: Ray has given them their resources
-        and starts their processes. These may take seconds more, in which a fast trial could finish epochs that they
+        The first trial is announced together with the trials that start at the same time: Ray has given them resources
+        and starts their processes. Starting may take seconds, in which a fast trial could finish epochs that they
         should share.
         """
         others = 0 if self._running else _beside(trial, trials)
@@ -181,9 +181,9 @@ class FeedCallback(tune.Callback):
         self._said_why = self._said_why and bool(unplaced)
         if not still or self._said_why:
             return
-        what, asks = "no trial can start", "each trial asks"
+        what, asks = "no trial can start", "each trial requests"
         if is_running:
-            what, asks = "a trial that runs has no place for its ranks", "they ask"
+            what, asks = "the ranks of a running trial cannot start", "they request"
         if why := why_none_starts(still[0], _nodes(), _held(), asks=asks):
             logger.warning("%s: %s", what, why)
             self._said_why = True
@@ -220,15 +220,23 @@ class FeedCallback(tune.Callback):
                 self._silent.discard(name)
             except mbaas.FeedGoneError as error:
                 # Its loaders wait for a feed restart; the search must not give up before they do.
-                self._trouble(name, "feed %r is gone, its trials wait for it to be served again: %s", error)
+                self._trouble(name, "feed %r is gone; its trials wait for a feed restart: %s", error)
             except (mbaas.WaitTimeoutError, mbaas.FeedRestartingError) as error:
                 self._silent.add(name)
-                self._trouble(name, "feed %r does not answer, the search asks it again at the next occasion: %s", error)
+                self._trouble(
+                    name,
+                    "feed %r does not answer; the search continues and calls it again at the next event: %s",
+                    error,
+                )
             except mbaas.FeedFailedError as error:
                 del self._feeds[name]
-                logger.warning("feed %r left the search, trials that use it will raise its error: %s", name, error)
+                logger.warning("feed %r has ended; trials that use it will raise its error: %s", name, error)
             except (mbaas.MbaasError, ray.exceptions.RayError) as error:
-                self._trouble(name, "feed %r erred, the search asks it again at the next occasion: %s", error)
+                self._trouble(
+                    name,
+                    "the call to feed %r failed; the search continues and calls it again at the next event: %s",
+                    error,
+                )
 
     def _trouble(self, name: str, sentence: str, error: Exception) -> None:
         # Logs once until the feed has answered again.

@@ -28,7 +28,7 @@ def why_none_starts(
     nodes: Sequence[Node],
     held: Mapping[str, Resources],
     *,
-    asks: str = "each trial asks",
+    asks: str = "each trial requests",
 ) -> str | None:
     """Return a sentence if feeds hold the resources that trials need; None if they do not, or if the cluster is too
     small.
@@ -46,7 +46,7 @@ def why_none_starts(
     lacks = [lack for name in lacking if (lack := _lack(name, bundles, nodes, held, asks))]
     if not lacks:
         return None
-    return f"{'; '.join(lacks)}: serve the feeds with fewer prep workers, or give each trial less"
+    return f"{'; '.join(lacks)}: serve the feeds with fewer prep workers, or reduce the resources of each trial"
 
 
 def _with_all(node: Node, names: Sequence[str]) -> Resources:
@@ -66,7 +66,7 @@ def _lack(
         asked += f" in {len(bundles)} bundles of at most {largest[name]:g}"
     free, total = (sum(each.get(name, 0.0) for each in one) for one in _columns(nodes))
     return (
-        f"{asks} for {asked}, {free:g} of {total:g} are free{_most_on_one(name, largest, nodes)}, "
+        f"{asks} {asked}, {free:g} of {total:g} are free{_most_on_one(name, largest, nodes)}, "
         f"and prep workers of feeds hold {' and '.join(holders)}"
     )
 

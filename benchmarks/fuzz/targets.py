@@ -37,12 +37,13 @@ from benchmarks.fuzz.lying import LyingHandler
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
 from mbaas import transforms
+from mbaas.analysis.plan import file as plan_file
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.row_server import RowPool, check_pick
 from mbaas.calls import socket as local_socket
 from mbaas.calls import wire
 from mbaas.calls.server import CallServer
-from mbaas.cli import feed_file, plan, what_if
+from mbaas.cli import feed_file, what_if
 from mbaas.client.saved_state import read_state, resumption
 from mbaas.coordinator.stories import story_of
 from mbaas.core import calls, events
@@ -561,7 +562,7 @@ def files(folder: Path) -> Case:
 
     readers: list[tuple[Path, Callable[[Path], object]]] = [
         (_ROOT / "examples/feed.yaml", feed_file.load),
-        (_ROOT / "examples/plan/jobs.yaml", plan.load),
+        (_ROOT / "examples/plan/jobs.yaml", plan_file.load),
         (_ROOT / "mbaas/analysis/simulator/presets/mnist.yaml", catalog.read),
         (_ROOT / "mbaas/analysis/simulator/presets/machines/reference.yaml", what_if.read_machines),
     ]

@@ -6,6 +6,7 @@ the repository leads to a copy of it in the site. The same links work where the 
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -118,5 +119,29 @@ def _commands(_: str) -> str:
     return "\n\n".join(helps(typer.main.get_command(app), []))
 
 
-GENERATED = {"metrics": _metrics, "file": _file, "commands": _commands}
+def _options(_: str) -> str:
+    from mbaas.cli.feed_file import schema
+
+    whole = schema()
+    parts = {"Top level": whole}
+    for name, option in whole["properties"].items():
+        for form in (option, *option.get("anyOf", ())):
+            if "$ref" in form:
+                parts[name] = whole["$defs"][form["$ref"].rpartition("/")[2]]
+    parts |= {f"data: {name}": part for name, part in whole["$defs"].items() if name.startswith("read_")}
+    heading = ["| key | default | meaning |", "|---|---|---|"]
+    return "\n\n".join(
+        "\n".join([f"### {title}", "", *heading, *(_row(*option) for option in part["properties"].items())])
+        for title, part in parts.items()
+    )
+
+
+def _row(name: str, option: Any) -> str:
+    default = option.get("default")
+    shown = f"`{json.dumps(default)}`" if default is not None and not isinstance(default, dict) else ""
+    meaning = " ".join(option.get("description", "").split()).replace("|", ", ")
+    return f"| `{name}` | {shown} | {meaning} |"
+
+
+GENERATED = {"metrics": _metrics, "file": _file, "commands": _commands, "options": _options}
 """What `<!-- generated: NAME ... -->` in a page stands for."""

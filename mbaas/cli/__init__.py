@@ -1,10 +1,47 @@
-"""The command ``mbaas``: serve, status, stop, analyze, what-if, plan, simulate, bench, cluster.
+"""The command ``mbaas``: one module for each command, with its arguments.
 
 Exit codes: 0 success, 1 an error of the service (`mbaas.MbaasError`), 2 an invalid command line or file, 130
-interrupted by Ctrl-C. Results go to stdout, everything else to stderr. Ray and Arrow are imported by the commands that
-need them, never for ``--help``.
+interrupted by Ctrl-C. Results go to stdout, everything else to stderr. Commands import Ray, Arrow and NumPy when they
+run, never for ``--help``.
 """
 
-from mbaas.cli.main import app
+import importlib
+from typing import Annotated
+
+import typer
+
+from mbaas.cli import cluster, simulate
+from mbaas.cli.console import app, examples
 
 __all__ = ["app"]
+
+# Each adds its command to the app, in the order of ``mbaas --help``.
+for _module in ("serve", "show", "status", "top", "ledger", "bench", "chaos", "analyze", "what_if", "plan"):
+    importlib.import_module(f"mbaas.cli.{_module}")
+app.add_typer(simulate.app, name="simulate")
+app.add_typer(cluster.app, name="cluster")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from mbaas import __version__
+
+        typer.echo(f"mbaas {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog=examples(
+        "mbaas show feed.yaml          [dim]draw the first minibatch of this feed[/]",
+        "mbaas serve feed.yaml         [dim]serve it, until Ctrl-C[/]",
+        "mbaas status                  [dim]list the running feeds[/]",
+        "mbaas status train --watch    [dim]the status of one feed, repeatedly[/]",
+        "mbaas stop train",
+    )
+)
+def mbaas(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Minibatch as a service on Ray: fetch and prepare each minibatch once, and deliver it to every trial."""

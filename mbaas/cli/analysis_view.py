@@ -103,11 +103,11 @@ def _epoch(epoch: Epoch) -> RenderableType:
 
 
 def _rates(rates: Rates, setup: Setup) -> RenderableType:
-    table = table_of("measured", ">rate", ">±", "what it is")
+    table = table_of("measured", ">rate", ">±", "measured as")
     workers = setup.workers_of(rates.cores)
     readers = max(rates.storage.points, key=lambda point: point[1].value)[0]
     rows = [
-        ("G", rates.step, "one trial trains, its data always ready"),
+        ("G", rates.step, "training rate of one trial with data always ready"),
         ("P", rates.prep.quantity(workers), f"{units.counted(workers, 'prep worker')} prepare from memory"),
         ("S", rates.storage.quantity(readers), f"{units.counted(int(readers), 'reader')} read cold storage at random"),
         ("C", rates.cache.scaled(1 / rates.sample_bytes, unit="samples/s"), "cached samples come from memory"),
@@ -153,7 +153,7 @@ def _split(split: EpochSplit) -> RenderableType:
     rest = split.epoch_s.value - sum(part.value for part in said)
     compared = map(_s, (split.compute_s, split.prep_stall_s, split.fetch_stall_s))
     table.add_row("three runs compared", *compared, "-", _s(split.epoch_s))
-    table.add_row("what loaders said", units.seconds(rest), *map(_s, said), _s(split.epoch_s))
+    table.add_row("reported by loaders", units.seconds(rest), *map(_s, said), _s(split.epoch_s))
     return table
 
 
@@ -172,7 +172,7 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
 
 def _verification(verification: Verification) -> RenderableType:
     table = table_of(
-        "predictions that were run",
+        "verified predictions",
         ">predicted",
         ">found",
         ">error",
@@ -192,7 +192,9 @@ def _verification(verification: Verification) -> RenderableType:
         )
     median, worst = (units.percent(error) for error in (verification.median_error, verification.worst_error))
     slowest, fastest = map(units.number, verification.paces)
-    pace = f"the machine was {slowest} to {fastest} times as fast as when rates were measured; predictions are for that"
+    pace = (
+        f"the machine was {slowest} to {fastest} times as fast as during the measurements; predictions account for it"
+    )
     summary = f"  median error {median}, worst {worst}\n  {pace}"
     return Group(table, Text(summary, "dim"))
 

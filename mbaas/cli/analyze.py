@@ -11,23 +11,34 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mbaas import units
-from mbaas.analysis.measuring.effort import SavedStages
-from mbaas.analysis.whole import Analysis
-from mbaas.cli import analysis_view, feed_data, feed_file
-from mbaas.cli.connection import connect
-from mbaas.cli.console import CUT_OFF, end_as_ctrl_c, err, line, out, say_error, say_note, write_json
-from mbaas.core.layout import wanted_staging
+from mbaas.cli.console import (
+    CUT_OFF,
+    Address,
+    AsJson,
+    app,
+    command,
+    connect,
+    end_as_ctrl_c,
+    err,
+    line,
+    out,
+    say_error,
+    say_note,
+    write_json,
+)
 from mbaas.errors import ConfigError
 from mbaas.memory.budgets import default_cache, default_staging, free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from mbaas.analysis.measuring.effort import SavedStages
+    from mbaas.analysis.whole import Analysis
     from mbaas.settings import FeedOptions
 
 
@@ -76,39 +87,101 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
         raise ConfigError(f"--storage must have a unit: {wanted}, got {storage!r}")
     request = AnalyzeRequest(storage_bytes_per_s=limit, **given)
     if (request.file is None) == (request.feed is None):
-        raise ConfigError("name either a file that describes a feed, as for `mbaas serve`, or a running --feed")
+        raise ConfigError("give either a feed file, as for `mbaas serve`, or a running feed with --feed")
     if request.feed is None and (request.step is None) == (request.rate_per_s is None):
-        raise ConfigError("say how fast training is: either --step module:function, which is measured, or --rate")
+        raise ConfigError("give the speed of training: either --step module:function, which is measured, or --rate")
     if request.feed is not None and (request.step, request.rate_per_s, request.verify) != (None, None, False):
-        raise ConfigError("a running --feed has its own rates: leave out --step, --rate and --verify")
+        raise ConfigError("--feed uses the rates of a running feed: leave out --step, --rate and --verify")
     if request.quick and (request.verify or request.feed is not None):
         other = "--verify" if request.verify else "--feed"
-        raise ConfigError(f"--quick measures rates of a file and runs no feed: leave out --quick or {other}")
+        raise ConfigError(f"--quick only measures rates of a file: leave out --quick or {other}")
     if request.trials < 1:
         raise ConfigError(f"--trials must be at least 1, got {request.trials}")
     return request
 
 
+@command(
+    app,
+    "mbaas analyze feed.yaml --step train:step            [dim]measures the step, too[/]",
+    "mbaas analyze feed.yaml --step train:step --quick    [dim]a quick estimate from fewer measurements[/]",
+    "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
+    "mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]with storage limited to 50 MB/s[/]",
+    "mbaas analyze feed.yaml --step train:step --verify --report report.html",
+    "mbaas analyze --feed train                           [dim]a running feed, from its counters[/]",
+)
 def analyze(
-    request: AnalyzeRequest, *, as_json: bool, save: Path | None, report: Path | None, plots: Path | None
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            help="The training step: a function of one minibatch, or one without parameters that returns it.",
+            metavar="MODULE:FUNCTION",
+            show_default=False,
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.", show_default=False)
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Trials that will train on it.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="Device that minibatches are copied to, such as cuda.", show_default=False)
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Limit storage to this rate.", metavar="RATE", show_default=False),
+    ] = None,
+    feed: Annotated[
+        str | None, typer.Option(help="Instead of a file: the name of a running feed.", show_default=False)
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run some of the predictions, and report the error.")
+    ] = False,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run the feed, to split an epoch's time.")] = True,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Take fewer measurements, and run no feed."),
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html", show_default=False)
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Write its plots as SVG.", metavar="DIR", show_default=False)
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the measurements, for `mbaas what-if`.", metavar="FILE.json", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    address: Address = None,
 ) -> None:
-    """Measure, and show the result.
+    """Find out whether loading is the bottleneck, and which change or purchase would help.
 
-    Args:
-        request: the command line.
-        as_json: write one line with one JSON object.
-        save: a file for the same object.
-        report: a file for the report as an HTML page.
-        plots: a folder for its plots.
-
-    Raises:
-        ConfigError: an invalid file or step, or a missing folder.
-        MbaasError: a measurement failed.
+    Measures the training step on synthetic data, prep with its data in memory, uncached storage, and memory. Then
+    splits an epoch's time into compute, waiting for prep and waiting for bytes, and lists changes that would help.
     """
+    from mbaas.cli import analysis_view
+
+    request = request_of(
+        file=config,
+        feed=feed,
+        step=step,
+        rate_per_s=rate,
+        device=device,
+        trials=trials,
+        storage=storage,
+        verify=verify,
+        run=run,
+        quick=quick,
+        address=address,
+    )
     for path in (save, report):  # before minutes of measuring
         if path is not None and not path.resolve().parent.is_dir():
-            raise ConfigError(f"the folder of {path} must exist")
-    has_ended, saved = threading.Event(), list[SavedStages]()
+            raise ConfigError(f"the folder of {path} does not exist")
+    has_ended = threading.Event()
+    saved: list[SavedStages] = []
     try:
         with end_as_ctrl_c(lambda: _see_to_the_end(has_ended, saved)):
             found = _of_feed(request) if request.feed is not None else _of_file(request, saved.append)
@@ -152,7 +225,7 @@ def _see_to_the_end(has_ended: threading.Event, saved: Sequence[SavedStages]) ->
         return
     try:
         _say_saved(saved)
-        say_error("interrupted; Ray ended first, and with it the measurement")
+        say_error("interrupted: Ray ended, and the measurement with it")
     finally:
         sys.stdout.flush()
         os._exit(CUT_OFF)
@@ -168,16 +241,17 @@ def _of_feed(request: AnalyzeRequest) -> Analysis:
 
 def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> Analysis:
     assert request.file is not None
-    described = feed_file.load(request.file)
     from mbaas import __version__, runtime
-    from mbaas.analysis.measuring.effort import QUICK, Effort, saved_path
+    from mbaas.analysis.measuring.effort import QUICK, Effort, SavedStages, saved_path
     from mbaas.analysis.measuring.portion import portion
     from mbaas.analysis.measuring.service import Workload
     from mbaas.analysis.measuring.steps import PacedStep, load_step
     from mbaas.analysis.measuring.system import cores_here, workers_here
     from mbaas.analysis.whole import analyze
+    from mbaas.cli import feed_data, feed_file
     from mbaas.model.rates import Setup
 
+    described = feed_file.load(request.file)
     options = described.options
     step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
     dataset = feed_data.listed(described.data)
@@ -230,6 +304,7 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
 def _memory_bytes(options: FeedOptions, workers: int) -> int:
     """Return the bytes of memory for a feed's cache on this machine, next to its staging."""
     from mbaas import runtime
+    from mbaas.core.layout import wanted_staging
 
     store_bytes = max(runtime.store_bytes().values())
     staged = options.staging_bytes or default_staging(store_bytes, wanted_staging(workers))

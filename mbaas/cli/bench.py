@@ -11,18 +11,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from mbaas.bench import SAMPLES
-from mbaas.cli.console import AsJson, end_as_ctrl_c, err, line, out, write_json
+from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
-
-EXAMPLES = (
-    "mbaas bench                                   [dim]takes about half an hour[/]",
-    "mbaas bench --trials 8 --batch 64 --rows prep,mbaas",
-    "mbaas bench --data ~/imagenet/val --json > bench.json",
-    "mbaas bench --task detection --data instances_val2017.json --image-folder val2017",
-    "mbaas bench --task audio",
-    "mbaas bench --gpu",
-    "mbaas bench --peers --peers-python ~/peers/bin/python",
-)
 
 NEEDED = {
     "images": {"skimage": "scikit-image"},
@@ -30,16 +20,6 @@ NEEDED = {
     "audio": {"soundfile": "soundfile", "soxr": "soxr"},
 }
 """Modules of the bench extra that each task needs, and their package names."""
-
-MOVED = {
-    "--bookkeeping": "bookkeeping",
-    "--ready": "ready",
-    "--nodes": "nodes",
-    "--storage-mb-s": "nodes",
-    "--cache-share": "nodes",
-    "--scale": "scale",
-}
-"""Former options of `mbaas bench`, and the commands of ``python -m benchmarks`` that replace them."""
 
 
 def check_installed(task: str = "images") -> None:
@@ -62,17 +42,16 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{option} must be whole numbers with commas between, such as 1,4,8, got {text!r}") from None
 
 
-def _moved(option: str) -> Any:
-    """Return a hidden option whose error names the replacement, for old scripts."""
-
-    def refuse(value: str | None) -> None:
-        if value:
-            command = f"python -m benchmarks {MOVED[option]}"
-            raise ConfigError(f"mbaas bench has no {option} any more: in a checkout of mbaas, run {command}")
-
-    return typer.Option(option, hidden=True, callback=refuse)
-
-
+@command(
+    app,
+    "mbaas bench                                   [dim]takes about half an hour[/]",
+    "mbaas bench --trials 8 --batch 64 --rows prep,mbaas",
+    "mbaas bench --data ~/imagenet/val --json > bench.json",
+    "mbaas bench --task detection --data instances_val2017.json --image-folder val2017",
+    "mbaas bench --task audio",
+    "mbaas bench --gpu",
+    "mbaas bench --peers --peers-python ~/peers/bin/python",
+)
 def bench(
     task: Annotated[str, typer.Option(help="Task: images, detection or audio.")] = "images",
     trials: Annotated[str, typer.Option(help="Trials at a time; a table for each number.", metavar="N,N")] = "1,4,8",
@@ -81,7 +60,7 @@ def bench(
     rows: Annotated[
         str | None,
         typer.Option(
-            help="Which of prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded to run. Default: all.",
+            help="Rows to run, from prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded. Default: all.",
             metavar="ROW,ROW",
             show_default=False,
         ),
@@ -89,8 +68,8 @@ def bench(
     decoded: Annotated[
         bool,
         typer.Option(
-            help="Run prep-decoded and mbaas-decoded, which keep samples decoded, as a feed does by default. All other "
-            "rows have them encoded.",
+            help="Run prep-decoded and mbaas-decoded, which cache decoded samples, as a feed does by default. All "
+            "other rows use encoded samples.",
         ),
     ] = True,
     peers: Annotated[
@@ -104,7 +83,7 @@ def bench(
     peers_python: Annotated[
         Path | None,
         typer.Option(
-            help="The interpreter of an environment with mbaas\\[bench,peers], for peers that are not installed here.",
+            help="Python interpreter with mbaas\\[bench,peers], for peers that are not installed here.",
             metavar="PATH",
             show_default=False,
         ),
@@ -128,13 +107,13 @@ def bench(
     ] = None,
     image_folder: Annotated[
         Path | None,
-        typer.Option(help="Folder of the images of that JSON file.", metavar="DIR", show_default=False),
+        typer.Option(help="Image folder for that JSON file.", metavar="DIR", show_default=False),
     ] = None,
     samples: Annotated[
         int,
         typer.Option("--samples", "--images", help="Number of photographs or audio files to generate, without --data."),
     ] = SAMPLES,
-    seconds: Annotated[float, typer.Option(help="Least length of each measurement.")] = 8.0,
+    seconds: Annotated[float, typer.Option(help="Minimum duration of each measurement.")] = 8.0,
     cores: Annotated[
         int | None,
         typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),
@@ -144,12 +123,6 @@ def bench(
         typer.Option(help="Part of each minibatch that trials read: one byte per page, or all.", metavar="pages|all"),
     ] = "pages",
     as_json: AsJson = False,
-    bookkeeping: Annotated[bool, _moved("--bookkeeping")] = False,  # noqa: ARG001
-    ready: Annotated[bool, _moved("--ready")] = False,  # noqa: ARG001
-    nodes: Annotated[str | None, _moved("--nodes")] = None,  # noqa: ARG001
-    storage_mb_s: Annotated[str | None, _moved("--storage-mb-s")] = None,  # noqa: ARG001
-    cache_share: Annotated[str | None, _moved("--cache-share")] = None,  # noqa: ARG001
-    scale: Annotated[bool, _moved("--scale")] = False,  # noqa: ARG001
 ) -> None:
     """Compare mbaas on this machine with a PyTorch DataLoader per trial and DALI per trial.
 

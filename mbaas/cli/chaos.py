@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from mbaas.cli.console import AsJson, end_as_ctrl_c, err, line, out, stack, table_of, write_json
+from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, out, stack, table_of, write_json
 from mbaas.errors import ConfigError, MbaasError
 from mbaas.units import count, counted, exact, number, seconds, size
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from mbaas.chaos.report import Checked, Report
     from mbaas.chaos.usage import Growth
 
-EXAMPLES = (
+SENTENCES = 10
+"""Upper bound on the flaws, errors and bugs of one kind that are printed."""
+
+
+@command(
+    app,
     "mbaas chaos                            [dim]20 faults, in about three minutes[/]",
     "mbaas chaos --seed 7 --minutes 60 --json > chaos.json",
     "mbaas chaos --kinds 'kill-*,pause-coordinator' --every 3",
     "mbaas chaos --ranks 2 --kinds 'kill-*'",
     "mbaas chaos --faults 50 -- python my_search.py",
 )
-
-SENTENCES = 10
-"""Upper bound on the flaws, errors and bugs of one kind that are printed."""
-
-
 def chaos(
-    command: Annotated[
+    program: Annotated[
         list[str] | None,
         typer.Argument(
             help="After --: a program to run in place of the search; it finds the cluster by RAY_ADDRESS.",
@@ -48,7 +48,7 @@ def chaos(
     kinds: Annotated[
         str | None,
         typer.Option(
-            help="Kinds of faults, as names or patterns. Default: all that can happen here.",
+            help="Kinds of faults, as names or patterns. Default: all kinds that are possible here.",
             metavar="KIND,KIND",
             show_default=False,
         ),
@@ -62,7 +62,7 @@ def chaos(
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run a search on a separate Ray cluster, kill and disturb every part of it, and check the samples that trials
+    """Run a search on a separate Ray cluster, kill and disturb its parts, and check the samples that trials
     received.
 
     Prep workers, cache nodes, coordinators, trials and nodes are killed, stopped and restored, one or several at a
@@ -73,14 +73,14 @@ def chaos(
 
     if faults is not None and minutes is not None:
         given = f"--faults {faults} and --minutes {exact(minutes)}"
-        raise ConfigError(f"{given} exclude each other; give only one")
+        raise ConfigError(f"{given} exclude each other")
     settings = ChaosSettings(
         seed=seed,
         faults=_faults_in(minutes, every) if minutes is not None else 20 if faults is None else faults,
         every_s=every,
         kinds=tuple(kind.strip() for kind in kinds.split(",")) if kinds is not None else (),
         ranks=ranks,
-        command=tuple(command or ()),
+        command=tuple(program or ()),
     )
     with end_as_ctrl_c():
         report = run(settings, lambda text: line(err, text, style="dim"))
@@ -90,7 +90,7 @@ def chaos(
         out.print(render(report))
     # After the report, so that a person reads the findings first, and a script gets the exit code.
     if not report.is_sound:
-        raise MbaasError(f"the search did not stand the faults; records and logs are kept in {report.kept}")
+        raise MbaasError(f"the search did not survive the faults; records and logs are in {report.kept}")
 
 
 def _faults_in(minutes: float, every_s: float) -> int:
@@ -117,8 +117,8 @@ def render(report: Report) -> RenderableType:
     for title, sentences in (
         ("flaws", tuple(map(str, report.checked.flaws))),
         ("feeds that ended", report.feeds_ended),
-        ("trials that waited for ever", report.hung),
-        ("errors that trials met and went on after", report.checked.told),
+        ("trials that hung", report.hung),
+        ("errors that trials survived", report.checked.told),
         ("internal errors in the logs", report.bugs),
         ("left behind", report.left_behind),
     ):
@@ -146,7 +146,7 @@ def _samples(report: Report) -> RenderableType:
         lines += [_what_was_checked(found), _verdict(found)]
     else:
         lines.append(
-            "trials wrote nothing down, so their samples were not checked; by their loaders' own ledgers "
+            "trials recorded nothing, so their samples were not compared; according to their loaders' ledgers, "
             f"{counted(report.inexact_epochs, 'epoch')} were not exact"
         )
     if report.command_code is not None:

@@ -47,7 +47,7 @@ def write(
     """Write one of the files for editing: values that you must set are marked EDIT."""
     found = _files()
     if name not in found:
-        raise ConfigError(f"there is no file {name!r} for clusters; there are {', '.join(found)}")
+        raise ConfigError(f"unknown file {name!r}; known are {', '.join(found)}")
     target = to if to is not None else Path(Path(name).name)
     if target.is_dir():
         target /= name
@@ -56,7 +56,9 @@ def write(
         with target.open("w" if force else "x", encoding="utf-8") as file:
             file.write(found[name].read_text(encoding="utf-8"))
     except FileExistsError:
-        raise ConfigError(f"{target} is there already; --force overwrites it, --to names another file") from None
+        raise ConfigError(
+            f"{target} exists already; overwrite it with --force, or choose another file with --to"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}") from None
     line(out, str(target))

@@ -1,4 +1,4 @@
-"""Shared parts of all commands: output, help, and exit codes.
+"""Shared parts of all commands: the cluster that they join, output, tables, help, and exit codes.
 
 Results go to stdout, everything else to stderr. An error that was raised on purpose becomes a sentence and an exit
 code; any other is a bug and keeps its traceback.
@@ -7,22 +7,35 @@ code; any other is a bug and keeps its traceback.
 from __future__ import annotations
 
 import inspect
+import os
 import signal
+import socket
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from mbaas.errors import ConfigError, MbaasError
+from mbaas.errors import (
+    ConfigError,
+    FeedFailedError,
+    FeedNotFoundError,
+    MbaasError,
+    ResourceError,
+    WaitTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from mbaas.status import FeedStatus
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,7 +46,25 @@ CUT_OFF = 130
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="host:port of the Ray cluster's head. Default: RAY_ADDRESS, or the cluster on this machine.",
+        metavar="HOST:PORT",
+        show_default=False,
+    ),
+]
+
+Statuses: TypeAlias = "dict[str, FeedStatus | MbaasError]"
+"""Feeds and their status; for a feed that is starting, ending or silent, the error instead."""
+
+REACH_TIMEOUT_S = 3.0
+"""Connection timeout of a cluster's head; Ray itself would try for 20 s."""
+
+_TRIES = ("RAY_NUM_REDIS_GET_RETRIES", "5")
+"""Environment of a process that joins a cluster and never starts one: Ray tries for 5 s instead of 20 s."""
 
 out = Console(highlight=False)
 """For results."""
@@ -95,6 +126,110 @@ def table_of(*headings: str, text_folds: bool = False) -> Table:
 def stack(parts: Sequence[RenderableType]) -> RenderableType:
     """Stack parts of a page, with an empty line between."""
     return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
+
+
+def is_named(address: str | None) -> bool:
+    """Return whether the user named a cluster, by ``--address`` or ``RAY_ADDRESS``."""
+    return (address or os.environ.get("RAY_ADDRESS") or "auto") != "auto"
+
+
+def join_cluster(address: str | None) -> None:
+    """Connect this process to a running cluster, and show that meanwhile."""
+    with err.status("connecting to Ray ..."):
+        connect(address, start=False)
+
+
+def connect(address: str | None, *, start: bool) -> None:
+    """Connect this process to a cluster; with ``start``, start one if none is running here.
+
+    Args:
+        address: "host:port" of the head; None: environment variable ``RAY_ADDRESS``, or the cluster on this machine.
+        start: start an embedded cluster if none is running. A named cluster must be running.
+
+    Raises:
+        ConfigError: the address is not "host:port".
+        ResourceError: no cluster answers there.
+    """
+    named = address or os.environ.get("RAY_ADDRESS") or "auto"
+    if named != "auto":
+        _check_reachable(named)
+        # In the environment, so that child processes join the same cluster.
+        os.environ["RAY_ADDRESS"] = named
+    # Not if a cluster may be started here, because its processes would inherit the setting.
+    if named != "auto" or not start:
+        os.environ.setdefault(*_TRIES)
+    from mbaas import runtime
+
+    try:
+        runtime.ensure_ray(start=start)
+    except ResourceError as error:
+        if not isinstance(error.__context__, ConnectionError):
+            raise
+        # Ray has one class for "no cluster" and "no answer"; only the messages differ.
+        is_gone = isinstance(error.__context__, runtime.NoAnswerError)  # its address is still in Ray's folder
+        if named == "auto" and (is_gone or "find any running" in str(error.__context__)):
+            raise ResourceError(_none_at(named)) from None
+        reason = _first_line(error.__context__)
+        raise ResourceError(f"cannot join the Ray cluster at {named}: {reason}; {runtime.ABOUT_TOKENS}") from None
+    except (ConnectionError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python
+        raise ResourceError(f"cannot join the Ray cluster at {named}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException | None) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        raise ConfigError(
+            f"the address of a cluster must be host:port of its head, such as 10.0.0.1:6379, got {address!r}"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S).close()
+    except (OSError, OverflowError):
+        raise ResourceError(_none_at(address)) from None
+
+
+def _none_at(address: str) -> str:
+    if address != "auto":
+        return f"no Ray cluster answers at {address}; check --address or RAY_ADDRESS"
+    return (
+        "no Ray cluster is running on this machine; start one with `mbaas serve`, or set --address or RAY_ADDRESS to "
+        "one elsewhere"
+    )
+
+
+def statuses(name: str | None, *, within_s: float | None = None) -> Statuses:
+    """Return the status of one feed, or of all.
+
+    Args:
+        name: the feed's; None: all feeds.
+        within_s: time limit for each status; None: the time limit of a starting feed.
+
+    Raises:
+        FeedNotFoundError: no feed with this name; the message lists the running feeds.
+    """
+    import mbaas
+
+    found: Statuses = {}
+    for feed in mbaas.feeds() if name is None else [mbaas.connect(name)]:
+        try:
+            found[feed.name] = feed.status() if within_s is None else feed.status(timeout_s=within_s)
+        except (FeedNotFoundError, FeedFailedError, WaitTimeoutError) as error:
+            found[feed.name] = error
+    return found
+
+
+@contextmanager
+def updated_page(*, live: bool) -> Iterator[Callable[[RenderableType], None]]:
+    """Return a function that shows a page: in the place of the last one if ``live`` and on a terminal, or below it."""
+    if not live or not out.is_terminal:
+        yield out.print
+        return
+    # Draw once per page: a refresh thread would only repeat the same figures.
+    with Live(console=out, auto_refresh=False, vertical_overflow="crop") as shown:
+        yield lambda page: shown.update(page, refresh=True)
 
 
 def examples(*lines: str) -> str:
@@ -184,3 +319,7 @@ def end_as_ctrl_c(see_to_it: Callable[[], None] | None = None) -> Iterator[None]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+app = group(name="mbaas")
+"""The command ``mbaas``. The modules of this package add their commands."""

@@ -1,5 +1,8 @@
 """The data section of a feed's file: location, reader, and the samples to serve.
 
+Sections for readers, and for boxes and transforms (`mbaas.cli.feed_file`), are made from the signatures and docstrings
+of the functions and classes.
+
 ::
 
     data:
@@ -12,19 +15,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import functools
+import inspect
+import operator
+import os
+import re
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 import mbaas
 from mbaas import files
 from mbaas.cli.console import err
-from mbaas.cli.signatures import form, path_parameters, reader_key
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.order import MOST_SEED
 from mbaas.progress import Progress, watched
@@ -33,6 +43,120 @@ from mbaas.validation import options
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
+
+NOT_IN_FILES = ("filesystem",)
+"""Parameters whose values are Python objects."""
+
+RELATIVE = "Relative paths begin at the folder of this file."
+
+
+def parameters_of(call: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters that a file may contain, and their types."""
+    found = inspect.signature(call).parameters
+    annotations = {name: each.annotation for name, each in found.items() if name not in NOT_IN_FILES}
+    # not of the function itself: types of the others are imported for type checkers only
+    return get_type_hints(SimpleNamespace(__annotations__=annotations), vars(inspect.getmodule(call)), None, True)
+
+
+def path_parameters(call: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the parameters that are paths or URIs; the first one names the data."""
+    first, *others = parameters_of(call).items()
+    return (first[0], *(name for name, kind in others if os.PathLike in map(_plain, _alternatives(kind))))
+
+
+def section(call: Callable[..., Any], *, within: str) -> type:
+    """Return a class for the parameters of ``call`` as a section of a file.
+
+    Args:
+        call: a reader of datasets, or a class. Its docstring describes the parameters.
+        within: path of the section, for errors.
+    """
+    paths = path_parameters(call) if inspect.isfunction(call) else ()
+    descriptions, defaults = described(call), inspect.signature(call).parameters
+    members: dict[str, Any] = {"__doc__": summary(call), "__annotations__": {}, "__module__": __name__}
+    for name, kind in parameters_of(call).items():
+        known = f"{descriptions.get(name, '')} {RELATIVE}" if name in paths else descriptions.get(name)
+        annotation = str if paths and name == paths[0] else _in_file(kind)
+        members["__annotations__"][name] = Annotated[annotation, Field(description=known)]
+        if defaults[name].default is not inspect.Parameter.empty:
+            members[name] = defaults[name].default
+    return options(within=within)(type(call.__name__, (), members))
+
+
+def reader_key(read: Callable[..., Any]) -> Any:
+    """Return the type of a reader's key: a path or a section, and only a section if the reader needs more."""
+    kind = section(read, within=f"data.{read.__name__}")
+    required = [each for each in kind.__dataclass_fields__.values() if each.default is MISSING]  # type: ignore[attr-defined]
+    if len(required) > 1:
+        return Annotated[kind | None, Field(description=f"{summary(read)} Its options.")]
+    either: Any = Annotated[Annotated[str, Tag("value")] | Annotated[kind, Tag("mapping")], Discriminator(form)]
+    return Annotated[either | None, Field(description=f"{summary(read)} Its path, or its options.")]
+
+
+def form(said: Any) -> str:
+    """Return "mapping" for options, or "value"."""
+    return "mapping" if isinstance(said, dict) else "value"
+
+
+def schema_of(step: type) -> dict[str, Any]:
+    """Return the JSON schema of a transform's parameters: the first one alone, or all by name."""
+    descriptions, defaults = described(step), inspect.signature(step).parameters
+    parts = {
+        name: {**_schema(kind), "description": descriptions.get(name, "")} for name, kind in parameters_of(step).items()
+    }
+    if not parts:
+        return {"type": "null"}
+    whole = {
+        "type": "object",
+        "properties": parts,
+        "required": [name for name in parts if defaults[name].default is inspect.Parameter.empty],
+        "additionalProperties": False,
+    }
+    return {"anyOf": [next(iter(parts.values())), whole, {"type": "null"}]}
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    if get_origin(kind) is Callable or kind is Any:
+        return {"type": "string"}
+    return TypeAdapter(_in_file(kind)).json_schema()
+
+
+def described(call: Callable[..., Any]) -> dict[str, str]:
+    """Return the descriptions of parameters in the section "Args" of a docstring.
+
+    ``path, listing: as for `read_images`.`` stands for the descriptions of that function.
+    """
+    text = (inspect.getdoc(call) or "").partition("Args:")[2].partition("\n\n")[0]
+    found: dict[str, str] = {}
+    for names, words in re.findall(r"^    (\w+(?:, \w+)*): ((?:.|\n {5})*)", text, re.MULTILINE):
+        other = re.fullmatch(r"as for `(\w+)`\.", words.strip())
+        meant = described(getattr(inspect.getmodule(call), other[1])) if other is not None else {}
+        found.update((name, meant.get(name) or " ".join(words.split())) for name in names.split(", "))
+    return found
+
+
+def summary(call: Callable[..., Any]) -> str:
+    """Return the first paragraph of a docstring."""
+    return " ".join((inspect.getdoc(call) or "").partition("\n\n")[0].split())
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _plain(kind: Any) -> Any:
+    return get_origin(kind) or kind
+
+
+def _in_file(kind: Any) -> Any:
+    """Return a type as files have it: paths are strings, and lists are tuples."""
+    kept = [each for each in _alternatives(kind) if _plain(each) is not os.PathLike]
+    if len(kept) > 1 or kept[0] is not kind:
+        return functools.reduce(operator.or_, map(_in_file, kept))
+    if _plain(kind) is Sequence:
+        return tuple[(_in_file(get_args(kind)[0]), ...)]  # type: ignore[misc]
+    return kind
+
 
 READERS = {name: getattr(mbaas, name) for name in mbaas.__all__ if name.startswith("read_")}
 """Readers of datasets, which are keys of ``data``."""
@@ -177,7 +301,7 @@ class FeedData:
             return cls(_from(top.file, data), said, top)
         name, options = top.fields["data"].made(lambda: _reader_of(data))
         if said.listing is not None:
-            raise top.fields["listing"].error(f"listing stores the contents of a folder, and data is for {name}")
+            raise top.fields["listing"].error(f"listing is an option of a folder, but data is read by {name}")
         where = options if isinstance(options, str) else getattr(options, path_parameters(READERS[name])[0])
         return cls(_from(top.file, where), said, top)
 
@@ -241,12 +365,12 @@ def _check(condition: files.Located) -> None:
     kinds = {str if isinstance(each.value, str) else float if _is_number(each.value) else None for each in values}
     if kinds in ({str}, {float}):
         return
-    wanted = "a list of numbers, or of texts" if several else "a number or text"
+    wanted = "a list of numbers or of strings" if several else "a number or a string"
     quoting = next((each.quoting for each in values if isinstance(each.value, bool)), "")
     if len(kinds) > 1:
         quoting = quoting or next(each.quoting for each in values if not isinstance(each.value, str))
     raise value.error(
-        f"{condition.name}: what stands after {operator.value!r} must be {wanted}, got {value.written}{quoting}"
+        f"{condition.name}: the value after {operator.value!r} must be {wanted}, got {value.written}{quoting}"
     )
 
 
@@ -258,7 +382,7 @@ def _check_kind(condition: files.Located, dataset: Dataset) -> None:
     texts = {each.name for each in dataset.fields if each.categories} | ({CLASS} if dataset.class_names else set())
     number = next((each for each in value.items or (value,) if _is_number(each.value)), None)
     if field.value in texts and number is not None:
-        wrong = f"{field.value} is text, and {number.written} without quotes is a number{number.quoting}"
+        wrong = f"{field.value} contains strings, but {number.written} without quotes is a number{number.quoting}"
         raise value.error(f"{condition.name}: {wrong}")
 
 

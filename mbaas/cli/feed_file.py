@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import TypeAdapter, WithJsonSchema
 
 from mbaas import files, transforms
-from mbaas.cli.feed_data import DataOptions, FeedData
-from mbaas.cli.signatures import parameters_of, schema_of, section
+from mbaas.cli.feed_data import DataOptions, FeedData, parameters_of, schema_of, section
 from mbaas.errors import ConfigError
 from mbaas.named_functions import import_named
 from mbaas.settings import GROUPED, FeedName, FeedOptions
@@ -38,7 +37,7 @@ TRANSFORMS: dict[str, type[Transform]] = {
 }
 
 ON_IMAGES = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
-"""Keys of the file for what lies on images."""
+"""Keys of the file for annotations that move with the pixels."""
 
 if TYPE_CHECKING:
     BoxesFile = Any
@@ -67,7 +66,7 @@ class FeedFile(DataOptions, FeedOptions):
     """A feed for `mbaas serve`."""
 
     name: FeedName
-    """The name under which trials join the feed."""
+    """Name under which consumers join the feed."""
 
     pipeline: Steps
     """Steps applied to each sample, in this order: transforms by name, with their parameters."""

@@ -1,4 +1,4 @@
-"""Render a feed for a terminal: figures, trials, workers, nodes, and rates from successive snapshots."""
+"""Render a feed for a terminal: figures, consumers, workers, nodes, and rates from successive snapshots."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -15,8 +16,10 @@ from rich.text import Text
 from mbaas.cli.console import stack, table_of
 from mbaas.costs import HOUR_S, LoadingCosts
 from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
-from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.units import count, counted, duration, number, percent, seconds, size
+
+if TYPE_CHECKING:
+    from mbaas.status import ConsumerStatus, FeedStatus
 
 WINDOW_S = 15.0
 """Averaging time of rates: consumers report every few seconds, so a shorter window would show steps."""
@@ -25,7 +28,7 @@ STATE_STYLES = {"busy": "green", "waiting": "yellow", "resting": "dim", "reserve
 FEED_STYLES = {"serving": "green", "waiting": "yellow", "failed": "bold red"}
 BAR_CELLS = 10
 STALL_ALARM = 0.1
-"""Stall share above which a trial is coloured."""
+"""Stall share above which a consumer is coloured."""
 
 FEW = 5
 """Number of skipped samples and notes shown; ``--json`` has all that the feed stores."""
@@ -37,7 +40,7 @@ class Rates:
 
     Attributes:
         prepared_per_s: by prep workers.
-        delivered_per_s: to trials, summed over trials.
+        delivered_per_s: to consumers, summed over consumers.
         over_s: averaging time; None: since the start of the feed.
     """
 
@@ -81,11 +84,11 @@ class RateWindow:
 
 def state_of(seen: FeedStatus | MbaasError | None) -> str:
     """Return a feed's state in one word; without a snapshot, it is starting, restarting, silent, or has ended."""
-    if isinstance(seen, FeedStatus):
-        return seen.state
-    if isinstance(seen, WaitTimeoutError):
-        return "silent"
-    return "starting" if seen is None or isinstance(seen, FeedRestartingError) else "ended"
+    if seen is None or isinstance(seen, FeedRestartingError):
+        return "starting"
+    if isinstance(seen, MbaasError):
+        return "silent" if isinstance(seen, WaitTimeoutError) else "ended"
+    return seen.state
 
 
 def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> RenderableType:
@@ -97,7 +100,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> 
         return Text("no feed runs on this cluster", style="dim")
     table = table_of("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
     for name, status, rates in rows:
-        if not isinstance(status, FeedStatus) or rates is None:
+        if isinstance(status, MbaasError) or rates is None:
             table.add_row(Text(name, "bold"), Text(state_of(status), "yellow"))
             continue
         table.add_row(
@@ -113,7 +116,7 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> 
     waits = [
         Text.assemble((name, "bold"), (" waits: ", "yellow"), wait)
         for name, status, _ in rows
-        for wait in (status.waits_for if isinstance(status, FeedStatus) else [str(status)])
+        for wait in ([str(status)] if isinstance(status, MbaasError) else status.waits_for)
     ]
     return Group(table, *waits) if waits else table
 
@@ -256,12 +259,12 @@ def _first_batches(status: FeedStatus) -> list[float]:
 
 def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     if not status.consumers:
-        return _section("trials", [Text(f'none now; they join with mbaas.join("{status.name}")', "dim")])
+        return _section("consumers", [Text(f'none; they join with mbaas.join("{status.name}")', "dim")])
     shown = status.consumers[:most]
     table = table_of(
-        "trial", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
+        "consumer", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
     )
-    # Most feeds have one cohort, so the column is useless; if all blocks are kept, each trial has its own.
+    # Most feeds have one cohort, so the column is useless; if all blocks are kept, each consumer has its own.
     cohorts = not status.keeps_all and len({consumer.cohort for consumer in status.consumers}) > 1
     if cohorts:
         table.add_column("cohort", justify="right", no_wrap=True)
@@ -270,7 +273,7 @@ def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     rest = len(status.consumers) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
-    lines += [Text.assemble((m.name, "bold"), (" goes apart: ", "dim"), m.apart) for m in shown if cohorts and m.apart]
+    lines += [Text.assemble((m.name, "bold"), (" split off: ", "dim"), m.apart) for m in shown if cohorts and m.apart]
     return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 

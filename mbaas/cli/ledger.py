@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
-from mbaas.cli.connection import connect
-from mbaas.cli.console import err, out, say_note, table_of, write_json
+from mbaas.cli.console import Address, AsJson, app, command, join_cluster, out, say_note, table_of, write_json
 from mbaas.errors import ConfigError
 from mbaas.units import count, counted, duration
 
@@ -18,34 +18,41 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@command(
+    app,
+    "mbaas ledger train",
+    "mbaas ledger train trial-3                   [dim]each of its epochs[/]",
+    "mbaas ledger train --parquet ledgers.parquet",
+)
 def ledger(
-    name: str,
-    consumer: str | None,
-    *,
-    only_inexact: bool,
-    as_json: bool,
-    parquet: Path | None,
-    address: str | None,
+    name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],
+    consumer: Annotated[
+        str | None, typer.Argument(help="Show each epoch of this consumer.", metavar="[CONSUMER]", show_default=False)
+    ] = None,
+    inexact: Annotated[bool, typer.Option("--inexact", help="Only epochs whose ledger does not match.")] = False,
+    as_json: AsJson = False,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Write the rows to this file.", metavar="FILE", show_default=False)
+    ] = None,
+    address: Address = None,
 ) -> None:
-    """Show the ledgers of a feed: by consumer, or each epoch of ``consumer``.
+    """Show the samples that each consumer received in each of its epochs, against the expected ones.
 
-    Raises:
-        FeedNotFoundError: no feed with this name.
-        ConfigError: the consumer has not finished an epoch, or the file cannot be written.
-        ResourceError: no cluster.
+    A ledger counts samples and hashes their ids, in any order: it matches if the consumer received each sample of the
+    epoch exactly once. [bold]from[/] and [bold]shuffled as[/], with the seed, determine the contents of every
+    minibatch.
     """
     import pyarrow as pa
 
     import mbaas
 
-    with err.status("connecting to Ray ..."):
-        connect(address, start=False)
+    join_cluster(address)
     found = mbaas.connect(name).ledger()
     rows = found.to_pylist()
     if consumer is not None:
         _check_known(consumer, rows)
-    chosen = [consumer in (None, row["consumer"]) and not (only_inexact and row["exact"]) for row in rows]
-    nothing = "all ledgers match" if rows and only_inexact else "no trial has finished an epoch yet"
+    chosen = [consumer in (None, row["consumer"]) and not (inexact and row["exact"]) for row in rows]
+    nothing = "all ledgers match" if rows and inexact else "no consumer has finished an epoch yet"
     found = found.filter(pa.array(chosen, pa.bool_()))  # an empty list needs an explicit type
     rows = [row for row, is_chosen in zip(rows, chosen, strict=True) if is_chosen]
     if parquet is not None:
@@ -56,7 +63,7 @@ def ledger(
     elif not rows:
         out.print(nothing, style="dim")
     else:
-        out.print(_by_consumer(rows) if consumer is None and not only_inexact else _by_epoch(rows))
+        out.print(_by_consumer(rows) if consumer is None and not inexact else _by_epoch(rows))
 
 
 def _check_known(consumer: str, rows: list[dict[str, Any]]) -> None:

@@ -1,187 +1,130 @@
-"""``mbaas plan`` computes workers, threads, caches and nodes for the searches and jobs in a file."""
+"""``mbaas plan`` shows workers, threads, caches and nodes for the searches and jobs in a file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Discriminator, Field, Tag
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-from mbaas import files, validation
-from mbaas.analysis.plan.jobs import Cluster, Node, Samples, TrainingJob
-from mbaas.cli.console import out, write_json
-from mbaas.errors import ConfigError
-from mbaas.model.curves import MeasuredCurve
-from mbaas.model.quantity import Quantity, stated
-from mbaas.model.rates import Rates
-from mbaas.units import Bytes, BytesPerS
+from mbaas import units
+from mbaas.cli.console import AsJson, app, command, out, stack, table_of, write_json
 
-MEASURED = ("step_per_s", "prep", "batch_size", "pixel_bytes")
-"""Required keys of a job, unless a file of measured rates contains them."""
+if TYPE_CHECKING:
+    from mbaas.analysis.plan.planner import FitQuality, JobPlan, Plan
+
+GOOD_FIT = 0.05
+"""Relative error at a point above which a fit is coloured."""
 
 
-def plan(file: Path, *, as_json: bool) -> None:
-    """Print the plan for the jobs in a YAML file, as described in docs/plan.md.
+@command(
+    app, "mbaas plan examples/plan/jobs.yaml", "mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'"
+)
+def plan(
+    jobs: Annotated[
+        Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs."""
+    from mbaas.analysis.plan import file, planner
 
-    Raises:
-        ConfigError: an invalid file, or jobs that do not fit the cluster.
-    """
-    from mbaas.analysis.plan.planner import plan
-    from mbaas.cli import plan_view
-
-    jobs, cluster = load(file)
-    made = plan(jobs, cluster)
+    made = planner.plan(*file.load(jobs))
     if as_json:
         write_json(json.dumps(made.to_json()))
     else:
-        out.print(plan_view.page(made))
+        out.print(page(made))
 
 
-def load(file: Path) -> tuple[list[TrainingJob], Cluster]:
-    """Read and check a file.
-
-    Raises:
-        ConfigError: contains file, line, value and the expected value.
-    """
-    top = files.read(file)
-    described = top.to(PlanFile)
-    cluster = top.fields["cluster"].made(described.cluster.cluster)
-    datasets = {name: entry.to(Samples, name=name) for name, entry in top.fields["datasets"].fields.items()}
-    jobs = [_job(name, entry, datasets) for name, entry in top.fields["jobs"].fields.items()]
-    return jobs, cluster
+def page(plan: Plan) -> RenderableType:
+    """Return the whole plan: nodes, jobs, their limits, threads, costs, caches, fits."""
+    return stack([part(plan) for part in (_headline, _jobs, _limits, _threads, _costs, _caches, _fits)])
 
 
-def _job(name: str, entry: files.Located, datasets: Mapping[str, Samples]) -> TrainingJob:
-    described = entry.to(JobSection)
-    folder = entry.file.resolve().parent
-    return entry.made(lambda: described.job(name, datasets, folder=folder))
+def _headline(plan: Plan) -> Text:
+    asked = f"request {units.counted(plan.nodes, 'node')} from the autoscaler"
+    idle = f", {plan.idle_workers} left over" if plan.idle_workers else ""
+    used = f"{units.counted(plan.pool, 'prep worker')} fit next to the trials{idle}"
+    return Text.assemble((asked, "bold"), f" · {used}\n", (plan.why_nodes, "dim"))
 
 
-Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Points = Annotated[
-    Annotated[Above0, Tag("value")] | Annotated[tuple[tuple[Above0, Above0], ...], Tag("list")],
-    Discriminator(files.shape),
-]
-"""Pairs of workers and their samples/s; or the samples/s of one worker."""
-
-StorageRate = Annotated[BytesPerS, Field(gt=0, allow_inf_nan=False)]
-StoragePoints = Annotated[
-    Annotated[StorageRate, Tag("value")] | Annotated[tuple[tuple[Above0, StorageRate], ...], Tag("list")],
-    Discriminator(files.shape),
-]
-"""Pairs of readers and their bytes/s; or the bytes/s of any number of readers."""
-
-
-def _curve(said: float | tuple[tuple[float, float], ...], *, unit: str) -> MeasuredCurve:
-    return MeasuredCurve.of(said if isinstance(said, tuple) else ((1.0, said),), unit=unit)
-
-
-class Bounds(files.Section):
-    """The autoscaler's smallest and largest number of nodes."""
-
-    least: int
-    most: int
-
-
-class ClusterSection(files.Section):
-    """The cluster of the file: equal nodes, and their storage."""
-
-    nodes: Annotated[
-        Annotated[int, Tag("value")] | Annotated[Bounds, Tag("mapping")],
-        Discriminator(lambda said: "mapping" if isinstance(said, dict) else "value"),
-    ]
-    node: Node
-    storage_bytes_per_s: StoragePoints
-    storage_shared: bool = True
-
-    def cluster(self) -> Cluster:
-        """Return the planner's form."""
-        nodes = Bounds(least=self.nodes, most=self.nodes) if isinstance(self.nodes, int) else self.nodes
-        return Cluster(
-            node=self.node,
-            least_nodes=nodes.least,
-            most_nodes=nodes.most,
-            storage=_curve(self.storage_bytes_per_s, unit="bytes/s"),
-            storage_shared=self.storage_shared,
+def _jobs(plan: Plan) -> RenderableType:
+    measured = any(map(_between, plan.jobs))  # stated rates have no interval
+    headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", *([">between"] if measured else []))
+    table = table_of("job", *headings, ">epoch", "limit", text_folds=True)
+    for job in plan.jobs:
+        table.add_row(
+            Text(job.job, "bold"),
+            str(job.workers),
+            units.number(job.needed),
+            *(units.number(rate) for rate in (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
+            *([_between(job)] if measured else []),
+            units.seconds(job.epoch_s),
+            Text(job.limit, "green" if job.limit == "training" else "yellow"),
         )
+    return table
 
 
-class JobSection(files.Section):
-    """A job of the file. Missing rates come from the file named by ``rates``."""
-
-    dataset: str
-    rates: str | None = None
-    step_per_s: float | None = None
-    prep: Points | None = None
-    batch_size: int | None = None
-    pixel_bytes: Bytes | None = None
-    trials: int = 1
-    cores_per_trial: float = 1.0
-    gpus_per_trial: float = 0.0
-    reserved_workers: int = 1
-    staging_bytes: Bytes | None = None
-    prep_cores: int | None = None
-    decoded_prep: Points | None = None
-    decoded_bytes: Bytes | None = None
-
-    def job(self, name: str, datasets: Mapping[str, Samples], *, folder: Path) -> TrainingJob:
-        """Return the planner's form.
-
-        Args:
-            name: its key in the file.
-            datasets: the datasets of the file.
-            folder: base folder for ``rates``.
-
-        Raises:
-            ConfigError: an unknown dataset, missing rates, or an invalid number.
-        """
-        if self.dataset not in datasets:
-            hint = validation.instead(self.dataset, datasets)
-            raise ConfigError(f"there is no dataset {self.dataset!r}; {hint}", option="dataset")
-        said = {name: getattr(self, name) for name in self.model_fields_set - {"dataset", "rates"}}
-        rates = _measured(folder / Path(self.rates).expanduser()) if self.rates is not None else {}
-        if missing := [name for name in MEASURED if name not in {**rates, **said}]:
-            raise ConfigError(f"{' and '.join(map(repr, missing))} must be given, or 'rates', a file that holds them")
-        for curve in {"prep", "decoded_prep"} & said.keys():
-            said[curve] = _curve(said[curve], unit="samples/s")
-        if "prep" in said:
-            rates.pop("prep_cores", None)  # they belong to the measured curve
-        given = {**rates, **said}
-        step_per_s = given.pop("step_per_s")
-        if not isinstance(step_per_s, Quantity):  # a rate stated in the job is exact
-            step_per_s = stated(step_per_s, unit="samples/s")
-        return TrainingJob(name=name, dataset=datasets[self.dataset], step=step_per_s, **given)
+def _between(job: JobPlan) -> str:
+    return units.interval(job.trial_low_per_s, job.trial_high_per_s)
 
 
-class PlanFile(files.Section):
-    """The whole file; datasets and jobs are read one by one, because their names are part of their values."""
-
-    cluster: ClusterSection
-    datasets: dict[str, dict[str, Any]]
-    jobs: dict[str, dict[str, Any]]
+def _limits(plan: Plan) -> RenderableType:
+    said = ((job.job, f"{job.reason}; {job.decoding}" if job.decoding else job.reason) for job in plan.jobs)
+    return Group(*(Text.assemble((name, "bold"), f": {reason}") for name, reason in said))
 
 
-def _measured(path: Path) -> dict[str, Any]:
-    """Read measured rates from a file of `mbaas.analysis.Rates.to_json`, alone or under ``rates``."""
-    try:
-        plain = files.read_json(path)
-    except ConfigError as error:
-        raise ConfigError(str(error), option="rates") from None
-    try:
-        rates = Rates.from_json(plain.get("rates", plain))
-    except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise ConfigError(f"{path} does not hold measured rates: {error}", option="rates") from None
-    return {
-        "step_per_s": rates.step,
-        "prep": rates.served(rates.prep),
-        "prep_cores": rates.cores,
-        "batch_size": rates.batch_size,
-        "pixel_bytes": round(rates.pixel_bytes),
-        **(
-            {"decoded_prep": rates.served(rates.decoded_prep), "decoded_bytes": round(rates.decoded_bytes)}
-            if rates.decoded_prep is not None and rates.decoded_bytes is not None
-            else {}
-        ),
-    }
+def _threads(plan: Plan) -> RenderableType:
+    table = table_of("threads of a node", ">prepare", ">read", "why", text_folds=True)
+    for job in plan.jobs:
+        split = job.threads
+        table.add_row(Text(job.job, "bold"), str(split.prep), str(split.fetch), Text(split.reason, "dim"))
+    return table
+
+
+def _costs(plan: Plan) -> RenderableType:
+    priced = any(job.price is not None for job in plan.jobs)
+    headings = (">CPU-hours", ">DataLoaders", *((">cost", ">DataLoaders") if priced else ()))
+    table = table_of("an epoch of each trial", *headings, text_folds=True)
+    for job in plan.jobs:
+        prices = (job.price or 0.0, job.alone_price or 0.0) if priced else ()
+        table.add_row(Text(job.job, "bold"), *map(units.number, (job.cpu_h, job.alone_cpu_h, *prices)))
+    return table
+
+
+def _caches(plan: Plan) -> RenderableType:
+    table = table_of("cache of a node", ">dataset", ">in memory", ">on disk", ">kept", ">epochs/h", text_folds=True)
+    for cache in plan.caches:
+        table.add_row(
+            Text(cache.dataset, "bold"),
+            units.size(cache.dataset_bytes),
+            units.size(cache.memory_bytes),
+            units.size(cache.disk_bytes),
+            units.percent(cache.memory_share + cache.disk_share),
+            units.number(cache.epochs_per_h),
+        )
+    return Group(table, Text(f"  of {units.size(plan.cache_memory_bytes)} of memory available to caches", "dim"))
+
+
+def _fits(plan: Plan) -> RenderableType:
+    table = table_of("fit", ">points", ">R²", ">worst error", "straight lines through (count, rate)", text_folds=True)
+    for job in plan.jobs:
+        table.add_row(*_fit(f"prep of {job.job}", job.fit, units.number))
+    table.add_row(*_fit("storage", plan.storage, units.size))
+    return table
+
+
+def _fit(name: str, fit: FitQuality, rate: Callable[[float], str]) -> list[Text]:
+    lines = ", ".join(f"({units.number(count)}, {rate(per_s)}/s)" for count, per_s in fit.lines)
+    beyond = f"{rate(abs(fit.slope))}/s {'less' if fit.slope < 0 else 'more'} for each" if fit.slope else "flat"
+    return [
+        Text(name, "bold"),
+        Text(str(fit.points)),
+        Text(units.number(fit.r_squared)),
+        Text(units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
+        Text(f"{lines}, then {beyond}" if lines else beyond, "dim"),
+    ]

@@ -7,22 +7,38 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
-from rich.live import Live
+import typer
 
-from mbaas.cli import feed_data, feed_file, feed_view
-from mbaas.cli.connection import connect, ended_on_purpose, is_named
-from mbaas.cli.console import FAILED, end_as_ctrl_c, err, line, out, plain, say_error, write_json
-from mbaas.client.stalls import Patience
+from mbaas.cli import feed_view
+from mbaas.cli.console import (
+    FAILED,
+    Address,
+    app,
+    command,
+    connect,
+    end_as_ctrl_c,
+    err,
+    is_named,
+    join_cluster,
+    line,
+    out,
+    plain,
+    say_error,
+    updated_page,
+    write_json,
+)
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedRestartingError, WaitTimeoutError, last_line
 from mbaas.units import count, duration, seconds
 
 if TYPE_CHECKING:
+    from mbaas.cli.feed_file import FeedConfig
+    from mbaas.client.stalls import Patience
     from mbaas.dataset import Dataset
     from mbaas.feed import Feed
     from mbaas.status import FeedStatus
@@ -40,29 +56,62 @@ LOST_S = 10.0
 """Time without an answer after which the command checks whether the feed's cluster has ended."""
 
 LAST_WORD_S = 5.0
-"""Time that a failed feed is kept, so that trials can still get the reason."""
+"""Time that a failed feed is kept, so that consumers can still get the reason."""
 
 GONE_TIMEOUT_S = 30.0
 GONE_LOOK_S = 0.05
 """Time limit and polling period of `mbaas stop` for the end of a feed."""
 
 
-def serve(file: Path, *, name: str | None, address: str | None, detach: bool, local: bool = False) -> None:
-    """Serve the feed in ``file`` until Ctrl-C or until it is stopped; with ``detach``, only start it.
+@command(
+    app,
+    "mbaas serve feed.yaml",
+    "mbaas serve feed.yaml --name val --address 10.0.0.1:6379",
+    "nohup mbaas serve feed.yaml > feed.log &    [dim]in the background, until mbaas stop[/]",
+    "mbaas serve feed.yaml --detach              [dim]for several jobs, on a running cluster[/]",
+    "mbaas serve --schema > feed.schema.json     [dim]for YAML completion and checks in editors[/]",
+)
+def serve(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the feed, instead of the one in the file.", show_default=False),
+    ] = None,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Return once the feed is running; it runs until [bold]mbaas stop[/]."),
+    ] = False,
+    local: Annotated[
+        bool,
+        typer.Option("--local", help="Start a Ray cluster for this feed alone, even if another one is running here."),
+    ] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the file and exit.")] = False,
+    address: Address = None,
+) -> None:
+    """Serve a feed in the foreground, until Ctrl-C or [bold]mbaas stop[/].
 
-    With ``local``, the feed gets its own cluster, even if another is running here.
-
-    Raises:
-        ConfigError: the file or its options are invalid.
-        DatasetError: the data are missing.
-        FeedFailedError: the feed failed.
-        ResourceError: ``detach`` without a running cluster.
+    Joins the Ray cluster of this machine, or starts one for the lifetime of the feed, and prints which. With
+    [bold]--detach[/] the feed belongs to the cluster, which must already be running: every job finds it by its name.
     """
-    wanted = feed_file.load(file, name=name)  # before anything starts: most mistakes are in the file
+    from mbaas.cli import feed_data, feed_file
+
+    if schema:
+        write_json(json.dumps(feed_file.schema(), indent=2))
+        return
+    if config is None:
+        raise ConfigError("mbaas serve needs a file that describes a feed; examples/feed.yaml shows all keys")
+    wanted = feed_file.load(config, name=name)  # before anything starts: most mistakes are in the file
     detach = detach or wanted.options.detached
     if local and (detach or address is not None):
         other = "a detached feed" if detach else f"--address {address}"
-        raise ConfigError(f"--local starts a cluster that ends with this command, and {other} needs one that runs")
+        raise ConfigError(
+            f"--local starts a cluster that ends with this command, and {other} needs one that is already running"
+        )
     with end_as_ctrl_c(lambda: _see_to_the_end(wanted.name)):
         if detach or (is_named(address) and not local):  # joining an existing cluster succeeds or fails quickly
             _connect(address, detach=detach, local=local)
@@ -70,7 +119,7 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool, lo
         _connect(address, detach=detach, local=local)
         feed = _start(wanted, dataset, detach=detach)
         if detach:
-            line(out, f"it is detached: it runs until `mbaas stop {feed.name}`, or until the cluster ends")
+            line(out, f"it is detached and runs until `mbaas stop {feed.name}`, or until the cluster ends")
             return
         try:
             reason = _watch(feed)
@@ -81,11 +130,6 @@ def serve(file: Path, *, name: str | None, address: str | None, detach: bool, lo
         finally:
             feed.stop()  # also after a failure, to free its name and CPUs
     line(out, f"feed {wanted.name!r} ended: {reason}")
-
-
-def print_schema() -> None:
-    """Write the JSON schema of the file that `serve` reads."""
-    write_json(json.dumps(feed_file.schema(), indent=2))
 
 
 def _connect(address: str | None, *, detach: bool, local: bool) -> None:
@@ -102,14 +146,14 @@ def _connect(address: str | None, *, detach: bool, local: bool) -> None:
             connect(address, start=not detach)
 
 
-def _start(wanted: feed_file.FeedConfig, dataset: Dataset, *, detach: bool) -> Feed:
+def _start(wanted: FeedConfig, dataset: Dataset, *, detach: bool) -> Feed:
     import mbaas
 
     with _progress(f"starting feed {wanted.name!r}"):
         feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, **{**wanted.options.given(), "detached": detach})
     classes = f" in {count(len(dataset.class_names))} classes" if dataset.class_names else ""
     samples = f"{count(len(dataset))} samples{classes} of {wanted.data.where}"
-    line(out, f"feed {wanted.name!r} serves {samples}; trials join with mbaas.join({wanted.name!r})")
+    line(out, f"feed {wanted.name!r} serves {samples}; join it with mbaas.join({wanted.name!r})")
     return feed
 
 
@@ -141,7 +185,8 @@ def _watch(feed: Feed) -> str:
 
     failed_at: float | None = None
     silence = _Silence(feed.name)
-    with _display() as show:
+    rates, log = feed_view.RateWindow(), _Log()
+    with updated_page(live=True) as show:
         while True:
             began = time.monotonic()
             try:
@@ -150,7 +195,7 @@ def _watch(feed: Feed) -> str:
                 raise _how_gone(feed.name) from None
             except Exception as error:
                 # Any error: Ray has no common class for errors of a failing cluster.
-                if isinstance(error, FeedFailedError) and ended_on_purpose(error):
+                if isinstance(error, FeedFailedError) and _was_stopped(error):
                     return "stopped from elsewhere"
                 if isinstance(error, FeedFailedError) and not isinstance(error, FeedRestartingError):
                     raise FeedFailedError(f"feed {feed.name!r} failed: {error}") from None
@@ -159,7 +204,10 @@ def _watch(feed: Feed) -> str:
                     raise _ClusterEndedError(f"feed {feed.name!r} ended: {lost}") from None
             else:
                 silence.is_over()
-                show(status)
+                if out.is_terminal:
+                    show(feed_view.compact(status, rates.add(status)))
+                else:
+                    log.show(status)
                 if status.failed:  # show it for a while before this command ends
                     failed_at = began if failed_at is None else failed_at
                     if began - failed_at >= LAST_WORD_S:
@@ -180,15 +228,17 @@ class _Silence:
         self._patience: Patience | None = None  # since the first of consecutive failures
 
     def goes_on(self, began: float, error: Exception) -> None:
+        from mbaas.client.stalls import Patience
+
         is_first = self._patience is None
         self._patience = self._patience or Patience(math.inf, began, first_word_s=ANSWER_TIMEOUT_S)
         if self._patience.is_to_be_told(time.monotonic()) or is_first:
             reason = last_line(error)
-            self._tell(f"gives no status, for {duration(self.lasts_s())} now; it is asked again: {reason}")
+            self._tell(f"has not answered for {duration(self.lasts_s())}, retrying: {reason}")
 
     def is_over(self) -> None:
         if self._patience is not None:
-            self._tell(f"gives its status again, after {duration(self.lasts_s())}")
+            self._tell(f"answers again after {duration(self.lasts_s())}")
         self._patience = None
 
     def lasts_s(self) -> float:
@@ -196,6 +246,11 @@ class _Silence:
 
     def _tell(self, what: str) -> None:
         line(out, f"{self._name}: {time.strftime('%H:%M:%S')} the coordinator {what}")
+
+
+def _was_stopped(error: FeedFailedError) -> bool:
+    """Return whether a feed was stopped, and did not die with its coordinator."""
+    return not isinstance(error, FeedGoneError) and isinstance(error.__cause__, FeedGoneError)
 
 
 def _how_gone(name: str) -> FeedFailedError:
@@ -208,7 +263,7 @@ def _how_gone(name: str) -> FeedFailedError:
     deadline = time.monotonic() + LOST_S
     while (lost := runtime.lost_cluster()) is None:
         if time.monotonic() > deadline:
-            return FeedFailedError(f"the coordinator of feed {name!r} died; Ray's logs may say why")
+            return FeedFailedError(f"the coordinator of feed {name!r} died; Ray's logs may contain the reason")
         time.sleep(GONE_LOOK_S)
     return _ClusterEndedError(f"feed {name!r} ended: {lost}")
 
@@ -227,23 +282,12 @@ def _end_at_once(sentence: str) -> NoReturn:
     os._exit(FAILED)
 
 
-@contextmanager
-def _display() -> Iterator[Callable[[FeedStatus], None]]:
-    if not out.is_terminal:
-        yield _Log().show
-        return
-    rates = feed_view.RateWindow()
-    # Draw once per status: a refresh thread would only repeat the same figures.
-    with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda status: live.update(feed_view.compact(status, rates.add(status)), refresh=True)
-
-
 @dataclass
 class _Log:
     """Lines for a log: the feed's notes as they occur, and its figures every `LINE_S`.
 
     Attributes:
-        noted: the notes of the last snapshot, all of which have been written.
+        noted: the notes of the last snapshot, which have been written.
         next_at: time of the next line, by the feed's uptime.
     """
 
@@ -268,15 +312,16 @@ def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
     return new[kept:]
 
 
-def stop(name: str, *, address: str | None) -> None:
-    """End feed ``name``; its name is free when this returns.
+@command(app, "mbaas stop train")
+def stop(
+    name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],
+    address: Address = None,
+) -> None:
+    """End a feed, wherever it was started, and wait until it is gone.
 
-    Raises:
-        FeedNotFoundError: no feed with this name; the message lists the running feeds.
-        WaitTimeoutError: the feed still exists after `GONE_TIMEOUT_S`.
+    Trials that still use it get an error with this reason.
     """
-    with err.status("connecting to Ray ..."):
-        connect(address, start=False)
+    join_cluster(address)
     import mbaas
 
     with err.status(plain(f"stopping feed {name!r} ...")):
@@ -292,6 +337,6 @@ def _wait_until_gone(name: str) -> None:
     while runtime.find_coordinator(name) is not None:
         if time.monotonic() > deadline:
             raise WaitTimeoutError(
-                f"feed {name!r} was told to stop and is still there after {seconds(GONE_TIMEOUT_S)}; try again"
+                f"feed {name!r} has not ended within {seconds(GONE_TIMEOUT_S)} of the request to stop; try again"
             )
         time.sleep(GONE_LOOK_S)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from mbaas.cli import feed_data, feed_file
-from mbaas.cli.console import err, line, out, plain, say_note
+import typer
+
+from mbaas.cli.console import app, command, err, line, out, plain, say_note
 from mbaas.errors import ConfigError
-from mbaas.messages import BadSample
-from mbaas.pictures import grid
-from mbaas.pictures.preview import first_samples
-from mbaas.pictures.samples import cells_of
 from mbaas.units import counted
+
+if TYPE_CHECKING:
+    from mbaas.messages import BadSample
 
 COUNT = 32
 """Default number of samples drawn."""
@@ -20,15 +21,34 @@ NAMED = 5
 """Number of bad samples listed by name; all are counted."""
 
 
-def show(file: Path, *, to: Path, epoch: int, count: int | None) -> None:
-    """Draw the first ``count`` samples of an epoch (default: a minibatch, at most `COUNT`) into a PNG file.
+@command(
+    app,
+    "mbaas show feed.yaml --out grid.png",
+    "mbaas show feed.yaml --out later.png --epoch 7 --count 64",
+)
+def show(
+    config: Annotated[
+        Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False)
+    ],
+    to: Annotated[Path, typer.Option("--out", help="The picture to write.", metavar="FILE.png")] = Path("grid.png"),
+    epoch: Annotated[int, typer.Option(help="Epoch of the feed.", min=0)] = 0,
+    count: Annotated[
+        int | None,
+        typer.Option(help="Number of samples. Default: a minibatch, 32 at most.", min=1, show_default=False),
+    ] = None,
+) -> None:
+    """Draw the first samples of an epoch as a grid, with their classes, boxes, masks and key points.
 
-    Raises:
-        ConfigError: an invalid file, or samples that are not images.
-        DatasetError: the data are missing.
-        BadSampleError: none of the samples can be prepared.
+    They are exactly the samples that trials will get, before [bold]Normalize[/], which runs in the trial. A minibatch
+    is determined by the data, the pipeline and the seed, so neither a feed nor Ray is needed. The cpu engine prepares
+    the samples; dali's pixels differ by a few grey levels.
     """
-    wanted = feed_file.load(file)
+    from mbaas.cli import feed_data, feed_file
+    from mbaas.pictures import grid
+    from mbaas.pictures.preview import first_samples
+    from mbaas.pictures.samples import cells_of
+
+    wanted = feed_file.load(config)
     if not wanted.pipeline.has_images:
         raise ConfigError(f"only images can be drawn, but {wanted.pipeline.decoder!r} makes none")
     grid.check_path(to)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mbaas.cli.console import AsJson, command, examples, group, line, out, write_json
+from mbaas.cli.console import Address, AsJson, command, connect, examples, group, line, out, write_json
 from mbaas.errors import ConfigError
 from mbaas.units import count, number, percent
 
@@ -45,7 +45,7 @@ Plot = Annotated[
     "mbaas simulate policies imagenet-1k",
     "mbaas simulate policies imagenet-1k --set trials=16 --plot policies.svg",
     "mbaas simulate policies my.yaml --epochs 10 --policies minio,nopfs,mbaas --json",
-    "mbaas simulate policies --from-feed train    [dim]a feed that runs, from its own rates[/]",
+    "mbaas simulate policies --from-feed train    [dim]a running feed, from its rates[/]",
 )
 def policies(
     system: Annotated[str | None, GIVEN] = None,
@@ -55,11 +55,10 @@ def policies(
             help="Simulate a running feed, which then compares its next epoch with the result.", show_default=False
         ),
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="The cluster of --from-feed.", metavar="HOST:PORT", show_default=False),
+    address: Address = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Number of epochs, instead of the one in the file.", show_default=False)
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
     policies: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +73,7 @@ def policies(
 ) -> None:
     """Simulate policies, and break down their time by source of the wait.
 
-    [bold]compute[/] is training. Everything else is waiting: for samples from a storage class, from another worker or
+    [bold]compute[/] is training. The rest is waiting: for samples from a storage class, from another worker or
     from shared storage (pfs), or for samples to be prepared and written to the staging buffer.
     """
     from mbaas.analysis.simulator import simulate
@@ -82,7 +81,7 @@ def policies(
 
     _check_plot(plot)
     if (system is None) == (from_feed is None):
-        raise ConfigError("name either a preset or file, or a running feed with --from-feed")
+        raise ConfigError("give either a preset or file, or a running feed with --from-feed")
     if from_feed is not None:
         described, outcomes = _of_feed(from_feed, address, _names(policies), epochs=epochs, change=change)
     else:
@@ -105,7 +104,7 @@ def sweep(
     system: Annotated[str, GIVEN],
     x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V", show_default=False)],
     y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V", show_default=False)],
-    policy: Annotated[str, typer.Option(help="Which to simulate.")] = "mbaas",
+    policy: Annotated[str, typer.Option(help="Policy to simulate.")] = "mbaas",
     versus: Annotated[
         str | None, typer.Option(help="Show how many times as fast as this policy it is.", show_default=False)
     ] = None,
@@ -141,7 +140,7 @@ def sweep(
 def cache(
     policy: Annotated[str, typer.Option(help="minio or lru.", show_default=False)],
     cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.", show_default=False)],
-    epochs: Annotated[int, typer.Option(help="How many.")] = 5,
+    epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 5,
     samples: Annotated[int, typer.Option(help="Samples of the dataset, all of one size.")] = 100_000,
     seed: Seed = 0,
     plot: Plot = None,
@@ -165,7 +164,7 @@ def cache(
         found = {"policy": policy, "cached": cached, "epochs": epochs, "samples": samples, "seed": seed}
         write_json(json.dumps({**found, "hit_fraction": hits}))
     else:
-        line(out, f"A {policy} cache of {percent(cached)} of {samples:,} samples serves:")
+        line(out, f"Hit rate of a {policy} cache with {percent(cached)} of {samples:,} samples:")
         for epoch, fraction in enumerate(hits):
             line(out, f"  epoch {epoch}: {percent(fraction)}")
 
@@ -177,7 +176,7 @@ def cache(
 )
 def frequency(
     workers: Annotated[int, typer.Option(help="Workers that divide each epoch among themselves.", show_default=False)],
-    epochs: Annotated[int, typer.Option(help="How many.", show_default=False)],
+    epochs: Annotated[int, typer.Option(help="Number of epochs.", show_default=False)],
     samples: Annotated[int, typer.Option(help="Samples of the dataset.", show_default=False)],
     delta: Annotated[
         float,
@@ -209,8 +208,8 @@ def frequency(
         counted = f"; counted: {found.simulated:,}" if found.simulated is not None else ""
         line(
             out,
-            f"Of {samples:,} samples one of {workers} workers reads {count(found.expected)} at least {found.least} "
-            f"times in {epochs} epochs, where the mean is {number(epochs / workers)}{counted}.",
+            f"In {epochs} epochs, one of {workers} workers reads {count(found.expected)} of {samples:,} samples at "
+            f"least {found.least} times; the mean is {number(epochs / workers)}{counted}.",
         )
 
 
@@ -220,7 +219,7 @@ def frequency(
     "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json",
 )
 def imbalance(
-    nodes: Annotated[int, typer.Option(help="Nodes, each of which caches samples and trains.", show_default=False)],
+    nodes: Annotated[int, typer.Option(help="Number of nodes, which cache samples and train.", show_default=False)],
     local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.", show_default=False)],
     steps: Annotated[int, typer.Option(help="Minibatches to draw.")] = 1000,
     seed: Seed = 0,
@@ -245,8 +244,8 @@ def imbalance(
     else:
         line(
             out,
-            f"{percent(found.median)} of a global minibatch travels (median of {steps:,} steps; half of them within "
-            f"{percent(low)} and {percent(high)}).",
+            f"{percent(found.median)} of a global minibatch is transferred (median of {steps:,} steps; middle half: "
+            f"{percent(low)} to {percent(high)}).",
         )
 
 
@@ -291,10 +290,9 @@ def _of_feed(
     name: str, address: str | None, policies: list[str] | None, *, epochs: int | None, change: list[str] | None
 ) -> tuple[System, list[Outcome]]:
     if change:
-        raise ConfigError("--set changes a preset or a file; a running feed is simulated as it is")
+        raise ConfigError("--set is for presets and files; a running feed is simulated unchanged")
     from mbaas.analysis.live import simulate_feed
     from mbaas.analysis.simulator.system import EPOCHS
-    from mbaas.cli.connection import connect
 
     connect(address, start=False)
     return simulate_feed(name, policies, epochs=EPOCHS if epochs is None else epochs)

@@ -1,60 +1,94 @@
-"""``mbaas status`` shows all feeds of a cluster, or one feed."""
+"""``mbaas status`` shows all feeds of a cluster, one feed, or the history of a part of one."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Group, RenderableType
-from rich.live import Live
 
 from mbaas.cli import feed_view
-from mbaas.cli.connection import Look, connect, look
-from mbaas.cli.console import err, out, write_json
+from mbaas.cli.console import (
+    Address,
+    AsJson,
+    Statuses,
+    app,
+    command,
+    join_cluster,
+    out,
+    statuses,
+    updated_page,
+    write_json,
+)
 from mbaas.errors import FeedNotFoundError, MbaasError
-from mbaas.status import FeedStatus
+
+if TYPE_CHECKING:
+    from mbaas.status import FeedStatus
 
 
-def status(name: str | None, *, as_json: bool, watch_s: float | None, address: str | None) -> None:
-    """Show one feed or all; with ``watch_s``, repeat with this period until Ctrl-C or the feed's end.
+@command(
+    app,
+    "mbaas status",
+    "mbaas status train",
+    "mbaas status train --watch --every 5",
+    "mbaas status train --story trial-3    [dim]its history, with causes[/]",
+    "mbaas status train --json | jq '.consumers\\[] | {name, stall_share}'",
+)
+def status(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Name of a feed. Default: a table of all feeds.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C or the feed's end.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two updates of --watch.", min=0.1)] = 2.0,
+    story: Annotated[
+        str | None,
+        typer.Option(
+            help="History of one consumer, prep worker, cache node or block, with times and causes.",
+            metavar="THING",
+            show_default=False,
+        ),
+    ] = None,
+    address: Address = None,
+) -> None:
+    """Show the running feeds: consumers, rates, staging, cache, data stalls.
 
-    Raises:
-        FeedNotFoundError: no feed with this name; the message lists the running feeds.
-        ResourceError: no cluster.
+    [bold]stall[/]: fraction of a consumer's time spent waiting for data, and the parts due to fetching bytes and to
+    preparing them. [bold]held[/]: blocks of minibatches that a consumer has received and still uses. [bold]exact[/]: in
+    its last epoch, the consumer received each sample exactly once.
+
+    [bold]--story[/] takes a name from the tables (a node's name stands for its cache node), or
+    "block 17": blocks are counted over all epochs.
     """
-    with err.status("connecting to Ray ..."):
-        connect(address, start=False)
-    seen = look(name)  # outside of the block: an unknown feed is an error
+    if story is not None and name is None:
+        raise typer.BadParameter("needs the name of a feed: mbaas status NAME --story THING", param_hint="--story")
+    join_cluster(address)
+    if story is not None and name is not None:
+        _show_story(name, story, as_json=as_json)
+        return
+    found = statuses(name)  # outside of the block: an unknown feed is an error
     windows: dict[str, feed_view.RateWindow] = defaultdict(feed_view.RateWindow)
-    with (
-        _display(watching=watch_s is not None, as_json=as_json) as show,
-        suppress(KeyboardInterrupt, FeedNotFoundError),  # a watched feed may end
-    ):
+    with updated_page(live=watch) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # a watched feed may end
         while True:
-            show(_json(name, seen) if as_json else _page(name, seen, windows))
-            if watch_s is None:
+            if as_json:
+                write_json(_json(name, found))
+            else:
+                show(_page(name, found, windows))
+            if not watch:
                 return
-            time.sleep(watch_s)
-            seen = look(name)
+            time.sleep(every)
+            found = statuses(name)
 
 
-def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
-    """Show the history of one part of a feed; see `mbaas.control.FeedControl.story`.
-
-    Raises:
-        FeedNotFoundError: no feed with this name.
-        ConfigError: unknown thing; the message lists the known ones.
-        ResourceError: no cluster.
-    """
+def _show_story(name: str, thing: str, *, as_json: bool) -> None:
     from mbaas.control import FeedControl
 
-    with err.status("connecting to Ray ..."):
-        connect(address, start=False)
     lines = FeedControl.of(name).story(thing)
     if as_json:
         write_json(json.dumps(lines))
@@ -62,17 +96,15 @@ def tell(name: str, thing: str, *, as_json: bool, address: str | None) -> None:
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def _page(name: str | None, found: Look, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
+def _page(name: str | None, found: Statuses, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
     rows = [
-        (feed, seen, windows[feed].add(seen) if isinstance(seen, FeedStatus) else None) for feed, seen in found.items()
+        (feed, seen, None if isinstance(seen, MbaasError) else windows[feed].add(seen)) for feed, seen in found.items()
     ]
-    if name is None:
-        return feed_view.feeds(rows)
-    pages = [feed_view.feed(seen, rates) for _, seen, rates in rows if isinstance(seen, FeedStatus) and rates]
-    return Group(*pages) if pages else feed_view.feeds(rows)
+    pages = [feed_view.feed(seen, rates) for _, seen, rates in rows if rates and not isinstance(seen, MbaasError)]
+    return Group(*pages) if pages and name is not None else feed_view.feeds(rows)
 
 
-def _json(name: str | None, found: Look) -> str:
+def _json(name: str | None, found: Statuses) -> str:
     feeds = [to_json(feed, seen) for feed, seen in found.items()]
     return json.dumps(feeds if name is None else feeds[0])
 
@@ -84,7 +116,9 @@ def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]
         name: the feed's.
         status: the snapshot, or the error instead.
     """
-    if not isinstance(status, FeedStatus):
+    if status is None or isinstance(status, MbaasError):
+        from mbaas.status import FeedStatus
+
         # Every key is always present: unknown lists are empty, other unknown values null.
         unknown = {field.name: _nothing(str(field.type)) for field in fields(FeedStatus)}
         waits_for = [str(status)] if status else []
@@ -100,14 +134,3 @@ def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]
 def _nothing(kind: str) -> list[Any] | None:
     # Annotations are strings, because `mbaas.status` imports annotations from __future__; its lists are tuples.
     return [] if kind.startswith("tuple") else None
-
-
-@contextmanager
-def _display(*, watching: bool, as_json: bool) -> Iterator[Callable[[Any], None]]:
-    if as_json:
-        yield write_json
-    elif watching and out.is_terminal:
-        with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
-            yield lambda page: live.update(page, refresh=True)
-    else:
-        yield out.print

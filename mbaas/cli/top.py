@@ -1,21 +1,39 @@
-"""``mbaas top`` shows feeds live: an update per second, and each trial's recent activity."""
+"""``mbaas top`` shows feeds live: an update per second, and each consumer's recent activity."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-from rich.console import RenderableType
-from rich.live import Live
+import typer
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from mbaas.cli import top_view
-from mbaas.cli.connection import Look, connect, look
-from mbaas.cli.console import err, out
-from mbaas.cli.feed_view import RateWindow
-from mbaas.errors import FeedNotFoundError
-from mbaas.status import FeedStatus
+from mbaas.cli.console import (
+    Address,
+    Statuses,
+    app,
+    command,
+    join_cluster,
+    out,
+    stack,
+    statuses,
+    table_of,
+    updated_page,
+)
+from mbaas.cli.feed_view import STALL_ALARM, STATE_STYLES, RateWindow, bar, headline, state_of
+from mbaas.errors import FeedNotFoundError, MbaasError
+from mbaas.units import count, counted, number, percent, rate, seconds, size
+
+if TYPE_CHECKING:
+    from mbaas.messages import ConsumerReport, FetchCounts
+    from mbaas.status import ConsumerStatus, FeedStatus
 
 LOOK_S = 1.0
 """Period of updates."""
@@ -23,43 +41,187 @@ LOOK_S = 1.0
 ANSWER_S = 10.0
 """Time without an answer after which a feed is shown as silent."""
 
+Seen: TypeAlias = "tuple[str, FeedStatus | MbaasError, FeedStatus | None]"
+"""A feed's name, its last snapshot and an earlier one; without a snapshot, the error instead."""
 
-def top(name: str | None, *, address: str | None) -> None:
-    """Show one feed or all until Ctrl-C or the feed's end; once if stdout is not a terminal.
+AROUND_CONSUMERS = 8
+"""Lines of a feed in addition to one per consumer: name, figures, headings, and an empty one below."""
 
-    Raises:
-        FeedNotFoundError: no feed with this name; the message lists the running feeds.
-        ResourceError: no cluster.
+REPORT_S = 6.0
+"""Longest time between two reports of a consumer; within it, an unchanged report has no meaning."""
+
+LEAST_CONSUMERS = 3
+"""Consumers of each feed that are shown even on a small terminal."""
+
+
+@command(
+    app,
+    "mbaas top            [dim]all running feeds[/]",
+    "mbaas top train",
+)
+def top(
+    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.", show_default=False)] = None,
+    address: Address = None,
+) -> None:
+    """Show feeds and their consumers live until Ctrl-C, updated every second; once if stdout is not a terminal.
+
+    Rates and stalls are for the last seconds; [bold]mbaas status[/] shows totals since each consumer joined.
+
+    [bold]samples/s[/]: of the consumer while it trains. [bold]stall[/]: fraction of that time spent waiting for data:
+    while prep was computing, while bytes were fetched, or for other consumers, because a slower one must not fall
+    behind or another cohort has the staging memory. [bold]done[/]: progress in the feed's epoch.
     """
-    with err.status("connecting to Ray ..."):
-        connect(address, start=False)
-        seen = look(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
+    join_cluster(address)
+    seen = statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
     windows: dict[str, RateWindow] = defaultdict(RateWindow)
-    with _display() as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
+    with updated_page(live=True) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
         while True:
             began = time.monotonic()
             show(_page(seen, windows))
             if not out.is_terminal:
                 return
             time.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
-            seen = look(name, within_s=ANSWER_S)
+            seen = statuses(name, within_s=ANSWER_S)
 
 
-def _page(seen: Look, windows: dict[str, RateWindow]) -> RenderableType:
-    shown: list[top_view.Seen] = []
+def _page(seen: Statuses, windows: dict[str, RateWindow]) -> RenderableType:
+    shown: list[Seen] = []
     for feed, status in seen.items():
-        if isinstance(status, FeedStatus):
+        if isinstance(status, MbaasError):
+            shown.append((feed, status, None))
+        else:
             windows[feed].add(status)
             shown.append((feed, status, windows[feed].first))
+    return page(shown, lines=out.height if out.is_terminal else None)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A feed's totals over some seconds.
+
+    Attributes:
+        over_s: length of the time.
+        prepared, delivered: samples prepared, and delivered to consumers, summed over consumers.
+        fetched: the prepared samples, by source.
+        lately: True for the last seconds; False for all since the feed's start.
+    """
+
+    over_s: float
+    prepared: int
+    delivered: int
+    fetched: FetchCounts
+    lately: bool
+
+    @classmethod
+    def between(cls, before: FeedStatus, now: FeedStatus) -> Flow:
+        """Return the differences of two snapshots; the totals since the start if they are less than a second apart."""
+        passed = now.uptime_s - before.uptime_s
+        if passed < 1.0:  # in less time, the rate would depend on one or two blocks
+            up = max(now.uptime_s, 1e-9)
+            return cls(up, now.prepared_samples, now.delivered_samples, now.fetched, lately=False)
+        return cls(
+            passed,
+            now.prepared_samples - before.prepared_samples,
+            now.delivered_samples - before.delivered_samples,
+            now.fetched - before.fetched,
+            lately=True,
+        )
+
+
+def lately(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:
+    """Return a consumer's totals over the ``over_s`` seconds since a snapshot; since it joined, if these are
+    unknown.
+    """
+    for earlier in before.consumers:
+        # A loader that joined again under the same name counts from 0.
+        if earlier.name == consumer.name and earlier.report.loader == consumer.report.loader:
+            is_new = earlier.report != consumer.report
+            return consumer.report.since(earlier.report) if is_new or over_s > REPORT_S else consumer.report
+    return consumer.report
+
+
+def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
+    """Return all feeds, stacked.
+
+    Args:
+        feeds: the snapshots of each.
+        lines: of the terminal; None shows all consumers. If there is no room for all, those with the most stall are
+            shown.
+    """
+    if not feeds:
+        return Text("no feed runs on this cluster", style="dim")
+    most = None if lines is None else max(LEAST_CONSUMERS, lines // len(feeds) - AROUND_CONSUMERS)
+    parts = []
+    for name, status, before in feeds:
+        if not isinstance(status, MbaasError) and before is not None:
+            parts.append(_feed(status, before, most))
         else:
-            shown.append((feed, status, None))
-    return top_view.page(shown, lines=out.height if out.is_terminal else None)
+            words = Text.assemble((name, "bold"), " ", (state_of(status), "yellow"))
+            parts.append(words.append(f" · {status}", "dim"))
+    return stack(parts)
 
 
-@contextmanager
-def _display() -> Iterator[Callable[[RenderableType], None]]:
-    if not out.is_terminal:
-        yield out.print
-        return
-    with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda page: live.update(page, refresh=True)
+def _feed(status: FeedStatus, before: FeedStatus, most: int | None) -> RenderableType:
+    reports = {each.name: lately(each, before, status.uptime_s - before.uptime_s) for each in status.consumers}
+    return Group(headline(status), _figures(status, Flow.between(before, status)), _consumers(status, reports, most))
+
+
+def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
+    over = f"last {seconds(round(flow.over_s))}" if flow.lately else "since the start"
+    reuse = number(flow.delivered / flow.prepared) if flow.prepared else "-"
+    rates = [worker.samples_per_s for worker in status.workers if worker.samples_per_s]
+    each = f", {count(sum(rates) / len(rates))}/s each while they prepare" if rates else ""
+    workers = f"{status.workers_at_work} of {counted(len(status.workers), 'worker')} at work{each}"
+    sources = {"storage": flow.fetched.storage, "disk": flow.fetched.disk, "other nodes": flow.fetched.remote}
+    read = ", ".join(f"{name} {rate(came.nbytes / flow.over_s)}" for name, came in sources.items() if came.nbytes)
+    hits = percent(flow.fetched.hit_rate) if flow.fetched.all.samples else "-"
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    made = f"{count(flow.prepared / flow.over_s)}/s prepared, {count(flow.delivered / flow.over_s)}/s delivered"
+    grid.add_row("samples", Text.assemble(made, f", each {reuse} times", (f"  {over}", "dim")))
+    grid.add_row("bytes", Text.assemble(read or "nothing read", f", cache hits {hits}", (f"  {workers}", "dim")))
+    staged, cached = bar(status.staged_bytes, status.staging_bytes), bar(status.cached_bytes, status.cache_bytes)
+    grid.add_row(
+        "memory",
+        Text.assemble(
+            "staged ", staged, f" {size(status.staged_bytes)} of {size(status.staging_bytes)}  ",
+            "cached ", cached, f" {size(status.cached_bytes)} of {size(status.cache_bytes)}",
+        ),
+    )  # fmt: skip
+    return Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int | None) -> RenderableType:
+    if not status.consumers:
+        return Text("  no consumer has joined", "dim")
+    by_stall = sorted(status.consumers, key=lambda consumer: -reports[consumer.name].stall_share)
+    kept = {consumer.name for consumer in by_stall[:most]}
+    table = table_of(
+        "consumer", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held"
+    )
+    table.expand = True
+    # It takes the rest of the line, so that a long reason does not squeeze the names.
+    table.add_column("waits for", ratio=1, no_wrap=True, overflow="ellipsis")
+    for consumer in status.consumers:
+        if consumer.name in kept:
+            table.add_row(*_consumer(status, consumer, reports[consumer.name]))
+    rest = len(status.consumers) - len(kept)
+    return Group(table, Text(f"  and {rest} more with less stall", "dim")) if rest else table
+
+
+def _consumer(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport) -> list[Text]:
+    busy_s = report.wait_s + report.step_s
+    stalls_s = (report.wait_s, report.prep_stall_s, report.fetch_stall_s, report.peer_stall_s)
+    stall, *parts = [percent(part_s / busy_s) if busy_s else "-" for part_s in stalls_s]
+    return [
+        Text(consumer.name, "bold"),
+        Text(consumer.state, STATE_STYLES.get(consumer.state, "")),
+        Text(str(consumer.epoch)),
+        Text(percent(consumer.block / status.blocks_per_epoch)),
+        Text(count(report.samples / busy_s) if busy_s else "-"),
+        Text(stall, "yellow" if report.stall_share > STALL_ALARM else ""),
+        *(Text(part, "dim") for part in parts),
+        Text(str(consumer.held_blocks)),
+        Text(consumer.waits_for, "yellow"),
+    ]

@@ -5,51 +5,63 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from mbaas import files, validation
-from mbaas.analysis.advice import MachineType, verdict
-from mbaas.cli.analysis_view import what_if_page
-from mbaas.cli.console import out, write_json
+import typer
+
+from mbaas import validation
+from mbaas.cli.console import AsJson, app, command, out, write_json
 from mbaas.errors import ConfigError
-from mbaas.model.pace import PARAMETERS
-from mbaas.model.quantity import plain_fields
-from mbaas.model.rates import Rates, Setup
+
+if TYPE_CHECKING:
+    from mbaas.analysis.advice import MachineType
+    from mbaas.model.rates import Rates, Setup
 
 
+@command(
+    app,
+    "mbaas what-if a.json --set trials=8 --set sharing=off",
+    "mbaas what-if a.json --set cache_bytes=20GB --set storage_factor=0.5",
+    "mbaas what-if a.json --curve cache_bytes=0,10GB,20GB,40GB",
+    "mbaas what-if a.json --machines prices.yaml --epochs 90    [dim]the cheapest first[/]",
+    "mbaas what-if a.json --gpu gpu.yaml    [dim]decode on the CPU, or on the GPU?[/]",
+)
 def what_if(
-    file: Path,
-    changes: list[str],
-    *,
-    curve: str | None,
-    machines: Path | None,
-    epochs: int,
-    gpu: Path | None,
-    as_json: bool,
+    measured: Annotated[
+        Path, typer.Argument(help="A file written by `mbaas analyze --save`.", metavar="FILE.json", show_default=False)
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one of nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
+    ] = None,
+    curve: Annotated[
+        str | None,
+        typer.Option(help="Predict several values of one parameter.", metavar="NAME=V,V", show_default=False),
+    ] = None,
+    machines: Annotated[
+        Path | None,
+        typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Number of epochs, for --machines.")] = 90,
+    gpu: Annotated[
+        Path | None,
+        typer.Option(help="Measurements on a GPU; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print predictions from saved measurements.
-
-    Args:
-        file: written by ``mbaas analyze --save``.
-        changes: strings such as "name=value", with names of `Setup`.
-        curve: a string such as "name=value,value,...".
-        machines: a price list; see `read_machines`.
-        epochs: length of the priced job.
-        gpu: measurements on a GPU: YAML, the fields of `GpuRates`; None: those in ``file``, if any.
-        as_json: write one line with one JSON object.
-
-    Raises:
-        ConfigError: an invalid file or change.
-    """
-    from mbaas.analysis.advice import epoch_costs, offers
+    """Predict the effect of more cache, cores, nodes, trials or faster storage from measured rates."""
+    from mbaas import files
+    from mbaas.analysis.advice import epoch_costs, offers, verdict
     from mbaas.analysis.decoding import decoding
+    from mbaas.cli.analysis_view import what_if_page
     from mbaas.model.gpu_stages import crossing
     from mbaas.model.pace import bottleneck, fewest_prep_cores, predict, smallest_cache
     from mbaas.model.pace import curve as curve_of
+    from mbaas.model.quantity import plain_fields
     from mbaas.model.rates import GpuRates
 
-    rates, setup = load(file)
-    asked = changed(setup, changes)
+    rates, setup = load(measured)
+    asked = changed(setup, changes or [])
     answer: dict[str, Any] = {
         "verdict": verdict(rates, asked),
         "before": predict(rates, setup).to_json(),
@@ -89,7 +101,10 @@ def load(file: Path) -> tuple[Rates, Setup]:
     Raises:
         ConfigError: the file does not contain one.
     """
-    plain, wanted = files.read_json(file), f"{file} must be what `mbaas analyze --save` wrote"
+    from mbaas import files
+    from mbaas.model.rates import Rates, Setup
+
+    plain, wanted = files.read_json(file), f"{file} must be a file written by `mbaas analyze --save`"
     if lacking := [repr(key) for key in ("rates", "setup") if key not in plain]:
         raise ConfigError(f"{wanted}, it lacks {' and '.join(lacking)}")
     try:
@@ -107,6 +122,8 @@ def changed(setup: Setup, changes: list[str]) -> Setup:
     Raises:
         ConfigError: an unknown name, or an invalid value.
     """
+    from mbaas.model.rates import Setup
+
     for change in changes:
         name, _, text = change.partition("=")
         known = [field.name for field in fields(Setup)]
@@ -123,6 +140,8 @@ def read_curve(text: str) -> tuple[str, list[float]]:
     Raises:
         ConfigError: an unknown name, or invalid values.
     """
+    from mbaas.model.pace import PARAMETERS
+
     name, _, values = text.partition("=")
     if name not in PARAMETERS:
         raise ConfigError(f"--curve {text}: unknown name {name!r}; {validation.instead(name, PARAMETERS)}")
@@ -135,6 +154,8 @@ def value(name: str, text: str) -> Any:
     Raises:
         ConfigError: an invalid value.
     """
+    from mbaas.model.rates import Setup
+
     # the annotation has the unit: "20 GB" is valid for cache_bytes, but not for trials
     return validation.read(get_type_hints(Setup, include_extras=True)[name], text, name=name)
 
@@ -145,7 +166,10 @@ def read_machines(file: Path) -> list[MachineType]:
     Raises:
         ConfigError: an invalid entry; contains the line.
     """
+    from mbaas import files
+    from mbaas.analysis.advice import MachineType
+
     listed = files.read(file).fields
     if not listed:
-        raise ConfigError(f"{file} must name machines, each with price_per_h and cores")
+        raise ConfigError(f"{file} must list machines, each with price_per_h and cores")
     return [entry.to(MachineType, name=name) for name, entry in listed.items()]

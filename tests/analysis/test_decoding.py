@@ -92,7 +92,7 @@ def test_a_terminal_shows_it_and_every_figure_of_a_check_stands_below_its_headin
     assert "8,000/s 0.0 % the same workers prepare samples that are decoded" in text
     assert "cache_bytes = 50 MB 879/s 862/s +2.0 % 865/s +0.4 % prep" in text
     heading = next(line for line in shown.splitlines() if "predicted" in line)
-    assert heading.split("predictions that were run")[1].split() == [
+    assert heading.split("verified predictions")[1].split() == [
         *("predicted", "found", "error", "simulated", "error", "limit")
     ]
 

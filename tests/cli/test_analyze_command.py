@@ -63,11 +63,11 @@ def run(*arguments: object) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "name either a file that describes a feed"),
-        ({"file": Path("a"), "feed": "b", "step": "m:f"}, "name either a file that describes a feed"),
-        ({"file": Path("a")}, "say how fast training is"),
-        ({"file": Path("a"), "step": "m:f", "rate_per_s": 1.0}, "say how fast training is"),
-        ({"feed": "b", "verify": True}, "a running --feed has its own rates"),
+        ({}, "give either a feed file"),
+        ({"file": Path("a"), "feed": "b", "step": "m:f"}, "give either a feed file"),
+        ({"file": Path("a")}, "give the speed of training"),
+        ({"file": Path("a"), "step": "m:f", "rate_per_s": 1.0}, "give the speed of training"),
+        ({"feed": "b", "verify": True}, "--feed uses the rates of a running feed"),
         ({"file": Path("a"), "step": "m:f", "trials": 0}, "--trials must be at least 1, got 0"),
         ({"file": Path("a"), "rate_per_s": 1.0, "quick": True, "verify": True}, "leave out --quick or --verify"),
         ({"feed": "train", "quick": True}, "leave out --quick or --feed"),
@@ -96,7 +96,7 @@ def test_options_that_do() -> None:
 def test_a_folder_that_is_not_there_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:
     code, _, errors = run("analyze", tmp_path / "f.yaml", "--rate", 5, "--report", tmp_path / "none" / "r.html")
     assert code == 2
-    assert "none/r.html must exist" in errors
+    assert "none/r.html does not exist" in errors
 
 
 def test_a_disk_tier_without_a_size(tmp_path: Path) -> None:
@@ -224,13 +224,13 @@ def test_questions_that_cannot_be_answered(saved: Path, arguments: list[str], se
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{}", "a.json must be what `mbaas analyze --save` wrote, it lacks 'rates' and 'setup'"),
+        ("{}", "a.json must be a file written by `mbaas analyze --save`, it lacks 'rates' and 'setup'"),
         ("[]", "a.json: the file must hold a JSON object, got a list"),
         ('{"rates":\n no JSON', "a.json:2: not valid JSON: Expecting value at column 2"),
         ("", "a.json:1: not valid JSON: Expecting value at column 1"),
         (
             '{"setup": {}, "rates": {"samples": 1}}',
-            "a.json must be what `mbaas analyze --save` wrote: rates lack 'sample_bytes' and 'pixel_bytes' and",
+            "a.json must be a file written by `mbaas analyze --save`: rates lack 'sample_bytes' and 'pixel_bytes' and",
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_run_that_missed_samples_names_them_and_ends_with_1(asked: list[ChaosS
     assert done.exit_code == 1
     assert "2 missing, 0 repeated, 1 different" in done.output
     assert "trial-1, epoch 2: 2 samples missing: 7, 8" in done.output
-    assert "records and logs are kept in /tmp/chaos-x" in done.output
+    assert "records and logs are in /tmp/chaos-x" in done.output
 
 
 def test_json_has_counts_and_verdict(asked: list[ChaosSettings]) -> None:

@@ -64,7 +64,7 @@ def test_a_file_is_written_and_never_overwritten_by_accident(packages: Path, tmp
     written.write_text("mine")
     refused = cluster(packages, "write", "aws.yaml", cwd=tmp_path)
     assert (refused.returncode, written.read_text()) == (2, "mine")
-    assert "aws.yaml is there already; --force overwrites it, --to names another file" in refused.stderr
+    assert "aws.yaml exists already; overwrite it with --force" in refused.stderr
     assert cluster(packages, "write", "aws.yaml", "--to", "other.yaml", cwd=tmp_path).returncode == 0
     assert cluster(packages, "write", "aws.yaml", "--force", cwd=tmp_path).returncode == 0
     assert written.read_text() == (tmp_path / "other.yaml").read_text() != "mine"
@@ -81,7 +81,7 @@ def test_a_folder_may_be_named_and_an_unknown_file_may_not(packages: Path, tmp_p
     assert (tmp_path / "there" / "node.env").exists()
     unknown = cluster(packages, "write", "gcp.yaml", cwd=tmp_path)
     assert unknown.returncode == 2
-    assert "there is no file 'gcp.yaml' for clusters; there are Dockerfile, aws.yaml, grafana/feed" in unknown.stderr
+    assert "unknown file 'gcp.yaml'; known are Dockerfile, aws.yaml, grafana/feed" in unknown.stderr
     nowhere = cluster(packages, "write", "node.env", "--to", "none/node.env", cwd=tmp_path)
     assert nowhere.returncode == 2
     assert "cannot write none/node.env: No such file or directory" in nowhere.stderr

@@ -281,7 +281,7 @@ def test_a_story_needs_a_feed() -> None:
 def test_name_is_taken(served: Running, config: Path, cluster: str) -> None:
     done = mbaas("serve", config, "--address", cluster)
     assert done.returncode == 1
-    assert "a feed 'train' runs already" in done.stderr
+    assert "a feed 'train' is already running" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "stop"])
@@ -329,12 +329,12 @@ def test_an_internal_error_does_not_end_the_feed_and_ctrl_c_does(
         process.wait_for("0 trials")
         with running([sys.executable, "-c", BREAK]) as other:
             assert other.end() == 0, other.lines
-        told = process.wait_for("gives no status")
+        told = process.wait_for("has not answered")
         assert re.fullmatch(
-            r"short: ..:..:.. the coordinator gives no status, for 0 s now; it is asked again: KeyError: 'a bug'\n",
+            r"short: ..:..:.. the coordinator has not answered for 0 s, retrying: KeyError: 'a bug'\n",
             told,
         )
-        process.wait_for("the coordinator gives its status again, after ")
+        process.wait_for("the coordinator answers again after ")
         process.process.send_signal(signal.SIGINT)
         assert process.end(ENDS_WITHIN_S) == 0
         assert process.lines[-1] == "feed 'short' ended: interrupted\n"
@@ -378,8 +378,11 @@ def test_a_cluster_of_its_own_beside_one_that_runs_ends_with_all_that_it_started
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--detach"], "--local starts a cluster that ends with this command, and a detached feed needs one that runs"),
-        (["--address", "10.0.0.1:1"], "and --address 10.0.0.1:1 needs one that runs"),
+        (
+            ["--detach"],
+            "--local starts a cluster that ends with this command, and a detached feed needs one that is",
+        ),
+        (["--address", "10.0.0.1:1"], "and --address 10.0.0.1:1 needs one that is"),
     ],
 )
 def test_a_cluster_of_its_own_is_no_other_one(config: Path, arguments: list[str], sentence: str) -> None:

@@ -240,7 +240,7 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ("data:\n  read_manifest:\n    feilds: x\n    path: y\n", "3: unknown key 'feilds'; did you mean 'fields'?"),
         ("data:\n  read_manifest:\n    label_column: x\n", "2: data.read_manifest lacks 'path'"),
         ("data:\n  read_manifest: {path: x, fields: age}\n", "2: data.read_manifest.fields must be a list, got 'age'"),
-        (MANIFEST + "listing: kept.parquet\n", "3: listing stores the contents of a folder, and data "),
+        (MANIFEST + "listing: kept.parquet\n", "3: listing is an option of a folder, but data "),
         ("data: images\nsplit: 0.8\n", "2: split must be 'key: value' lines, got 0.8 (a number)"),
         ("data: images\nsplit: {part: train}\n", "2: split lacks 'fraction'"),
         (
@@ -262,14 +262,14 @@ def test_conditions_compare_as_they_say(write: Write) -> None:
         ("data: images\nfilter: [[label, ~=, 5]]\n", "2: filter[0][1] must be one of '==', '!=', '<', '<=', "),
         (
             "data: images\nfilter:\n  - [label, in, 5]\n",
-            "3: filter[0]: what stands after 'in' must be a list of numbers, or of texts, got 5",
+            "3: filter[0]: the value after 'in' must be a list of numbers or of strings, got 5",
         ),
-        ("data: images\nfilter: [[label, ==, [5]]]\n", "after '==' must be a number or text, got [5]"),
+        ("data: images\nfilter: [[label, ==, [5]]]\n", "after '==' must be a number or a string, got [5]"),
         ("data: images\nfilter: [[label, ==, true]]\n", "got true; quote it if it is text: 'true'"),
         ("data: images\nfilter: [[class, in, [yes, no]]]\n", "got [yes, no]; quote it if it is text: 'yes'"),
         ("data: images\nfilter: [[class, ==, 010]]\n", "2: filter[0][2]: 010 is 8 in YAML: write 8, or"),
-        ("data: images\nfilter: [[class, ==, null]]\n", "after '==' must be a number or text, got null"),
-        ("data: images\nfilter: [[label, in, [1, x]]]\n", "or of texts, got [1, x]; quote it if it is text: '1'"),
+        ("data: images\nfilter: [[class, ==, null]]\n", "after '==' must be a number or a string, got null"),
+        ("data: images\nfilter: [[label, in, [1, x]]]\n", "or of strings, got [1, x]; quote it if it is text: '1'"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: str, sentence: str) -> None:
@@ -297,7 +297,7 @@ def test_mistakes_are_named_before_any_data_is_looked_for(write: Write, text: st
         (f"data: images\nfilter: [[label, ==, {2**70}]]\n", ":2: filter: "),
         (
             "data: images\nfilter: [[class, in, [1e3, 5]]]\n",
-            ":2: filter[0]: class is text, and 1e3 without quotes is a number; quote it if it is text: '1e3'",
+            ":2: filter[0]: class contains strings, but 1e3 without quotes is a number; quote it if it is text: '1e3'",
         ),
         (
             "data: images\nsplit:\n  part: train\n  stratify: kind\n  fraction: 0.5\n",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mbaas.cli.plan import load, plan
+from mbaas.analysis.plan.file import load
+from mbaas.cli.plan import plan
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve
 
@@ -62,7 +63,7 @@ def test_short_forms(write: Write) -> None:
     ("old", "new", "line", "sentence"),
     [
         ("trials: 2", "trails: 2", 10, "unknown key 'trails'; did you mean 'trials'?"),
-        ("dataset: photos", "dataset: photo", 9, "jobs.search: there is no dataset 'photo'; did you mean 'photos'?"),
+        ("dataset: photos", "dataset: photo", 9, "jobs.search: unknown dataset 'photo'; did you mean 'photos'?"),
         ("    step_per_s: 250\n", "", 8, "jobs.search: 'step_per_s' must be given, or 'rates', a file that holds them"),
         ("trials: 2", "trials: two", 10, "jobs.search.trials must be a whole number, got 'two' (text)"),
         ("trials: 2", "trials: 0", 10, "jobs.search: trials must be at least 1 and finite, got 0"),
@@ -136,7 +137,7 @@ def test_the_example_for_people(capsys: pytest.CaptureFixture[str], monkeypatch:
     plan(EXAMPLE, as_json=False)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert shown.startswith("ask the autoscaler for 4 nodes")
+    assert shown.startswith("request 4 nodes from the autoscaler")
     told = " ".join(shown.split())
     assert "vit-search: trains at full speed, 420 samples/s in each trial: 3 workers prepare 570 samples/s" in told
     assert all(word in told for word in ("R²", "worst error", "in memory", "threads of a node", "training"))

@@ -106,7 +106,7 @@ def test_imbalance(tmp_path: Path) -> None:
     asked = ("imbalance", "--nodes", 16, "--local-batch", 64, "--steps", 300)
     found = told(*asked, "--plot", tmp_path / "i.svg")
     assert 0 < found["p25"] < found["median"] < found["p75"] < 0.1
-    assert "of a global minibatch travels" in call(*asked).output
+    assert "of a global minibatch is transferred" in call(*asked).output
 
 
 def test_presets_and_policies_are_listed() -> None:

@@ -11,8 +11,8 @@ from feed_statuses import consumer, feed_status
 from rich.console import Console
 
 import mbaas
-from mbaas.cli import top_view
-from mbaas.cli.connection import look
+from mbaas.cli import top
+from mbaas.cli.console import statuses
 from mbaas.cli.feed_view import RateWindow
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
 from mbaas.messages import Amount, ConsumerReport, FetchCounts
@@ -22,7 +22,7 @@ from mbaas.status import FeedStatus, WorkerStatus
 def shown(*feeds: Any, lines: int | None = None, width: int = 160) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
-        console.print(top_view.page(feeds, lines=lines))
+        console.print(top.page(feeds, lines=lines))
     return capture.get()
 
 
@@ -50,7 +50,7 @@ def test_rates_are_those_between_two_snapshots() -> None:
     assert "50/s prepared, 400/s delivered, each 8 times  last 10 s" in text
     assert "storage 2 MB/s, cache hits 75 %" in text
     assert "staged ━━━━━━━━━━ 50 B of 100 B" in text
-    assert "no trial has joined" in text
+    assert "no consumer has joined" in text
 
 
 def test_the_first_look_shows_the_means_since_the_start() -> None:
@@ -121,9 +121,9 @@ def test_where_not_all_fit_those_that_wait_most_are_shown_in_their_order() -> No
     text = shown(("train", status, status), lines=20)
     names = [line.split()[0] for line in text.splitlines() if line[:1] == "t" and line[1:2].isdigit()]
     assert names == [each.name for each in trials if each.report.wait_s > 1]
-    assert "and 2 more that wait less" in text
+    assert "and 2 more with less stall" in text
     assert len(text.splitlines()) <= 20
-    assert "more that wait less" not in shown(("train", status, status))
+    assert "more with less stall" not in shown(("train", status, status))
 
 
 def test_a_feed_without_a_status_says_why() -> None:
@@ -145,10 +145,10 @@ def test_a_coordinator_that_does_not_answer_in_time_hides_no_other_feed(monkeypa
 
     monkeypatch.setattr(mbaas, "feeds", lambda: [mbaas.connect("train"), mbaas.connect("other")])
     monkeypatch.setattr(mbaas, "connect", lambda name: Silent(name, None))
-    seen = look(None, within_s=7.0)
+    seen = statuses(None, within_s=7.0)
     assert str(seen["train"]) == "it did not answer within 7 s"
     assert isinstance(seen["other"], FeedStatus)
-    assert str(look("train")["train"]) == "it did not answer within 60 s"
+    assert str(statuses("train")["train"]) == "it did not answer within 60 s"
 
 
 def test_the_window_gives_the_snapshot_of_fifteen_seconds_ago() -> None:

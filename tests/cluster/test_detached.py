@@ -121,7 +121,7 @@ def test_two_searches_share_a_feed_whose_server_is_gone(head: Head, config: Path
     served = head.run(*command("serve", config, "--detach"))
     assert served.returncode == 0, served.stdout
     assert f"feed 'shared' serves {SAMPLES:,} samples" in served.stdout
-    assert "it is detached: it runs until `mbaas stop shared`" in served.stdout
+    assert "it is detached and runs until `mbaas stop shared`" in served.stdout
 
     met = tmp_path / "met"
     met.mkdir()
@@ -138,7 +138,7 @@ def test_two_searches_share_a_feed_whose_server_is_gone(head: Head, config: Path
     assert (status["remade_blocks"], status["inexact_epochs"]) == (0, 0)
     again = head.run(*command("serve", config, "--detach"))
     assert again.returncode == 1
-    assert "a feed 'shared' runs already" in again.stdout
+    assert "a feed 'shared' is already running" in again.stdout
 
     stopped = head.run(*command("stop", "shared"))
     assert (stopped.returncode, stopped.stdout) == (0, "feed 'shared' is stopped\n")
@@ -187,7 +187,7 @@ def names_on(head: Head) -> list[str]:
 
 
 def test_a_cluster_of_this_program_cannot_keep_it(ray_clean: None, feed_name: str) -> None:
-    with pytest.raises(mbaas.ResourceError, match="started by this program itself; start one with `ray start --head`"):
+    with pytest.raises(mbaas.ResourceError, match="started by this program; start one with `ray start --head`"):
         mbaas.serve(feed_name, synthetic(20), T.Pipeline([T.DecodeImage()]), batch_size=4, detached=True)
     assert feed_name not in runtime.feed_names()
 
@@ -202,7 +202,9 @@ def test_without_a_cluster_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(runtime, "_connect", connect)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    sentence = "needs a Ray cluster that outlives the program which serves it, and none is running here; start one with"
+    sentence = (
+        "needs a Ray cluster that outlives the program that serves the feed, but none is running here; start one with"
+    )
     with pytest.raises(mbaas.ResourceError, match=sentence):
         mbaas.serve("none", synthetic(20), T.Pipeline([T.DecodeImage()]), batch_size=4, detached=True)
 

@@ -127,7 +127,7 @@ def test_a_job_leaves_a_feed_to_the_next(head: Head, tmp_path: Path) -> None:
     submit = ["ray", "job", "submit", "--working-dir", served, "--", "mbaas", "serve", "feed.yaml", "--detach"]
     first = from_outside(head, *submit)
     assert first.returncode == 0, first.stdout
-    assert "it is detached: it runs until `mbaas stop from-a-job`" in first.stdout
+    assert "it is detached and runs until `mbaas stop from-a-job`" in first.stdout
 
     second = from_outside(head, SUBMIT, "--feed", "from-a-job", *SMALL)
     assert second.returncode == 0, second.stdout

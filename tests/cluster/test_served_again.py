@@ -126,7 +126,7 @@ def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs
         assert epochs_of(first) == [0, 1]
         other = head.run(sys.executable, "-c", SERVE)
         assert other.returncode == 1
-        assert "FeedExistsError: a feed 'again' runs already" in other.stdout, "the one that runs was left alone"
+        assert "FeedExistsError: a feed 'again' is already running" in other.stdout, "the one that runs was left alone"
         trials = head.start(GO_ON)
         told = Told(trials)
         told.await_epochs(1)

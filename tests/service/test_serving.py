@@ -30,8 +30,10 @@ DATA = synthetic(100, height=32, width=32)
 
 
 def test_a_name_is_served_once(plain, photos_data):
-    own = rf"'plain' runs already, served by .* \(process {os.getpid()}\) of user .* on .*, since 20\d\d-.*"
-    with pytest.raises(mbaas.FeedExistsError, match=own + r"end that one with mbaas.stop\('plain'\) or .*replace=True"):
+    own = rf"'plain' is already running, served by .* \(process {os.getpid()}\) of user .* on .*, since 20\d\d-.*"
+    with pytest.raises(
+        mbaas.FeedExistsError, match=own + r"end that feed with mbaas.stop\('plain'\) or .*replace=True"
+    ):
         mbaas.serve("plain", photos_data, augmented(), batch_size=64)
 
 
@@ -45,7 +47,7 @@ def test_ones_own_feed_can_be_replaced_and_no_other(monkeypatch, feed_name):
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("getpass.getuser", lambda: "somebody")
         for options in ({}, {"replace": True}):
-            with pytest.raises(mbaas.FeedExistsError, match=r"of user .* take another name, or ask for that one to be"):
+            with pytest.raises(mbaas.FeedExistsError, match=r"of user .* use another name, or have that feed stopped"):
                 serve(**options)
     with serve(replace=True, seed=1) as again, mbaas.join(feed_name, consumer="me", format="numpy") as loader:
         assert record_epoch(loader).flaws(range(100)) == []

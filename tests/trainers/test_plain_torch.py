@@ -49,7 +49,7 @@ def test_a_dataloader_may_not_stack_minibatches(training):
 
 def test_workers_of_a_dataloader_cannot_read_it_and_it_goes_on_by_itself(training):
     with join(training, "forked") as loader:
-        with pytest.raises(mbaas.StateError, match=r"let it have none \(num_workers=0\)"):
+        with pytest.raises(mbaas.StateError, match=r"use num_workers=0 in a DataLoader"):
             next(iter(DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="fork")))
         assert sorted(read(loader)) == EVERY
 
@@ -209,7 +209,7 @@ def test_a_loader_that_is_closed_does_not_pickle(training):
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_would_take_its_place_and_is_refused(training, copied):
     with join(training, "one") as loader:
-        with pytest.raises(mbaas.StateError, match="a copy would take the place of consumer 'one'"):
+        with pytest.raises(mbaas.StateError, match="a copy would replace consumer 'one'"):
             copied(loader)
         assert sorted(read(loader)) == EVERY
 

@@ -275,7 +275,7 @@ def test_a_search_hears_once_which_feeds_of_the_cluster_hold_what_its_trials_nee
     cluster.waiting["of a trial"] = [{"CPU": 2.0}]
     assert looks(search, caplog, 1) == []
     (text,) = looks(search, caplog, 3)
-    assert text.startswith("no trial can start: each trial asks for 2 CPU, 1 of 8 are free, ")
+    assert text.startswith("no trial can start: each trial requests 2 CPU, 1 of 8 are free, ")
     assert "prep workers of feeds hold 'other' 7: " in text
     del cluster.waiting["of a trial"]
     assert looks(search, caplog, 1) == []
@@ -291,7 +291,7 @@ def test_a_trial_that_runs_while_its_ranks_have_no_place_is_told_of(
     cluster.waiting = {"of the waiting trial": [{"CPU": 1.0}], "of ranks": [{"CPU": 1.0}] * 2}
     (text,) = looks(search, caplog, 3)
     assert text.startswith(
-        "a trial that runs has no place for its ranks: they ask for 2 CPU in 2 bundles of at most 1, 1 of 8 are free"
+        "the ranks of a running trial cannot start: they request 2 CPU in 2 bundles of at most 1, 1 of 8 are free"
     )
 
 

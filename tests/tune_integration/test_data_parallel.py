@@ -144,7 +144,7 @@ def test_a_search_hears_that_feeds_hold_what_the_ranks_of_its_trial_need(
 
     class StopsFeed(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "no place for its ranks" in record.getMessage():
+            if "ranks of a running trial cannot start" in record.getMessage():
                 own_feed.stop()
 
     def trial(config: dict[str, Any]) -> None:
@@ -158,8 +158,12 @@ def test_a_search_hears_that_feeds_hold_what_the_ranks_of_its_trial_need(
         assert search(trial, feed.name, space=space).num_errors == 0
     finally:
         callback.logger.removeHandler(handler)
-    (text,) = [record.getMessage() for record in caplog.records if "no place for its ranks" in record.getMessage()]
-    assert "they ask for 6 CPU in 2 bundles of at most 3, 5 of 8 are free, and prep workers of feeds hold " in text
+    (text,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "ranks of a running trial cannot start" in record.getMessage()
+    ]
+    assert "they request 6 CPU in 2 bundles of at most 3, 5 of 8 are free, and prep workers of feeds hold " in text
     (ranks,) = ray.get(register.seen.remote()).values()
     check_epochs(ranks)
 

@@ -281,7 +281,7 @@ def test_a_search_hears_that_feeds_hold_what_its_trials_need(
     assert [result.metrics["score"] for result in results] == [1.0, 1.0]
     (text,) = [record.getMessage() for record in caplog.records if "can start" in record.getMessage()]
     held = f"{own_feed.name!r} 1 and {feed.name!r} 1"
-    assert f"each trial asks for 7 CPU, 6 of 8 are free, and prep workers of feeds hold {held}: " in text
+    assert f"each trial requests 7 CPU, 6 of 8 are free, and prep workers of feeds hold {held}: " in text
 
 
 def test_the_feed_stops_during_the_search(own_feed: mbaas.Feed) -> None:

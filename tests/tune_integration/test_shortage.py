@@ -6,7 +6,7 @@ import pytest
 
 from tune_integration.shortage import Node, why_none_starts
 
-ADVICE = "serve the feeds with fewer prep workers, or give each trial less"
+ADVICE = "serve the feeds with fewer prep workers, or reduce the resources of each trial"
 
 
 def node(cpus: float, free: float, **more: float) -> Node:
@@ -19,7 +19,7 @@ def node(cpus: float, free: float, **more: float) -> Node:
 def test_feeds_that_hold_every_cpu_are_named_with_what_they_hold() -> None:
     held = {"validation": {"CPU": 1.0, "GPU": 0.0}, "train": {"CPU": 1.0, "GPU": 0.0}}
     assert why_none_starts([{"CPU": 1}], [node(2, 0)], held) == (
-        "each trial asks for 1 CPU, 0 of 2 are free, and prep workers of feeds hold 'train' 1 and 'validation' 1: "
+        "each trial requests 1 CPU, 0 of 2 are free, and prep workers of feeds hold 'train' 1 and 'validation' 1: "
         + ADVICE
     )
 
@@ -27,7 +27,7 @@ def test_feeds_that_hold_every_cpu_are_named_with_what_they_hold() -> None:
 def test_a_gpu_of_which_a_feed_holds_a_part_is_no_whole_one() -> None:
     nodes = [node(8, 6, gpus=1, free_gpus=0.8)]
     assert why_none_starts([{"CPU": 1, "GPU": 1}], nodes, {"train": {"CPU": 2.0, "GPU": 0.2}}) == (
-        "each trial asks for 1 GPU, 0.8 of 1 are free, and prep workers of feeds hold 'train' 0.2: " + ADVICE
+        "each trial requests 1 GPU, 0.8 of 1 are free, and prep workers of feeds hold 'train' 0.2: " + ADVICE
     )
 
 
@@ -55,7 +55,7 @@ def test_a_cpu_is_missed_where_the_gpu_is_though_others_are_free() -> None:
     """The feed holds the only CPU of the node with the GPU. Three CPUs are free on a node without a GPU."""
     nodes = [node(1, 0, gpus=1, free_gpus=1), node(4, 3)]
     assert why_none_starts([{"CPU": 1, "GPU": 1}], nodes, {"train": {"CPU": 2.0, "GPU": 0.0}}) == (
-        "each trial asks for 1 CPU, 3 of 5 are free, at most 0 on one node with 1 GPU, and prep workers of feeds hold "
+        "each trial requests 1 CPU, 3 of 5 are free, at most 0 on one node with 1 GPU, and prep workers of feeds hold "
         "'train' 2: " + ADVICE
     )
 
@@ -63,8 +63,8 @@ def test_a_cpu_is_missed_where_the_gpu_is_though_others_are_free() -> None:
 def test_bundles_are_missed_that_each_and_together_would_fit_but_not_side_by_side() -> None:
     """A node with 4 free CPUs has room for one of two bundles of 3 CPUs; a node with 2 free CPUs has no room."""
     nodes, held = [node(4, 4), node(4, 2)], {"train": {"CPU": 2.0}}
-    assert why_none_starts([{"CPU": 3}, {"CPU": 3}], nodes, held, asks="they ask") == (
-        "they ask for 6 CPU in 2 bundles of at most 3, 6 of 8 are free, at most 4 on one node, and prep workers of "
+    assert why_none_starts([{"CPU": 3}, {"CPU": 3}], nodes, held, asks="they request") == (
+        "they request 6 CPU in 2 bundles of at most 3, 6 of 8 are free, at most 4 on one node, and prep workers of "
         "feeds hold 'train' 2: " + ADVICE
     )
     assert why_none_starts([{"CPU": 3}] * 3, nodes, held) is None, "not even without the feed"
@@ -90,7 +90,7 @@ def test_bundles_that_have_a_place_side_by_side_are_not_missed(
 def test_both_are_named_where_feeds_hold_both() -> None:
     told = why_none_starts([{"CPU": 2, "GPU": 1}], [node(2, 1, gpus=1)], {"train": {"CPU": 1.0, "GPU": 1.0}})
     assert told is not None
-    assert "2 CPU, 1 of 2 are free, and prep workers of feeds hold 'train' 1; each trial asks for 1 GPU, 0 of 1" in told
+    assert "2 CPU, 1 of 2 are free, and prep workers of feeds hold 'train' 1; each trial requests 1 GPU, 0 of 1" in told
 
 
 def test_feeds_are_not_blamed_for_another_resource() -> None:

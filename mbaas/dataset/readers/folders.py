@@ -118,7 +118,8 @@ def read_audio(
     `read_images` documents the selection and order of files.
 
     Args:
-        path, classes, filesystem, listing: as for `read_images`.
+        path, filesystem, listing: as for `read_images`.
+        classes: whether the folders directly below `path` are the classes. If not, samples have no label.
         extensions: endings of file names, each with its dot; case does not matter.
 
     Raises:
@@ -140,7 +141,8 @@ def read_arrays(
     The options of `DecodeArray` describe their format. `read_images` documents the selection and order of files.
 
     Args:
-        path, classes, filesystem, listing: as for `read_images`.
+        path, filesystem, listing: as for `read_images`.
+        classes: whether the folders directly below `path` are the classes. If not, samples have no label.
         extensions: endings of file names, each with its dot; case does not matter.
 
     Raises:
