@@ -246,7 +246,9 @@ def test_ranks_refuse_a_state_of_an_epoch_that_began_in_the_middle(feed: mbaas.F
     with join(feed, "alone") as loader:
         state = in_the_middle(loader)
     with mbaas.join(feed.name, consumer="trial", rank=0, world_size=2) as rank:
-        sentence = f"began in the middle of the feed's, at sample {BATCH}: .* single consumer, but this trial has 2 ranks"
+        sentence = (
+            f"began in the middle of the feed's, at sample {BATCH}: .* single consumer, but this trial has 2 ranks"
+        )
         with pytest.raises(StateError, match=sentence):
             rank.load_state_dict(state)
 
