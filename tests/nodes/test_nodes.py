@@ -80,7 +80,7 @@ def test_the_next_block_comes_from_its_node_while_the_trial_works(three_nodes, d
 
 def test_caches_that_do_not_hold_the_dataset_leave_exactly_the_rest_to_storage(three_nodes, data, feed_name):
     budget = data.total_bytes // 6
-    options = {**OPTIONS, "cache_bytes": budget, "decoded": False}  # decoded samples would have other sizes
+    options = {**OPTIONS, "cache_bytes": budget, "cache_decoded": False}  # decoded samples would have other sizes
     with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **options) as feed:
         digests(feed, 3)
         status = feed.status()
