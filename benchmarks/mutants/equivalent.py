@@ -61,8 +61,6 @@ EQUIVALENT: dict[str, str] = {
         "one page more is looked at, and cut off in the end"
     ),
     "mbaas.core.ledgers LedgerBook.newest: break -> continue": "all pages are looked at, and cut off in the end",
-    "mbaas.core.pace made_per_s: 0.0 -> 1.0": "each is computed in the loop",
-    "mbaas.core.pace made_per_s: 0.0 -> -1.0": "each is computed in the loop",
     "mbaas.core.pace given_per_s: True -> False": "the two are of the same length",
     "mbaas.core.pace best_split: for faster in range(1, len(paces)) if paces[faster - 1] > paces[faster] -> "
     "for faster in range(1, len(paces))": _EQUAL_PACES,
