@@ -29,6 +29,7 @@ JUSTIFIED = {
     ): "the user's own Map is only written, to learn whether Ray can send it",
     ("mbaas/named_functions.py", "import_module"): "what the user's command or file names: as trusted as the program",
     ("mbaas/named_functions.py", "cloudpickle"): "likewise: registered with Ray's transport",
+    ("mbaas/cli/__init__.py", "import_module"): "the modules of mbaas's own commands, by names in its source",
     ("mbaas/bench/host.py", "pickle"): "the benchmark's own child, over a pipe that nobody else has",
 }
 """(file, call) -> why it is allowed: no dataset, state or name reaches any of these calls."""
