@@ -195,7 +195,7 @@ class Relays:
 class RelayNode:
     """Runs the relays of a node without a cache node, because the feed prepares nothing there.
 
-    It ends with the actor ``coordinator``, the feed's main coordinator.
+    It ends with the actor ``coordinator``, the feed's coordinator.
     """
 
     def __init__(self, coordinator: str, *, unused_s: float = UNUSED_S) -> None:
@@ -224,7 +224,7 @@ RelayNodeActor: Any = ray.remote(num_cpus=0)(RelayNode)
 async def relay_node(feed: str, node: str, *, may_start: bool) -> Any | None:
     """Return the feed's relay-only actor on a node, starting it if allowed; otherwise None.
 
-    Call this only in the feed's main coordinator, because the actor ends with its creator.
+    Call this only in the feed's coordinator, because the actor ends with its creator.
     """
     main = ray.get_runtime_context().get_actor_id()
     options = {

@@ -99,7 +99,7 @@ class Counters:
         internal_errors: bugs that coordinators survived.
         workers_cpu_s, caches_cpu_s, coordinators_cpu_s: CPU seconds of the feed's processes.
         encoded_cpu_s, encoded_samples: see `LoadingCosts`.
-        restarts: known restarts of the main coordinator.
+        restarts: known restarts of the coordinator.
         prediction_error, start_s: see `FeedStatus`.
     """
 
