@@ -36,6 +36,7 @@ from mbaas.core import cluster_events as cluster
 from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.ranks import RankTable
+from mbaas.core.story import block_number
 from mbaas.core.waits import WaitTable
 from mbaas.costs import LoadingCosts
 from mbaas.dataset import Dataset
@@ -458,7 +459,10 @@ class FeedCoordinator(ConsumerApi):
         """
         thing = calls.thing(thing)
         running = await self._until_running()
-        return story_of(running.service.core.stories, running.supervision.state.stories, thing)
+        core, number = running.service.core, block_number(thing)
+        lines = story_of(core.stories, running.supervision.state.stories, thing)
+        reason = "" if number is None else core.why_kept(number)
+        return [*lines, f"staged now, {reason}"] if reason else lines
 
     async def ledgers(self, page: int) -> tuple[LedgerEntry, ...]:
         """Return a page of the ledgers, 0 for the oldest; () after the last one."""

@@ -20,7 +20,7 @@ class Reason(enum.IntEnum):
     """Why a staged block stays, weakest first."""
 
     UNWANTED = 0
-    # Newcomers may never come, and resting consumers do not wait. Neither needs a block prepared again if it goes.
+    # Newcomers may never come, and resting consumers do not wait.
     JOINABLE = 1
     RESTING = 2
     USEFUL = 3
@@ -36,7 +36,7 @@ WHY = {
     Reason.UNWANTED: "no cohort wants it",
     Reason.JOINABLE: "newcomers can start the slowest consumer's epoch",
     Reason.RESTING: "a consumer that pauses between epochs continues there",
-    Reason.USEFUL: "a cohort reaches it later in its epoch",
+    Reason.USEFUL: "a cohort reaches it later",
     Reason.AHEAD: "it is prepared ahead for a cohort",
     Reason.AWAITED: "a consumer waits for it",
     Reason.HELD: "a consumer uses it",
@@ -64,25 +64,31 @@ class Keeping:
 
     def unwanted(self) -> list[StagedBlock]:
         """Return the blocks to drop now."""
-        return self._weaker(Reason.JOINABLE)
+        return [block for _, block in self._weaker(Reason.JOINABLE)]
 
-    def _weaker(self, than: Reason) -> list[StagedBlock]:
-        # Called after every event, so consumers are searched last, and only for blocks that one of them may hold.
+    def _weaker(self, than: Reason) -> list[tuple[Reason, StagedBlock]]:
+        """Return the blocks with a weaker reason, at most AWAITED, and their reasons; see `reason`."""
+        # Called after every event, so positions are computed once, and consumers are searched last, only for blocks
+        # that one of them may hold.
         spans = [*self._spans()]
+        awaited = self._awaited() if than > Reason.AHEAD else set()
         held_from = min([consumer.released for consumer in self._consumers.by_name.values()], default=0)
         return [
-            block
+            (reason, block)
             for block in self._window.blocks.values()
             if not block.is_in_hand
-            and _by_position(block, spans) < than
+            and (reason := _by_position(block, spans)) < than
+            and (block.number not in awaited or block.is_put_off)
             and (block.number < held_from or not self._is_held(block.number))
         ]
 
     def weakest(self, below: Reason) -> tuple[StagedBlock, Reason] | None:
-        """Return the block to drop first for its bytes, with its reason, which is weaker than ``below``; or None."""
-        found = [(self.reason(block), block) for block in self._window.blocks.values() if block.nbytes]
+        """Return the block to drop first for its bytes, with its reason, which is weaker than ``below``; or None.
+
+        ``below`` is at most AWAITED.
+        """
         return min(
-            ((block, reason) for reason, block in found if reason < below),
+            ((block, reason) for reason, block in self._weaker(below) if block.nbytes),
             key=lambda each: (each[1], -self.lead(each[0].number), -each[0].number),
             default=None,
         )
@@ -92,7 +98,7 @@ class Keeping:
         free = self._window.budget_bytes - self._window.used_bytes
         if free >= nbytes:
             return True
-        return free + sum(block.nbytes for block in self._weaker(Reason.AHEAD)) >= nbytes
+        return free + sum(block.nbytes for _, block in self._weaker(Reason.AHEAD)) >= nbytes
 
     def lead(self, number: int) -> float:
         """Return the distance in blocks from the nearest cohort at or before the block; infinite if all are past it."""

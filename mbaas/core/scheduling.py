@@ -255,6 +255,6 @@ class Scheduler:
             if found is None:
                 return False
             block, reason = found
-            self._drop(block.number, f"its bytes are needed, and this was its only use: {WHY[reason]}")
+            self._drop(block.number, f"its bytes are needed; it was staged because {WHY[reason]}")
             self.drop_unwanted()  # newcomers and resting consumers need a block only together with the ones after it
         return True

@@ -800,7 +800,7 @@ class StagingState:
     # ---- diagnostics ----
 
     def why_kept(self, number: int) -> str:
-        """Return one clause on why a block is staged; "" if it is not."""
+        """Return the reason for which a block is staged, and a clause that explains it; "" if it is not staged."""
         block = self.window.find(number)
         if block is None:
             return ""
@@ -838,9 +838,8 @@ class StagingState:
         self.consumers.validate()
         self.epochs.validate()
         explain.check_links(self.epochs, self.consumers, self.tasks, self.window)
-        # After a feed failed, no block is dropped.
-        for block in self._keeping.unwanted() if self.failed is None else ():
-            raise InvariantError(f"{block} is kept without a reason", block.story)
+        if self.failed is None and (unwanted := self._keeping.unwanted()):  # a failed feed drops no blocks
+            raise InvariantError(f"{unwanted[0]} is kept without a reason", unwanted[0].story)
 
 
 def _ranks(world_size: int) -> str:

@@ -97,6 +97,14 @@ def test_every_state_has_its_line_in_the_table_and_says_what_it_means(states):
     assert all(len(state.value) > 10 for state in states)
 
 
+def test_the_reason_for_which_a_block_is_staged_is_told(core):
+    assert core.why_kept(0) == "IN_PREPARATION: a worker prepares a part of it"
+    core.handle(ev.TaskEnded(0), 4.0)
+    assert core.why_kept(0) == "HELD: a consumer uses it"
+    core.handle(ev.Leave("ann"), 5.0)
+    assert core.why_kept(0) == "", "it is dropped"
+
+
 def test_a_block_tells_its_life(core):
     core.handle(ev.TaskEnded(0), 4.0)
     core.handle(ev.Leave("ann"), 5.0)
