@@ -198,8 +198,12 @@ def test_a_place_that_is_not_there_is_found(text: str, missing: list[str]) -> No
 
 
 def modules_of(folder: str) -> set[str]:
-    """Modules and packages in a folder of mbaas, without `__init__` and other dunder files."""
-    found = {path.stem for path in (ROOT / "mbaas" / folder).iterdir() if path.suffix == ".py" or path.is_dir()}
+    """Modules and packages in a folder of mbaas, without `__init__` and other dunder files.
+
+    A folder that holds only compiled files is not a package: git leaves those of a removed package behind.
+    """
+    paths = (ROOT / "mbaas" / folder).iterdir()
+    found = {path.stem for path in paths if path.suffix == ".py" or any(path.glob("*.py"))}
     return {name for name in found if not name.startswith("__")}
 
 

@@ -7,12 +7,23 @@ _NOBODY_GOES = "then none is one too many, and of none some are let go"
 _NO_VERSION = "versions of placements, which are all that workers are told, begin with 1"
 _NO_TASK = "who asks for a part by its task asks for one that is made, and that has a task"
 
+_NO_CONSUMER = "without consumers no block is held, whatever its number"
 _ONLY_SLOWER = "what follows from an event that changed nothing is nothing, too, only slower"
 _NOTHING_TO_PART = "for one trial alone `pace.best_split` finds no place to part it"
 _ALL_ROOM = "whoever is not let through at once is let through by what is counted next"
 _EQUAL_PACES = "to part trials of equal paces gains nothing, or less than to part all of them from the slower ones"
 
 EQUIVALENT: dict[str, str] = {
+    "mbaas.core.keeping Keeping._weaker: than > Reason.AHEAD -> than >= Reason.AHEAD": (
+        "an awaited block is AHEAD by its position, so it is never weaker than that"
+    ),
+    "mbaas.core.keeping Keeping._weaker: 0 -> 1": _NO_CONSUMER,
+    "mbaas.core.keeping Keeping._weaker: 0 -> -1": _NO_CONSUMER,
+    "mbaas.core.keeping Keeping.could_free: free >= nbytes -> free > nbytes": (
+        "the sum that follows gives the same answer, only slower"
+    ),
+    "mbaas.core.keeping Keeping._spans: len(cohort.active) < len(cohort.members) -> "
+    "len(cohort.active) <= len(cohort.members)": "of members that are all active none rests",
     "mbaas.core.supervisor Supervisor.__init__: 0 -> 1": _GROWS,
     "mbaas.core.supervisor Supervisor.__init__: 0 -> -1": _GROWS,
     "mbaas.core.supervisor Supervisor._open_caches: 1 -> 2": _GROWS,

@@ -162,3 +162,17 @@ def test_the_lead_is_counted_from_the_nearest_cohort_before_the_block(number):
     table.join("back", 2)
     table.join("front", 5)
     assert table.keeping.lead(number) == {1: float("inf"), 4: 2, 6: 1}[number]
+
+
+def test_a_block_that_holds_no_bytes_is_not_dropped_for_them():
+    """The block whose preparation failed keeps its error; dropping it would free nothing."""
+    table = Table()
+    table.join("ann", 4)
+    table.stage(5)
+    table.window.grant(6, 10, [WHOLE])
+    table.window.fail(6, "a sample is bad", may_mend=True)
+    found = table.keeping.weakest(Reason.AWAITED)
+    assert found is not None
+    assert found[0].number == 5
+    table.window.drop(5, "its bytes are needed")
+    assert table.keeping.weakest(Reason.AWAITED) is None

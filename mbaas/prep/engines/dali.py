@@ -89,7 +89,7 @@ class DaliEngine:
         self._in_prefix = min(pipeline.prefix - 1, len(self._stages))
         self._seed = seed
         self._max_pixels = max_pixels
-        self._is_dalis = for_dali
+        self._for_dali = for_dali
         self._cpu = CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
         self._beside = ThreadPoolExecutor(1, "prep-beside")
         gpu, first, rest = device_id is not None, self._stages[: self._in_prefix], self._stages[self._in_prefix :]
@@ -145,7 +145,7 @@ class DaliEngine:
         with self._meanwhile(leave_to_cpu, np.flatnonzero(fitting & ~takes).tolist()):
             refused = self._runs.run(files, block.sizes.prod(axis=1), feeds, take, place)
             refused += self._run_rest(block, steps, going_on, take, place)
-        if keep is not None and self._is_dalis is None:
+        if keep is not None and self._for_dali is None:
             lost = {*refused, *np.flatnonzero(np.isin(block.rows, [bad.row for bad in block.bad])).tolist()}
             self._keep(block, steps, [index for index in files.tolist() if index not in lost], memory, keep)
         if refused:
@@ -260,8 +260,8 @@ class DaliEngine:
         """Return bool[n], the samples for DALI. Too large ones go to the cpu engine, for its error message."""
         takes = np.array([not _is_left_to_cpu(header) for header in block.headers], bool)
         takes &= np.array([each is None or each.made_by == self.name for each in block.decoded], bool)
-        if self._is_dalis is not None:
-            takes &= self._is_dalis(block.sample_ids, block.epoch)
+        if self._for_dali is not None:
+            takes &= self._for_dali(block.sample_ids, block.epoch)
         for step in steps:
             if isinstance(step, Windows):
                 takes &= step.sizes.prod(axis=1) <= self._max_pixels
