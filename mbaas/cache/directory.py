@@ -73,12 +73,14 @@ def among(sample_ids: Ids, members: Container[int]) -> NDArray[np.bool_]:
 class Directory:
     """The cached samples and their locations: an array over all samples of the dataset.
 
-    Only full slabs are published. The bytes of a withdrawn sample stay until its whole slab is withdrawn.
+    Only full slabs are published. The bytes of a withdrawn sample stay until its whole slab is withdrawn, or until the
+    rest of the slab is copied elsewhere.
 
     Attributes:
         samples, nbytes: number of cached samples, and their bytes.
         decoded: the subset that is cached decoded.
         slab_bytes: slab -> bytes, including withdrawn samples.
+        withdrawn_bytes: slab -> bytes of withdrawn samples, for slabs that have any.
     """
 
     num_samples: int
@@ -86,6 +88,7 @@ class Directory:
     nbytes: int = 0
     decoded: Amount = field(default_factory=Amount)
     slab_bytes: dict[int, int] = field(default_factory=dict)
+    withdrawn_bytes: dict[int, int] = field(default_factory=dict)
     _live: dict[int, int] = field(default_factory=dict)  # slab -> samples that were not withdrawn
     _locations: Locations = field(init=False, repr=False)
 
@@ -101,18 +104,24 @@ class Directory:
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
         decoded: bool = False,
+        slab_bytes: int | None = None,
     ) -> None:
-        """Add the samples of a full slab (number > 0). None of the samples may be cached already."""
+        """Add the samples of a full slab (number > 0). None of the samples may be cached already.
+
+        ``slab_bytes`` is the slab's size if it holds more than these samples.
+        """
         locations = np.zeros(len(sample_ids), LOCATION)
         locations["offset"], locations["length"], locations["slab"] = offsets, lengths, slab
         locations["decoded"] = decoded
         self._locations[sample_ids] = locations
-        self.slab_bytes[slab] = int(lengths.sum())
+        nbytes = int(lengths.sum())
+        self.slab_bytes[slab] = nbytes if slab_bytes is None else slab_bytes
+        self._waste(slab, self.slab_bytes[slab] - nbytes)
         self._live[slab] = len(sample_ids)
-        self.nbytes += int(lengths.sum())
+        self.nbytes += nbytes
         self.samples += len(sample_ids)
         if decoded:
-            self.decoded += Amount(len(sample_ids), int(lengths.sum()))
+            self.decoded += Amount(len(sample_ids), nbytes)
 
     def withdraw(self, sample_ids: Ids) -> dict[int, int]:
         """Remove cached samples. Return the slabs that are empty now, with their bytes."""
@@ -125,13 +134,20 @@ class Directory:
             lengths = locations["length"][locations["decoded"]]
             self.decoded += Amount(-len(lengths), -int(lengths.sum()))
         emptied = {}
-        slabs, counts = np.unique(locations["slab"], return_counts=True)
-        for slab, count in zip(slabs.tolist(), counts.tolist(), strict=True):
+        slabs, index, counts = np.unique(locations["slab"], return_inverse=True, return_counts=True)
+        sizes = np.bincount(index, locations["length"], len(slabs)).astype(np.int64)
+        for slab, count, nbytes in zip(slabs.tolist(), counts.tolist(), sizes.tolist(), strict=True):
             self._live[slab] -= count
+            self._waste(slab, nbytes)
             if not self._live[slab]:
                 del self._live[slab]
+                self.withdrawn_bytes.pop(slab, None)
                 emptied[slab] = self.slab_bytes.pop(slab)
         return emptied
+
+    def _waste(self, slab: int, nbytes: int) -> None:
+        if nbytes:
+            self.withdrawn_bytes[slab] = self.withdrawn_bytes.get(slab, 0) + nbytes
 
     @property
     def slab_total(self) -> int:
@@ -142,9 +158,9 @@ class Directory:
         """Return the slab of each sample, 0 if it is not cached: int32[n]."""
         return self._locations["slab"][sample_ids]
 
-    def samples_in(self, slab: int) -> Ids:
-        """Return the samples of a slab that were not withdrawn, ascending: int64[k]. Takes O(dataset) time."""
-        return np.flatnonzero(self._locations["slab"] == slab)
+    def samples_in(self, *slabs: int) -> Ids:
+        """Return the samples of slabs that were not withdrawn, ascending: int64[k]. Takes O(dataset) time."""
+        return np.flatnonzero(np.isin(self._locations["slab"], slabs))
 
     def live_samples(self, slab: int) -> int:
         """Return the number of a slab's samples that were not withdrawn."""
@@ -177,5 +193,7 @@ class Directory:
         assert (ends[:-1][same] <= locations["offset"][1:][same]).all(), "samples of a slab overlap"
         slabs = locations["slab"].tolist()
         assert set(slabs) == set(self.slab_bytes) == set(self._live), (slabs, self.slab_bytes)
+        assert sum(self.withdrawn_bytes.values()) == self.slab_total - self.nbytes, self.withdrawn_bytes
+        assert self.withdrawn_bytes.keys() <= self.slab_bytes.keys(), self.withdrawn_bytes
         for slab, end in zip(slabs, ends.tolist(), strict=True):
             assert end <= self.slab_bytes[slab], "a sample lies beyond its slab"

@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 
 from mbaas import bugs, runtime, units
 from mbaas.cache.decoded_tier import HandIn
+from mbaas.cache.directory import Locations
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import ReadPool
@@ -66,6 +67,9 @@ HANG_CHECK_S = 1.0
 
 ADOPT_S = 30.0
 """Timeout for copying a prepared part from another node."""
+
+COMPACTION_PAUSE_S = 1.0
+"""Pause between a hand-over and the compaction of slabs, because hand-overs come in series."""
 
 ROW_THREADS = 4
 """Threads that copy rows of prepared parts for ranks on other nodes."""
@@ -172,6 +176,7 @@ class CacheNode:
         self._filling: dict[int, asyncio.Task[int]] = {}  # by slab; the same slabs as in the planner's _loading
         self._refs: dict[int, SlabRef] = {}  # by slab; full ones, transient ones until released
         self._drops_slabs = False  # permanent slabs were dropped at least once
+        self._compacting: asyncio.Task[None] | None = None
         self._peak_transient_bytes = 0
         self._decoded = decoded
         self._form_plan: FormPlan | None = None  # the newest plan
@@ -351,9 +356,9 @@ class CacheNode:
         # Another call may have handed over some of the samples while this one awaited slabs.
         still = present & (handed.other < 0) & (self._planner.directory.slabs(sample_ids) > 0)
         emptied = self._planner.hand_over(sample_ids[still])
-        self._drops_slabs = self._drops_slabs or bool(emptied)
-        self._drop_slabs(emptied)
-        self._check()
+        self._drop_permanent(emptied)
+        if self._compacting is None or self._compacting.done():
+            self._compacting = asyncio.create_task(self._compact())
         return handed
 
     async def lend(
@@ -372,11 +377,29 @@ class CacheNode:
         self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
     ) -> HandOver:
         included, other = self._planner.in_form(sample_ids, wanted, lengths, decoded=decoded)
-        locations = self._planner.directory.lookup(sample_ids[included])
+        return HandOver(
+            included, joined(await self._views(self._planner.directory.lookup(sample_ids[included]))), other
+        )
+
+    async def _views(self, locations: Locations) -> list[Slab]:
         numbers = np.unique(locations["slab"]).tolist()
         slabs = dict(zip(numbers, await asyncio.gather(*(self._refs[slab] for slab in numbers)), strict=True))
-        packed = joined(views(slabs, locations["slab"], locations["offset"], locations["length"]))
-        return HandOver(included, packed, other)
+        return views(slabs, locations["slab"], locations["offset"], locations["length"])
+
+    async def _compact(self) -> None:
+        """Compact slabs until none is worth it."""
+        await asyncio.sleep(COMPACTION_PAUSE_S)
+        while True:
+            async with self._slots:  # like a fetch, it holds a slab on top of the cache
+                if (compaction := self._planner.begin_compaction()) is None:
+                    return
+                try:
+                    samples = await self._views(compaction.locations)
+                    self._refs[compaction.slab] = await self._put(joined(samples))
+                except Exception as error:
+                    bugs.log_bug(error, "while slabs were compacted")
+                    return
+                self._drop_permanent(self._planner.end_compaction(compaction))
 
     # ---- monitoring ----
 
@@ -553,6 +576,11 @@ class CacheNode:
 
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)
+
+    def _drop_permanent(self, slabs: list[int]) -> None:
+        self._drops_slabs = self._drops_slabs or bool(slabs)
+        self._drop_slabs(slabs)
+        self._check()
 
     def _drop_slabs(self, slabs: Iterable[int]) -> None:
         for slab in slabs:

@@ -18,9 +18,12 @@ from numpy.typing import NDArray
 from mbaas.cache.decoded_tier import DecodedTier, HandIn
 from mbaas.cache.directory import Directory, MinIO, among, fitting
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
-from mbaas.cache.slab import Failures, Load, OtherForm, PartPlan, RowLocations, pack
+from mbaas.cache.slab import Compaction, Failures, Load, OtherForm, PartPlan, RowLocations, pack
 from mbaas.order import Ids, SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
+
+COMPACTED_SHARE = 0.25
+"""A slab is compacted if withdrawn samples hold at least this share of it: at most 3 bytes are copied to free one."""
 
 MIN_MEASURED = 32
 """Decoded samples required before their mean size replaces the estimate."""
@@ -294,8 +297,49 @@ class Planner:
 
     def hand_over(self, sample_ids: Ids) -> list[int]:
         """Drop samples that moved to another node. Return the slabs that are empty now."""
-        # Memory is freed by whole slabs: a dropped sample's bytes stay until its slab is empty.
+        # Memory is freed by whole slabs: a dropped sample's bytes stay until its slab is empty or compacted.
         return self._withdraw(sample_ids)
+
+    def begin_compaction(self) -> Compaction | None:
+        """Choose slabs of one form to compact, those with the most withdrawn bytes first; None if no slab is worth it.
+
+        The new slab is no larger than the largest of the slabs that it could replace.
+        """
+        withdrawn, sizes = self.directory.withdrawn_bytes, self.directory.slab_bytes
+        worth = [slab for slab in withdrawn if withdrawn[slab] >= COMPACTED_SHARE * sizes[slab]]
+        worth = sorted((slab for slab in worth if slab not in self._passing), key=withdrawn.__getitem__, reverse=True)
+        for decoded in (False, True):
+            alike = [slab for slab in worth if (slab in self.tier.slabs) == decoded]
+            room, chosen = max((sizes[slab] for slab in alike), default=0), []
+            for slab in alike:
+                if (left := sizes[slab] - withdrawn[slab]) <= room:
+                    chosen.append(slab)
+                    room -= left
+            if chosen:
+                ids = self.directory.samples_in(*chosen)
+                return Compaction(next(self._numbers), ids, self.directory.lookup(ids), decoded)
+        return None
+
+    def end_compaction(self, compaction: Compaction) -> list[int]:
+        """Record that a compaction's slab is readable. Return the slabs to drop.
+
+        These are the old slabs, or the new one if too few of its samples are still where they were.
+        """
+        ids, slab, nbytes = compaction.sample_ids, compaction.slab, compaction.nbytes
+        unmoved = self.directory.lookup(ids) == compaction.locations
+        ids, locations = ids[unmoved], compaction.locations[unmoved]
+        freed = sum(self.directory.slab_bytes[old] for old in np.unique(locations["slab"]).tolist())
+        if nbytes > freed:
+            return [slab]
+        emptied = self._withdraw(ids)
+        self.minio.take(nbytes)
+        if compaction.decoded:
+            self.tier.take(slab, nbytes)
+        offsets, lengths = pack(compaction.locations["length"])[unmoved], locations["length"]
+        self.directory.publish(
+            slab, ids, offsets=offsets, lengths=lengths, decoded=compaction.decoded, slab_bytes=nbytes
+        )
+        return emptied
 
     def placement_changed(self) -> None:
         """Forget the sample forms found on other nodes under the previous placement."""

@@ -108,6 +108,28 @@ class Load:
         return readable
 
 
+@dataclass(frozen=True, eq=False)
+class Compaction:
+    """A copy of the remaining samples of some slabs into a new slab, which frees the bytes of withdrawn samples.
+
+    Attributes:
+        slab: number of the new slab.
+        sample_ids: int64[k], all samples left in the old slabs, stored end to end in the new one.
+        locations: LOCATION[k], where they are in the old slabs.
+        decoded: they are decoded.
+    """
+
+    slab: int
+    sample_ids: Ids
+    locations: Locations
+    decoded: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the new slab."""
+        return int(self.locations["length"].sum())
+
+
 class RowLocations(Struct, frozen=True, eq=False):
     """Locations of the samples of one block part.
 

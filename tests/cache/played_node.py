@@ -9,7 +9,7 @@ import numpy as np
 
 from mbaas.cache.decoded_tier import HandIn
 from mbaas.cache.planner import Planner
-from mbaas.cache.slab import Load, OtherForm, RowLocations
+from mbaas.cache.slab import Compaction, Load, OtherForm, RowLocations, pack
 from mbaas.order import SampleOrder
 from mbaas.placement import PartRequest, PlacementHistory
 
@@ -59,6 +59,7 @@ class Node:
         self.undecoded: set[int] = set()
         self.decoded_elsewhere: set[int] = set()
         self.coming: dict[int, HandIn] = {}
+        self.compactions: list[Compaction] = []
         self.filling: dict[int, Load] = {}
         self.full: dict[int, dict[int, tuple[int, int]]] = {}  # slab -> offset -> (sample, length)
         self.reads: Counter[int] = Counter()  # by epoch
@@ -108,6 +109,26 @@ class Node:
 
     def give_way(self) -> None:
         self.drop(self.planner.take_dropped())
+        self.check()
+
+    # ---- samples that move to other nodes ----
+
+    def lose(self, sample_ids: Iterable[int]) -> None:
+        """Hand samples over to another node."""
+        self.drop(self.planner.hand_over(np.array([*sample_ids], np.int64)))
+        self.check()
+
+    def begin_compaction(self) -> None:
+        if (compaction := self.planner.begin_compaction()) is not None:
+            self.compactions.append(compaction)
+
+    def compact(self) -> None:
+        """End the oldest compaction."""
+        compaction = self.compactions.pop(0)
+        offsets, lengths = pack(compaction.locations["length"]).tolist(), compaction.locations["length"].tolist()
+        spans = zip(offsets, compaction.sample_ids.tolist(), lengths, strict=True)
+        self.full[compaction.slab] = {offset: (sample, n) for offset, sample, n in spans}
+        self.drop(self.planner.end_compaction(compaction))
         self.check()
 
     # ---- the decoded tier ----

@@ -17,6 +17,7 @@ import ray
 from watched_files import DEADLINE_S, Folder, eventually
 
 from mbaas.cache.node import CacheNodeActor
+from mbaas.cache.planner import COMPACTED_SHARE
 from mbaas.cache.reader import CacheReader, FetchReply, SlabViews
 from mbaas.cache.slab import PassingReason
 from mbaas.cache.stats import CacheStats
@@ -34,6 +35,7 @@ from mbaas.placement import (
     place_samples,
 )
 from support.leaks import store_use
+from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -191,6 +193,13 @@ def test_a_part_that_was_cut_before_samples_moved_is_read_from_where_they_are_no
         assert fetched.counts.storage.samples == 0
     ray.get(moving, timeout=DEADLINE_S)
     assert stats_of(nodes["b"]).cached_samples == int((after.of(np.arange(103)) == 1).sum()), "it lent them only"
+    remaining = stats_of(nodes["a"]).cached_bytes
+
+    def compacted() -> bool:
+        used_bytes = ray.get(nodes["a"].flow.remote(0.0), timeout=DEADLINE_S).used_bytes
+        return remaining <= used_bytes <= remaining / (1 - COMPACTED_SHARE)
+
+    wait_until(compacted, "the bytes of samples that moved are free again")
     assert folder.opened().total() == 103
 
 

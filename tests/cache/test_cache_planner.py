@@ -64,7 +64,8 @@ def test_any_schedule_of_events_keeps_every_invariant(
     node = Node(lengths, block_samples=block_samples, cache=int(sum(lengths) * share), readahead=readahead)
     wanted = 0
     for _ in range(60):
-        action = chance.choices(["demand", "land", "deliver", "abort", "give up", "spoil"], [4, 6, 6, 1, 1, 1])[0]
+        actions = {"demand": 4, "land": 6, "deliver": 6, "abort": 1, "give up": 1, "spoil": 1, "lose": 2, "compact": 2}
+        action = chance.choices([*actions], [*actions.values()])[0]
         if action == "demand" and len(node.waiting) < 6:
             wanted = chance.choice([wanted + 1, wanted + 1, wanted + 1, max(0, wanted - 3), chance.randrange(300)])
             node.begin(wanted)
@@ -82,6 +83,10 @@ def test_any_schedule_of_events_keeps_every_invariant(
                 node.deliver(block)
         elif action == "give up" and node.waiting:
             node.end(chance.choice(list(node.waiting)))
+        elif action == "lose" and (cached := node.planner.directory.cached_ids().tolist()):
+            node.lose(chance.sample(cached, chance.randrange(1, len(cached) + 1)))
+        elif action == "compact":
+            node.begin_compaction() if chance.random() < 0.5 or not node.compactions else node.compact()
         elif action == "spoil":
             node.bad = set(chance.sample(range(len(lengths)), min(3, len(lengths))))
     while node.waiting or node.filling:  # nothing waits forever
@@ -91,6 +96,43 @@ def test_any_schedule_of_events_keeps_every_invariant(
         for block in node.ready():
             node.end(block)
     assert node.planner.transient_bytes == node.planner.ahead.used_bytes
+
+
+def test_compaction_frees_the_bytes_of_samples_that_moved_away() -> None:
+    """Half of each of 4 slabs moves away: the rest, 40 bytes, fits into slabs of at most 20 bytes, and 40 are free."""
+    node = Node([2] * 40, block_samples=10, cache=80)
+    node.epoch(0)
+    kept = node.planner.directory.cached_ids()
+    slabs = node.planner.directory.slabs(kept)
+    lost = [i for slab in set(slabs.tolist()) for i in kept[slabs == slab][:5].tolist()]
+    node.lose(lost)
+    assert (node.planner.minio.free_bytes, node.planner.directory.nbytes) == (0, 40)
+    node.begin_compaction()
+    while node.compactions:
+        node.compact()
+        node.begin_compaction()
+    assert (node.planner.minio.free_bytes, len(node.full)) == (40, 2)
+    assert node.planner.directory.cached_ids().tolist() == sorted({*range(40)} - {*lost})
+    node.epoch(1)
+
+
+def test_few_withdrawn_bytes_are_no_reason_for_a_compaction() -> None:
+    """Less than a quarter: 4 of 20 bytes."""
+    node = Node([2] * 10, block_samples=10, cache=20)
+    node.epoch(0)
+    node.lose([0, 1])
+    assert node.planner.begin_compaction() is None
+
+
+def test_a_compaction_that_lost_its_samples_meanwhile_is_dropped() -> None:
+    node = Node([2] * 10, block_samples=10, cache=20)
+    node.epoch(0)
+    node.lose(range(5))
+    node.begin_compaction()
+    node.lose(range(5, 10))
+    node.compact()
+    assert (node.planner.minio.used_bytes, node.full) == (0, {})
+    node.epoch(1)
 
 
 def test_a_sample_that_an_earlier_block_is_reading_is_a_hit_and_waits() -> None:

@@ -425,8 +425,8 @@ def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float
     wanted, given_out = 0, {0: list[int]()}
     for _ in range(80):
         action = chance.choices(
-            ["demand", "land", "deliver", "abort", "give up", "spoil", "hand in", "copied", "aim"],
-            [4, 6, 6, 1, 1, 1, 4, 4, 0.5],
+            ["demand", "land", "deliver", "abort", "give up", "spoil", "hand in", "copied", "aim", "lose", "compact"],
+            [4, 6, 6, 1, 1, 1, 4, 4, 0.5, 1, 2],
         )[0]
         if action == "demand" and len(node.waiting) < 6:
             wanted = chance.choice([wanted + 1, wanted + 1, wanted + 1, max(0, wanted - 3), chance.randrange(300)])
@@ -435,6 +435,10 @@ def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float
             node.fill(chance.choice(list(node.filling)))
         elif action == "abort" and node.filling:
             node.fail(chance.choice(list(node.filling)))
+        elif action == "lose" and (cached := node.planner.directory.cached_ids().tolist()):
+            node.lose(chance.sample(cached, chance.randrange(1, len(cached) + 1)))
+        elif action == "compact":
+            node.begin_compaction() if chance.random() < 0.5 or not node.compactions else node.compact()
         elif action == "deliver" and node.ready():
             block = chance.choice(node.ready())
             if node.planner._plans[node.request(block)].failure:
