@@ -10,11 +10,11 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from mbaas.bench import SAMPLES
+from mbaas.base.units import WANTED_BYTES_PER_S, parse_bytes_per_s
 from mbaas.cli.bench import check_installed, numbers
 from mbaas.cli.console import AsJson, command, end_as_ctrl_c, err, examples, group, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
-from mbaas.units import WANTED_BYTES_PER_S, parse_bytes_per_s
+from mbaas.tools.bench import SAMPLES
 
 app = group(name="python -m benchmarks")
 
@@ -73,8 +73,8 @@ def ready(
     """Measure the cost of a loader to a trial whose data is always ready, against a loop over memory."""
     check_installed()
     from benchmarks.ready import measure, table
-    from mbaas.bench.report import BenchSettings, usable_cores
-    from mbaas.bench.runner import find_data
+    from mbaas.tools.bench.report import BenchSettings, usable_cores
+    from mbaas.tools.bench.runner import find_data
 
     settings = BenchSettings(
         data=data,
@@ -181,7 +181,7 @@ def costs(
     """Compare a whole ASHA search over photographs with mbaas and with DataLoaders: time, CPU time, samples."""
     check_installed()
     from benchmarks.costs import figures, measure, table
-    from mbaas.bench.report import usable_cores
+    from mbaas.tools.bench.report import usable_cores
 
     with end_as_ctrl_c():
         results = measure(

@@ -27,9 +27,9 @@ from rich.table import Table
 import mbaas
 from benchmarks import ID_BYTES
 from examples.tune_digits import SIZE, TRAIN, VALIDATION, Split, learn, split_images, write_digits
-from mbaas import runtime
-from mbaas.bench.render import figure_table
-from mbaas.messages import JoinStart
+from mbaas.ray_cluster import connection
+from mbaas.tools.bench.render import figure_table
+from mbaas.wire.consumers import JoinStart
 from tune_integration import FeedCallback, get_loader
 
 BATCH = 64
@@ -87,7 +87,7 @@ def measure(*, seeds: int, trials: int, epochs: int) -> list[Accuracy]:
     ways = get_args(JoinStart)
     with tempfile.TemporaryDirectory() as folder:
         split = split_images(write_digits(Path(folder, "digits")), Path(folder))
-        runtime.start_ray(2 + AT_ONCE // 2)
+        connection.start_ray(2 + AT_ONCE // 2)
         try:
             found = [_search(start, split, seed, trials, epochs) for seed in range(seeds) for start in ways]
         finally:

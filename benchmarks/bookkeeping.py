@@ -14,16 +14,16 @@ from statistics import median
 
 from rich.table import Table
 
-from mbaas.bench.render import figure_table
 from mbaas.cache.planner import Planner
 from mbaas.client.ledger import NOTHING
-from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
 from mbaas.dataset import Dataset
 from mbaas.dataset.readers.synthetic import synthetic
-from mbaas.order import SampleOrder, uniforms
-from mbaas.placement import PartRequest
+from mbaas.samples.order import SampleOrder, uniforms
+from mbaas.samples.placement import PartRequest
+from mbaas.tools.bench.render import figure_table
 
 SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
 BLOCK_SAMPLES = 200  # divides every size: a short last block would cost more per sample

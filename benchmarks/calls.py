@@ -10,10 +10,10 @@ from rich.table import Table
 
 from benchmarks.local_cluster import LocalCluster
 from benchmarks.scale.real_feeds import STORE_BYTES, FeedRun, Watched, watch
-from mbaas.bench.render import figure_table
+from mbaas.base.units import counted
 from mbaas.calls.server import RELAYED_FROM
 from mbaas.errors import ConfigError
-from mbaas.units import counted
+from mbaas.tools.bench.render import figure_table
 
 
 @dataclass(frozen=True)

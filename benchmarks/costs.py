@@ -19,13 +19,13 @@ from rich.table import Table
 
 from benchmarks.searches import Plan, Search, SearchData, Way, median_of, search
 from benchmarks.tree_cpu import TreeCpu
-from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.bench.photos import make_photos
-from mbaas.bench.render import figure_table
-from mbaas.bench.rows.dataloader import workers_for
-from mbaas.bench.tasks.images import SIDE, Images
 from mbaas.dataset import read_images
+from mbaas.ray_cluster import connection
+from mbaas.tools.bench.photos import make_photos
+from mbaas.tools.bench.render import figure_table
+from mbaas.tools.bench.rows.dataloader import workers_for
+from mbaas.tools.bench.tasks.images import SIDE, Images
 
 BATCH = 64
 HELD_OUT_SHARE = 1 / 8
@@ -85,7 +85,7 @@ def photographs(images: int, workers: int, tell: Callable[[str], None]) -> Searc
 
 def _measure(way: str, plan: Plan, data: SearchData, cores: int) -> Cost:
     how, options = WAYS[way]
-    runtime.start_ray(plan.slots + cores + 2)
+    connection.start_ray(plan.slots + cores + 2)
     try:
         with TreeCpu() as cpu:
             done = search(plan, how, data, prep_workers=cores, **options)

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
 
-from mbaas.metrics import METRICS, Metric
+from mbaas.ray_cluster.metrics import METRICS, Metric
 
 FOLDER = Path(__file__).parents[1] / "cluster" / "grafana"
 

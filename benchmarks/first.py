@@ -18,10 +18,10 @@ import ray
 from rich.table import Table
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.bench.render import figure_table
-from mbaas.units import count, seconds
+from mbaas.base.units import count, seconds
+from mbaas.ray_cluster import connection
+from mbaas.tools.bench.render import figure_table
 
 SIDE, BATCH, CLASSES = 8, 256, 100
 PIPELINE = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
@@ -57,7 +57,7 @@ def measure(*, images: int, rounds: int) -> First:
         _make(folder / "images", images)
         listing_s, data = _listed(folder)
         again_s, data = _listed(folder)
-        runtime.start_ray()
+        connection.start_ray()
         try:
             _first_batch(data)  # the first feed of a cluster also waits for Ray's first processes
             found = [_first_batch(data) for _ in range(rounds)]

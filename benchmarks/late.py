@@ -16,11 +16,11 @@ from rich.table import Table
 
 import mbaas
 from benchmarks import ID_BYTES
-from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.bench.render import figure_table
 from mbaas.dataset import synthetic
-from mbaas.messages import JoinStart
+from mbaas.ray_cluster import connection
+from mbaas.tools.bench.render import figure_table
+from mbaas.wire.consumers import JoinStart
 
 SAMPLES, SIDE, BATCH = 4096, 64, 32
 START_S = 60.0
@@ -71,7 +71,7 @@ class Lateness:
 
 def measure(*, trials: int, epochs: int, step_s: float, rounds: int) -> list[Lateness]:
     """Run the search ``rounds`` times in each way; a trial joins 0.4 epochs after the one before."""
-    runtime.start_ray(2)
+    connection.start_ray(2)
     try:
         # Alternating, so that a slow phase of the machine affects both ways.
         found = [_search(start, trials, epochs, step_s) for _ in range(rounds) for start in get_args(JoinStart)]

@@ -12,8 +12,8 @@ from typing import Any
 
 import ray
 
-from mbaas.chaos.nodes import Nodes, address_kept_in, environment
 from mbaas.errors import MbaasError
+from mbaas.tools.chaos.nodes import Nodes, address_kept_in, environment
 
 SETTINGS = {
     "RAY_free_objects_period_milliseconds": "20",

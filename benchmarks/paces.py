@@ -15,10 +15,10 @@ from rich.table import Table
 
 import mbaas
 from benchmarks import ID_BYTES
-from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.bench.render import figure_table
 from mbaas.dataset import synthetic
+from mbaas.ray_cluster import connection
+from mbaas.tools.bench.render import figure_table
 
 SAMPLES, HELD_OUT, SIDE, BATCH = 1728, 288, 64, 32
 START_S = 60.0
@@ -84,7 +84,7 @@ class _Round:
 
 def measure(*, steps_s: tuple[float, ...], trials: int, epochs: int, rounds: int) -> Paces:
     """Run the search ``rounds`` times: one slot for each of ``steps_s``, each with ``trials`` consecutive trials."""
-    runtime.start_ray(2)
+    connection.start_ray(2)
     try:
         found = [_search(steps_s, trials, epochs) for _ in range(rounds)]
     finally:

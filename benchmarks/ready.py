@@ -21,10 +21,10 @@ from rich.table import Table
 
 import mbaas
 from benchmarks import ID_BYTES
-from mbaas import runtime
-from mbaas.bench.render import figure_table
-from mbaas.bench.tasks.images import Images
-from mbaas.bench.trial import touch
+from mbaas.ray_cluster import connection
+from mbaas.tools.bench.render import figure_table
+from mbaas.tools.bench.tasks.images import Images
+from mbaas.tools.bench.trial import touch
 
 FEED = "ready"
 VECTOR = 65_536
@@ -64,7 +64,7 @@ def measure(
     ahead_bytes = (
         2 * len(data) * (Images.made.nbytes + ID_BYTES)
     )  # two epochs, so that the next one is prepared during this one
-    runtime.start_ray(cores)
+    connection.start_ray(cores)
     try:
         with mbaas.serve(
             FEED,

@@ -13,9 +13,9 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from mbaas.bench.render import figure_table
+from mbaas.base.units import duration
 from mbaas.cli.console import stack
-from mbaas.units import duration
+from mbaas.tools.bench.render import figure_table
 
 PIECE = 200
 """Schedules per task of a process."""

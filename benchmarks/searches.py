@@ -32,10 +32,10 @@ from rich.table import Table
 
 import mbaas
 from benchmarks import ID_BYTES
-from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.bench.render import figure_table
 from mbaas.dataset import Dataset, synthetic
+from mbaas.ray_cluster import connection
+from mbaas.tools.bench.render import figure_table
 from tune_integration import FeedCallback, get_loader
 
 SAMPLES, HELD_OUT, BATCH = 1728, 288, 32
@@ -216,7 +216,7 @@ def measure(
     """Run each search ``rounds`` times on images of ``side`` pixels, with ``slots`` of ``trials`` at once."""
     rows = [(name, way) for name in schedulers for way in ways]
     data = made_up(side)
-    runtime.start_ray(slots + 2)
+    connection.start_ray(slots + 2)
     try:
         found = [
             search(Plan(scheduler, trials, slots, step_s), way, data) for _ in range(rounds) for scheduler, way in rows

@@ -22,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.errors import MbaasError
+from mbaas.ray_cluster import actor_names, connection
 
 FEED = "soak"
 COMERS = 3
@@ -84,7 +84,7 @@ class Slope:
 
 def soak(minibatches: int, minutes: float, progress: Callable[[str], None]) -> list[Look]:
     """Serve a feed on a new local cluster until its consumers took that many minibatches, or time is up."""
-    runtime.start_ray(2)
+    connection.start_ray(2)
     run = _Run(minibatches, minutes * 60)
     try:
         data = synthetic(400)
@@ -164,7 +164,11 @@ class _Run:
 
 
 def _uses() -> dict[str, Use]:
-    kinds = {"coordinator": runtime.actor_name(FEED), "prep worker": f"prep:{FEED}:", "cache node": f"cache:{FEED}:"}
+    kinds = {
+        "coordinator": actor_names.actor_name(FEED),
+        "prep worker": f"prep:{FEED}:",
+        "cache node": f"cache:{FEED}:",
+    }
     actors = [actor for actor in ray._private.state.actors().values() if actor["State"] == "ALIVE"]
     pids = {kind: [a["Pid"] for a in actors if a["Name"].startswith(name)] for kind, name in kinds.items()}
     own = psutil.Process()

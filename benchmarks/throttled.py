@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.analysis.measuring.portion import Throttle
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader, WrappedDataset
+from mbaas.tools.analysis.measuring.portion import Throttle
 
 READ = np.dtype([("sample", "<i8"), ("at_s", "<f8")])
 """One read: the sample, and its end on the machine's monotonic clock, in seconds."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mbaas.base.lazy import imported_late
 from mbaas.errors import (
     BadSampleError,
     ConfigError,
@@ -28,7 +29,6 @@ from mbaas.errors import (
     StateError,
     WaitTimeoutError,
 )
-from mbaas.late import imported_late
 
 if TYPE_CHECKING:
     from mbaas.dataset import (

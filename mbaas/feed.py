@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import ray
 
-from mbaas import runtime, units
+from mbaas.base import units
+from mbaas.base.notebook import some, table
+from mbaas.base.validation import takes
 from mbaas.calls.client import CALL_TIMEOUT_S, call
 from mbaas.client.join import JoinOptions
-from mbaas.control import CALL_S, FeedControl, checked_names, find, successor
-from mbaas.core import calls
-from mbaas.costs import LoadingCosts
+from mbaas.client.ledger_table import to_table
+from mbaas.coordinator.control import CALL_S, FeedControl, checked_names, find, successor
+from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, MbaasError
-from mbaas.ledger import to_table
 from mbaas.loader import Loader
-from mbaas.messages import ConsumerName
-from mbaas.notebook import some, table
-from mbaas.validation import takes
+from mbaas.model.costs import LoadingCosts
+from mbaas.ray_cluster import actor_names, connection, leftovers
+from mbaas.wire.consumers import ConsumerName
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
@@ -89,7 +90,7 @@ class Feed:
 
             - ``consumer`` (string).
             - ``epoch``, ``feed_epoch``: the consumer's count and the feed's.
-            - ``begin``, ``shuffled``: with the seed, these determine each minibatch (`mbaas.messages.EpochLedger`).
+            - ``begin``, ``shuffled``: with the seed, these determine each minibatch (`mbaas.wire.ledgers.EpochLedger`).
             - ``samples``, ``id_hash``: received (int64, uint64).
             - ``expected_samples``, ``expected_id_hash``: the same for the complete epoch.
             - ``exact``: True if received and expected are equal.
@@ -105,12 +106,14 @@ class Feed:
         """Stop the feed and free its resources; waiting consumers get a `FeedFailedError`. May be called twice."""
         SERVED.pop(self.name, None)
         # On a second call, the name may belong to another program's feed.
-        if self._is_stopped or not ray.is_initialized() or runtime.lost_cluster():
+        if self._is_stopped or not ray.is_initialized() or connection.lost_cluster():
             return
         self._is_stopped = True
         from mbaas.coordinator import recovery  # here, because it imports parts of a coordinator
 
-        coordinator = runtime.find_coordinator(self.name)  # not the one of `_control`: the feed may have been restarted
+        coordinator = actor_names.find_coordinator(
+            self.name
+        )  # not the one of `_control`: the feed may have been restarted
         if coordinator is None:
             recovery.forget(self.name)  # its program died; loaders must not wait for a restart
             return
@@ -118,7 +121,7 @@ class Feed:
         with contextlib.suppress(MbaasError):
             call(coordinator.stop.remote(), CALL_TIMEOUT_S, f"stopping feed {self.name!r}")
         ray.kill(coordinator)
-        runtime.end_children(self.name)  # after the coordinator, which would restart them
+        leftovers.end_children(self.name)  # after the coordinator, which would restart them
         recovery.forget(self.name)  # again: it may have hung
 
     def __enter__(self) -> Feed:
@@ -175,8 +178,8 @@ def feeds() -> list[Feed]:
         >>> [feed.name for feed in mbaas.feeds()]
         ['train', 'validation']
     """
-    runtime.ensure_ray(start=False)
-    found = ((name, runtime.find_coordinator(name)) for name in runtime.feed_names())
+    connection.ensure_ray(start=False)
+    found = ((name, actor_names.find_coordinator(name)) for name in actor_names.feed_names())
     return [Feed(name, coordinator) for name, coordinator in found if coordinator is not None]  # None: just ended
 
 

@@ -36,17 +36,11 @@ from mbaas.client.trainers import (
     known_to_accelerate,
 )
 from mbaas.errors import ConfigError, FeedGoneError, StateError, shown
-from mbaas.fields import Arrays
-from mbaas.messages import (
-    MUCH_LEFT_OUT,
-    BadSample,
-    ConsumerName,
-    ConsumerReport,
-    EpochLedger,
-    Resumption,
-    Start,
-)
-from mbaas.order import Ids
+from mbaas.samples.fields import Arrays
+from mbaas.samples.order import Ids
+from mbaas.wire.consumers import ConsumerName, ConsumerReport, Resumption, Start
+from mbaas.wire.ledgers import EpochLedger
+from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample
 
 HEARTBEAT_S = 3.0
 """Longest pause between two heartbeats; each costs about 2 ms of CPU."""
@@ -374,7 +368,8 @@ class Loader:
         while not is_last:
             block = self._next_block()
             self._stream.look_ahead()
-            shard = self._sharding.shard(block.number, block.shuffle, (bad.sample_id for bad in block.bad))
+            bad_ids = (bad.sample_id for bad in block.bad)
+            shard = self._sharding.shard(block.number, block.shuffle, block.own_epoch, bad_ids)
             if self._progress.feed_epoch is None:  # first block of the epoch
                 self._progress.feed_epoch = block.shuffle.epoch
                 self._progress.begin = self._info.order.span(block.number)[0]

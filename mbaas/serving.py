@@ -18,11 +18,12 @@ from msgspec import structs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from mbaas import runtime, units
+from mbaas.base import units
+from mbaas.base.validation import Checked, options, takes
 from mbaas.calls.client import call
-from mbaas.control import CALL_S
 from mbaas.coordinator import kept_claims
 from mbaas.coordinator.actor import Coordinator
+from mbaas.coordinator.control import CALL_S
 from mbaas.coordinator.served_by import forget_server, keep_server, recall_server
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.coordinator.worker_pool import claims as claims_of
@@ -32,12 +33,13 @@ from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, ResourceError, last_line
 from mbaas.feed import SERVED, Feed, stop
 from mbaas.memory.budgets import largest_sample, memory_budgets
-from mbaas.messages import Claims, EngineName
 from mbaas.model.lending import GpuRoom, PrepResources, default_prep
 from mbaas.prep.engines import check_packages, check_share, resolve_engine, workers_per_gpu
+from mbaas.ray_cluster import actor_names, connection, leftovers, resources
 from mbaas.settings import GROUPED, FeedName, FeedOptions, FeedSettings, in_python
 from mbaas.transforms import DecodeArray, Pipeline
-from mbaas.validation import Checked, options, takes
+from mbaas.wire.consumers import Claims
+from mbaas.wire.samples import EngineName
 
 NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program that serves the feed"
 START_ONE = "start one with `ray start --head`, or set RAY_ADDRESS"
@@ -106,13 +108,13 @@ def serve(asked: ServeRequest) -> Feed:
     if asked.detached:
         ensure_lasting_ray()
     else:
-        runtime.ensure_ray(start=True)
-    runtime.say_joined()
-    if not runtime.clear_leftovers(name):
+        connection.ensure_ray(start=True)
+    connection.say_joined()
+    if not leftovers.clear_leftovers(name):
         _replace_or_refuse(name, asked.replace)
-    gpus = runtime.gpus()
+    gpus = resources.gpus()
     chosen = resolve_engine(asked.engine, pipeline, gpus=gpus)  # raises here, not in the coordinator's process
-    dataset = bounded(dataset, largest_sample(runtime.store_bytes(with_cpus=True).values()))
+    dataset = bounded(dataset, largest_sample(resources.store_bytes(with_cpus=True).values()))
 
     def fill_in() -> FeedSettings:
         return _filled_in(
@@ -141,7 +143,7 @@ def _replace_or_refuse(name: str, replace: bool) -> None:
         )
     with suppress(FeedNotFoundError, FeedFailedError):  # it has just ended
         stop(name)
-    if not runtime.clear_leftovers(name):
+    if not leftovers.clear_leftovers(name):
         raise FeedExistsError(f"a feed {name!r} was served by another program at the same time")
 
 
@@ -158,45 +160,45 @@ def _filled_in(
 ) -> FeedSettings:
     earlier = tuple(claim.memory for claim in claims)
     # Workers that reserve parts of GPUs may not fit more than one to a GPU.
-    usable, per_gpu = (runtime.markable_gpus(), per_gpu) if asked.gpus_per_worker is None else (gpus, 1)
-    room = GpuRoom(count=usable, workers=per_gpu, cpus=runtime.cpus_per_gpu())
-    resources = _prep_resources(asked, claims, room if engine == "dali" and gpus else None)
+    usable, per_gpu = (resources.markable_gpus(), per_gpu) if asked.gpus_per_worker is None else (gpus, 1)
+    room = GpuRoom(count=usable, workers=per_gpu, cpus=resources.cpus_per_gpu())
+    prep = _prep_resources(asked, claims, room if engine == "dali" and gpus else None)
     cache, staged = memory_budgets(
         cache_bytes=asked.cache_bytes,
         staging_bytes=asked.staging_bytes,
-        wanted_staging=wanted_staging(asked.scaling.max_prep_workers or resources.workers),
+        wanted_staging=wanted_staging(asked.scaling.max_prep_workers or prep.workers),
         dataset_bytes=dataset.total_bytes,
         grows=grows,
-        stores=runtime.store_bytes(with_cpus=True).values(),
-        smallest_store=min(runtime.store_bytes().values(), default=0),
+        stores=resources.store_bytes(with_cpus=True).values(),
+        smallest_store=min(resources.store_bytes().values(), default=0),
         earlier=earlier,
     )
     chosen: dict[str, Any] = {
         "cache_bytes": cache,
         "sizes_cache": asked.cache_bytes is None,
         "staging_bytes": staged,
-        "prep_workers": resources.workers,
-        "cpus_per_worker": resources.cpus_per_worker,
-        "threads": dataclasses.replace(asked.threads, prep=max(asked.threads.prep, resources.threads)),
+        "prep_workers": prep.workers,
+        "cpus_per_worker": prep.cpus_per_worker,
+        "threads": dataclasses.replace(asked.threads, prep=max(asked.threads.prep, prep.threads)),
         "dali_share": asked.dali_share if engine == "dali" else 1.0,
         "gpus_per_worker": 0.0 if asked.gpus_per_worker is None and not gpus else asked.gpus_per_worker,
         "earlier": earlier,
     }
     settings = FeedSettings(name=name, **{**asked.given(), **chosen})
-    runtime.check_cpus(name, settings.prep_workers)
+    resources.check_cpus(name, settings.prep_workers)
     return settings
 
 
 def _started_where_the_name_is_free(name: str, start: Callable[[], Feed]) -> Feed:
 
     def clear(_: RetryCallState) -> None:
-        if not runtime.clear_leftovers(name):
+        if not leftovers.clear_leftovers(name):
             raise FeedExistsError(f"a feed {name!r} was served by another program at the same time")
 
     patiently = Retrying(
         retry=retry_if_exception_type(ray.exceptions.ActorAlreadyExistsError),
-        stop=stop_after_delay(runtime.LEFTOVERS_S),
-        wait=wait_fixed(runtime.LOOK_S),  # Ray may hold the name of an actor that it no longer lists
+        stop=stop_after_delay(leftovers.LEFTOVERS_S),
+        wait=wait_fixed(leftovers.LOOK_S),  # Ray may hold the name of an actor that it no longer lists
         before_sleep=clear,
         reraise=True,
     )
@@ -204,7 +206,7 @@ def _started_where_the_name_is_free(name: str, start: Callable[[], Feed]) -> Fee
         return patiently(start)
     except ray.exceptions.ActorAlreadyExistsError as error:
         raise ResourceError(
-            f"Ray did not release the names of an earlier feed {name!r} within {units.seconds(runtime.LEFTOVERS_S)} "
+            f"Ray did not release the names of an earlier feed {name!r} within {units.seconds(leftovers.LEFTOVERS_S)} "
             f"({last_line(error)}); try again later, or use another name"
         ) from error
 
@@ -216,12 +218,12 @@ def ensure_lasting_ray() -> None:
         ResourceError: no cluster is running, or this program started it.
     """
     try:
-        runtime.ensure_ray(start=False)
+        connection.ensure_ray(start=False)
     except ResourceError as error:
         if os.environ.get("RAY_ADDRESS") or not isinstance(error.__context__, ConnectionError):
             raise
         raise ResourceError(f"{NEEDS_LASTING_RAY}, but none is running here; {START_ONE}") from error
-    if runtime.owns_ray():
+    if connection.owns_ray():
         raise ResourceError(f"{NEEDS_LASTING_RAY}, but this one was started by this program; {START_ONE}")
 
 
@@ -243,7 +245,7 @@ def _start(
     except BaseException:  # Ctrl-C, too: Ray would leave the coordinator and its detached actors behind
         if coordinator is not None:
             ray.kill(coordinator)
-            runtime.end_children(settings.name)
+            leftovers.end_children(settings.name)
             kept_claims.forget(settings.name)
             forget_server(settings.name)
         raise
@@ -262,13 +264,13 @@ def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:
     """Create a feed's coordinator; its name is taken when this returns."""
     detached = settings.detached
     options = {
-        "name": runtime.actor_name(settings.name),
-        "namespace": runtime.NAMESPACE,
+        "name": actor_names.actor_name(settings.name),
+        "namespace": actor_names.NAMESPACE,
         "max_concurrency": 10_000,  # each consumer has a waiting call; Ray's default is 1,000
         "enable_task_events": False,  # recording every call costs time and is not used
         "max_restarts": -1,
         "lifetime": "detached" if detached else None,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(runtime.lasting_node(detached=detached), soft=False),
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(resources.lasting_node(detached=detached), soft=False),
     }
     actor: Any = ray.remote(num_cpus=0)(Coordinator)
     return actor.options(**options).remote(settings, pipeline, gpus)
@@ -284,11 +286,11 @@ def _launched(settings: FeedSettings, pipeline: Pipeline, engine: EngineName, co
 def _prep_resources(asked: FeedOptions, claims: list[Claims], gpus: GpuRoom | None) -> PrepResources:
     if asked.prep_workers is not None:
         return PrepResources(asked.prep_workers)
-    resources = default_prep(
-        cpus=runtime.cpus(),
+    prep = default_prep(
+        cpus=resources.cpus(),
         claimed_cpus=sum(claim.cpus for claim in claims),
         gpus=gpus,
         also_on_cpus=asked.dali_share < 1,
     )
     most = asked.scaling.max_prep_workers
-    return resources if most is None else structs.replace(resources, workers=min(resources.workers, most))
+    return prep if most is None else structs.replace(prep, workers=min(prep.workers, most))

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from mbaas import units
+from mbaas.base import units
+from mbaas.base.validation import Checked, option, options
 from mbaas.errors import ConfigError, shown
 from mbaas.memory.budgets import MemoryClaim, cache_budget, staging_room
-from mbaas.order import MOST_SEED
-from mbaas.validation import Checked, option, options
+from mbaas.samples.order import MOST_SEED
 
 if TYPE_CHECKING:
-    from mbaas.validation import Accepts
+    from mbaas.base.validation import Accepts
 
     # Type checkers accept strings with units, and read numbers.
     Bytes = Accepts[int, int | str]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbaas.costs import LoadingCosts
-from mbaas.messages import Amount, Claims, ConsumerReport, EpochLedger, FetchCounts
+from mbaas.model.costs import LoadingCosts
 from mbaas.model.forms import SampleCosts
 from mbaas.model.tiers import FetchSpeeds
+from mbaas.wire.consumers import Claims, ConsumerReport
+from mbaas.wire.ledgers import EpochLedger
+from mbaas.wire.samples import Amount, FetchCounts
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ import ray
 from xdist.scheduler import LoadFileScheduling
 
 import mbaas
-from mbaas.bugs import INTERNAL_ERROR
 from mbaas.coordinator.background import BROKEN
+from mbaas.ray_cluster.bugs import INTERNAL_ERROR
 from support.leaks import Traces, leaks
 from support.turns import Turns
 

@@ -22,11 +22,9 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     "cli",
     "analysis",
-    "bench",
-    "chaos",
+    "tools",
     "serving",
     "feed",
-    "control",
     "loader",
     "coordinator",
     "client",
@@ -35,34 +33,21 @@ LAYERS = (
     "prep",
     "cache",
     "status",
-    "ledger",
     "calls",
-    "messages",
+    "wire",
     "transforms",
     "dataset",
-    "placement",
     "model",
     "settings",
     "memory",
-    "order",
-    "fields",
-    "runtime",
-    "bugs",
-    "metrics",
-    "files",
-    "validation",
-    "yaml_values",
-    "named_functions",
-    "costs",
-    "progress",
-    "notebook",
-    "units",
+    "samples",
+    "ray_cluster",
+    "base",
     "errors",
-    "late",
 )
 """From the top down: a package or module may import itself and those after it."""
 
-SEE_THE_FACE = ("cli", "bench", "analysis")
+SEE_THE_FACE = ("cli", "tools", "analysis")
 """Packages that may `import mbaas`, the public package, which is above `feed` and `loader`."""
 
 PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.transforms", "tune_integration")
@@ -71,17 +56,17 @@ PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.tra
 USES_PRIVATE = {
     "examples/comparing.py": {"mbaas.prep.engines"},
     "examples/tune_digits.py": {"mbaas.prep.engines"},
-    "tune_integration/callback.py": {"mbaas.control"},
-    "tune_integration/trial.py": {"mbaas.feed", "mbaas.validation"},
+    "tune_integration/callback.py": {"mbaas.coordinator.control"},
+    "tune_integration/trial.py": {"mbaas.feed", "mbaas.base.validation"},
 }
 """Exceptions: the examples compare a feed with a DataLoader that prepares samples with the same code. The Tune callback
 announces and removes trials, and `get_loader` has the parameters of `join`."""
 
-CORE_MAY_IMPORT = (*("core", "order", "placement", "messages", "settings", "errors", "model", "units", "fields"),)
+CORE_MAY_IMPORT = ("core", "samples", "wire", "settings", "errors", "model")
 """Parts of mbaas that the pure core may import: values and arithmetic, no side effects."""
 
-PURE_MEMORY = "mbaas.memory.budgets"
-"""The only module of `memory` that the pure core may import."""
+PURE_MODULES = {"memory": "mbaas.memory.budgets", "base": "mbaas.base.units"}
+"""The only module of these rooms that the pure core may import."""
 
 IMPURE = ("ray", "asyncio", "threading", "time", "os", "random", "pathlib", "io", "logging")
 """Modules that the pure core never imports: it receives time and events, and returns instructions."""
@@ -204,8 +189,10 @@ def impurities(source: str) -> list[str]:
     """Imports of a module that are forbidden in the core."""
     tops = {module.partition(".")[0] for module, _ in imports_of(source)}
     foreign = layers_seen(source) - set(CORE_MAY_IMPORT)
-    if {module for module, _ in imports_of(source) if module.startswith("mbaas.memory")} == {PURE_MEMORY}:
-        foreign.discard("memory")
+    for room, module in PURE_MODULES.items():
+        seen = {name for name in names_of(source) if name.startswith(f"mbaas.{room}.")}
+        if seen & sources_of_mbaas().keys() == {module}:
+            foreign.discard(room)
     return [f"core imports {seen or 'the public face'}" for seen in sorted(foreign | tops & set(IMPURE))]
 
 
@@ -357,6 +344,7 @@ def test_the_core_is_pure(path: Path) -> None:
         "from mbaas.cache.planner import Planner",
         "from mbaas.dataset import Dataset",
         "from mbaas.memory.slots import Slot",
+        "from mbaas.base import files",
         "from mbaas import status",
         "import mbaas",
     ],
@@ -384,7 +372,7 @@ def test_actors_of_prep_and_cache_are_in_one_module_each_that_only_coordinators_
     [
         ("mbaas.cache.reader", "import ray\n@ray.remote\nclass Reader: ...", "defines an actor"),
         ("mbaas.prep.engines", "from mbaas.prep.worker import STALL_WARNING_S", "imports mbaas.prep.worker"),
-        ("mbaas.messages", "from mbaas.cache import node", "imports mbaas.cache.node"),
+        ("mbaas.wire", "from mbaas.cache import node", "imports mbaas.cache.node"),
     ],
 )
 def test_an_actor_can_be_misplaced(module: str, line: str, found: str) -> None:
@@ -495,16 +483,16 @@ def test_the_rule_for_trials_can_be_broken(line: str, reason: str) -> None:
     ("layer", "line"),
     [
         ("cache", "from mbaas.prep.engines import Engine"),
-        ("cache", "from mbaas.core.state import StagingState"),
-        ("prep", "from mbaas.core.state import StagingState"),
+        ("cache", "from mbaas.core.staging.state import StagingState"),
+        ("prep", "from mbaas.core.staging.state import StagingState"),
         ("prep", "from mbaas.client.session import Session"),
         ("prep", "from mbaas.coordinator.coordinator import Coordinator"),
-        ("order", "import mbaas.dataset.base"),
+        ("samples", "import mbaas.dataset.base"),
         ("core", "from mbaas import feed"),
         ("coordinator", "def late():\n    from mbaas.loader import Loader"),
         ("prep", "import mbaas"),
-        ("feed", "from mbaas.bench import runner"),
-        ("errors", "from mbaas import metrics"),
+        ("feed", "from mbaas.tools.bench import runner"),
+        ("errors", "from mbaas.ray_cluster import metrics"),
     ],
 )
 def test_the_rule_can_be_broken(layer: str, line: str) -> None:

@@ -21,14 +21,14 @@ import yaml
 from annotated_types import Ge, Gt, Le
 
 import mbaas
-from mbaas import validation
+from mbaas.base import validation
+from mbaas.base.units import Unit
+from mbaas.base.validation import descriptions_of
 from mbaas.cli.feed_file import ON_IMAGES, FeedFile, load, schema
 from mbaas.errors import ConfigError
 from mbaas.feed import JoinRequest
 from mbaas.serving import ServeRequest
 from mbaas.settings import GROUPED, GROUPS, FeedOptions, FeedSettings
-from mbaas.units import Unit
-from mbaas.validation import descriptions_of
 from tune_integration import get_loader
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "feed.yaml"
@@ -52,6 +52,7 @@ def test_help_of_serve_lists_each_option_with_its_type_default_and_description()
             assert parameter.default == getattr(defaults, name), name
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_the_options_of_serve(tmp_path: Path) -> None:
     """Sizes and times may be strings with units; an unknown keyword and a wrong type are errors."""
     program = tmp_path / "program.py"
@@ -307,7 +308,7 @@ def test_the_schema_refuses_names_that_there_are_not(wrong: dict[str, object]) -
     ],
 )
 def test_a_file_with_a_number_out_of_bounds_is_told_what_it_must_be(wrong: str, sentence: str, tmp_path: Path) -> None:
-    """The first case is the example in the docstring of `mbaas.files`."""
+    """The first case is the example in the docstring of `mbaas.base.files`."""
     file = tmp_path / "feed.yaml"
     text = EXAMPLE.read_text()
     file.write_text(f"{text}\ntimeouts:\n  {wrong}\n")

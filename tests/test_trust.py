@@ -19,18 +19,21 @@ BUILTINS = frozenset(["eval", "exec", "compile", "__import__"])
 CALLS = frozenset(["import_module", "unsafe_load", "full_load", "system", "popen", "allow_pickle", "shell"])
 
 JUSTIFIED = {
-    ("mbaas/late.py", "import_module"): "a public name is imported when it is first used, from a fixed table",
-    ("mbaas/bench/rows/__init__.py", "import_module"): "the rows of the benchmark, from a fixed table",
+    ("mbaas/base/lazy.py", "import_module"): "a public name is imported when it is first used, from a fixed table",
+    ("mbaas/tools/bench/rows/__init__.py", "import_module"): "the rows of the benchmark, from a fixed table",
     ("mbaas/coordinator/recovery.py", "pickle"): "what the feed itself left in the cluster's key-value store",
     ("mbaas/coordinator/recovery.py", "cloudpickle"): "likewise: only written",
     (
         "mbaas/transforms/function.py",
         "cloudpickle",
     ): "the user's own Map is only written, to learn whether Ray can send it",
-    ("mbaas/named_functions.py", "import_module"): "what the user's command or file names: as trusted as the program",
-    ("mbaas/named_functions.py", "cloudpickle"): "likewise: registered with Ray's transport",
+    (
+        "mbaas/base/named_functions.py",
+        "import_module",
+    ): "what the user's command or file names: as trusted as the program",
+    ("mbaas/base/named_functions.py", "cloudpickle"): "likewise: registered with Ray's transport",
     ("mbaas/cli/__init__.py", "import_module"): "the modules of mbaas's own commands, by names in its source",
-    ("mbaas/bench/host.py", "pickle"): "the benchmark's own child, over a pipe that nobody else has",
+    ("mbaas/tools/bench/host.py", "pickle"): "the benchmark's own child, over a pipe that nobody else has",
 }
 """(file, call) -> why it is allowed: no dataset, state or name reaches any of these calls."""
 

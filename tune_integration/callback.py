@@ -16,7 +16,7 @@ from ray.core.generated.gcs_pb2 import PlacementGroupTableData as Group  # type:
 from ray.tune.experiment import Trial
 
 import mbaas
-from mbaas.control import FeedControl, claims
+from mbaas.coordinator.control import FeedControl, claims
 from tune_integration.shortage import Node, why_none_starts
 
 LOOK_S = 10.0

@@ -11,8 +11,8 @@ from ray import train
 from ray.train._internal.session import get_session
 
 import mbaas
+from mbaas.base.validation import takes
 from mbaas.feed import JoinRequest
-from mbaas.validation import takes
 
 COSTS_S = 10.0
 """Time limit for a feed's costs; a report without costs is better than a late one."""
@@ -216,7 +216,7 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
 
 
 def _costs(known: Any, samples: int) -> dict[str, float]:
-    """Return the costs of a number of a feed's samples, by the feed's `mbaas.costs.LoadingCosts`."""
+    """Return the costs of a number of a feed's samples, by the feed's `mbaas.model.costs.LoadingCosts`."""
     hours = {"": known.cpu_hours(samples)}
     if alone := known.alone_cpu_hours(samples):  # 0 means unknown
         hours["dataloader_"] = alone

@@ -14,9 +14,9 @@ from benchmarks.fuzz.mutations import damaged
 from benchmarks.fuzz.run import Case
 from mbaas import transforms
 from mbaas.errors import BadSampleError
-from mbaas.fields import Packed
-from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
+from mbaas.samples.fields import Packed
+from mbaas.wire.samples import EngineName
 
 MAX_BYTES = 1 << 20
 """Limit of a decoded sample: low, so that unbounded memory use shows."""

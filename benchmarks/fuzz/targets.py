@@ -37,53 +37,47 @@ from benchmarks.fuzz.lying import LyingHandler
 from benchmarks.fuzz.mutations import NAMES, changed, damaged, odd_value, sealed_png
 from benchmarks.fuzz.run import Case, Target
 from mbaas import transforms
-from mbaas.analysis.plan import file as plan_file
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.row_server import RowPool, check_pick
+from mbaas.calls import encoding
 from mbaas.calls import socket as local_socket
-from mbaas.calls import wire
 from mbaas.calls.server import CallServer
 from mbaas.cli import feed_file, what_if
 from mbaas.client.saved_state import read_state, resumption
 from mbaas.coordinator.stories import story_of
-from mbaas.core import calls, events
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.staging import calls, events
+from mbaas.core.staging.state import StagingState
 from mbaas.dataset import read_coco, read_huggingface, read_images, read_manifest, read_webdataset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.storage.location import locate
 from mbaas.errors import ConfigError, ConsumerRemovedError, MbaasError, PrepFailedError
-from mbaas.fields import Arrays, Packed
 from mbaas.memory.part_memory import OBJECT_ID_BYTES, StoredObject
 from mbaas.memory.slots import Slot, SlotColumn
-from mbaas.messages import (
-    ROW,
-    BadSample,
+from mbaas.model.quantity import plain_fields
+from mbaas.prep.engines import make_engine
+from mbaas.prep.header import UndecodableError, peek
+from mbaas.samples.fields import Arrays, Packed
+from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
+from mbaas.samples.placement import BlockPart
+from mbaas.tools.plan import file as plan_file
+from mbaas.transforms.base import Drawn, WindowTransform
+from mbaas.wire.blocks import ROW, DeliveredBlock, DeliveredPart, PartMeta, UnreadablePart
+from mbaas.wire.consumers import (
     BlockCall,
     ConsumerName,
     ConsumerReport,
-    DeliveredBlock,
-    DeliveredPart,
     Delivery,
-    EngineName,
-    EpochLedger,
     JoinRequest,
-    PartMeta,
-    RankCall,
-    RankReport,
     ReadBytes,
     Resumption,
     SocketAnswer,
     SocketCall,
     Start,
-    UnreadablePart,
 )
-from mbaas.model.quantity import plain_fields
-from mbaas.order import OwnEpoch, SampleOrder, Shuffle
-from mbaas.placement import BlockPart
-from mbaas.prep.engines import make_engine
-from mbaas.prep.header import UndecodableError, peek
-from mbaas.transforms.base import Drawn, WindowTransform
+from mbaas.wire.ledgers import EpochLedger
+from mbaas.wire.ranks import RankCall, RankReport
+from mbaas.wire.samples import BadSample, EngineName
 
 MAX_PIXELS = 400_000
 """Pixel limit of the engines: low, so that unbounded memory use shows."""
@@ -558,13 +552,13 @@ _YAML = (
 
 def files(folder: Path) -> Case:
     """YAML of feeds, plans, systems and price lists, and the JSON of `mbaas analyze`."""
-    from mbaas.analysis.simulator import catalog
+    from mbaas.tools.simulator import catalog
 
     readers: list[tuple[Path, Callable[[Path], object]]] = [
         (_ROOT / "examples/feed.yaml", feed_file.load),
         (_ROOT / "examples/plan/jobs.yaml", plan_file.load),
-        (_ROOT / "mbaas/analysis/simulator/presets/mnist.yaml", catalog.read),
-        (_ROOT / "mbaas/analysis/simulator/presets/machines/reference.yaml", what_if.read_machines),
+        (_ROOT / "mbaas/tools/simulator/presets/mnist.yaml", catalog.read),
+        (_ROOT / "mbaas/tools/simulator/presets/machines/reference.yaml", what_if.read_machines),
     ]
     texts = [(path.read_bytes(), read) for path, read in readers]
     texts.append((json.dumps(_saved_analysis()).encode(), what_if.load))
@@ -678,7 +672,7 @@ def state(_: Path) -> Case:
                 there, row = resumption(found, order)
                 assert there.own_epoch.first <= there.start < there.own_epoch.end
                 assert 0 <= row <= order.block_samples
-                calls.resumption(wire.decoded(wire.encode(there), Resumption), order)
+                calls.resumption(encoding.decoded(encoding.encode(there), Resumption), order)
             json.dumps(vars(found), default=vars)
 
     return case
@@ -701,13 +695,13 @@ def consumers(_: Path) -> Case:
 
     def case(chance: Random) -> None:
         good = chance.choice(sent)
-        message = wire.encode(good)
+        message = encoding.encode(good)
         try:
-            changed_call = wire.encode(changed(chance, msgspec.msgpack.decode(message)))
+            changed_call = encoding.encode(changed(chance, msgspec.msgpack.decode(message)))
         except (OverflowError, RecursionError, TypeError, ValueError):  # cannot be sent
             changed_call = message
         with _expected():
-            found = wire.decoded(chance.choice((changed_call, damaged(chance, message))), type(good))
+            found = encoding.decoded(chance.choice((changed_call, damaged(chance, message))), type(good))
             if isinstance(found, JoinRequest):
                 calls.join(found, 1, order=order)
             elif isinstance(found, RankCall):
@@ -724,8 +718,8 @@ def consumers(_: Path) -> Case:
 def socket_calls(_: Path) -> Case:
     """Data on a coordinator's socket: invalid senders are disconnected, and a neighbour still gets its answer."""
     loop, answering = asyncio.new_event_loop(), set[asyncio.Task[Any]]()
-    encoded = [wire.encode(BlockCall(events.Ask("a", 1, number, 0, 0), 0.0)) for number in range(3)]
-    sent = [wire.encode(SocketCall(number, msgspec.Raw(call))) for number, call in enumerate(encoded)]
+    encoded = [encoding.encode(BlockCall(events.Ask("a", 1, number, 0, 0), 0.0)) for number in range(3)]
+    sent = [encoding.encode(SocketCall(number, msgspec.Raw(call))) for number, call in enumerate(encoded)]
     good = [local_socket.framed(message) for message in sent]
 
     async def deliver(asked: BlockCall) -> Delivery:
@@ -744,7 +738,7 @@ def socket_calls(_: Path) -> Case:
                 stranger.write(message)
             neighbour.write(good[2])
             length = int.from_bytes(await asyncio.wait_for(answers.readexactly(4), 10.0), "big")
-            answer = wire.decode_answer(await asyncio.wait_for(answers.readexactly(length), 10.0))
+            answer = encoding.decode_answer(await asyncio.wait_for(answers.readexactly(length), 10.0))
             assert answer == SocketAnswer(2, Delivery(progress=2)), answer
         finally:
             stranger.close()
@@ -764,14 +758,14 @@ def answers(_: Path) -> Case:
     block = DeliveredBlock(5, Shuffle(2, (64,), Shuffle(1)), parts)
     failed = replace(block, parts=(), error=PrepFailedError("three workers died"))
     good = [
-        wire.encode_answer(SocketAnswer(1, Delivery((block, failed), 0.5, progress=9))),
-        wire.encode_answer(SocketAnswer(2, Delivery(error=ConsumerRemovedError("silent"), expelled=True))),
-        wire.encode_answer(SocketAnswer(3, error=ConfigError("no", option="cursor"))),
+        encoding.encode_answer(SocketAnswer(1, Delivery((block, failed), 0.5, progress=9))),
+        encoding.encode_answer(SocketAnswer(2, Delivery(error=ConsumerRemovedError("silent"), expelled=True))),
+        encoding.encode_answer(SocketAnswer(3, error=ConfigError("no", option="cursor"))),
     ]
 
     def case(chance: Random) -> None:
-        with contextlib.suppress(*wire.INVALID):
-            found = wire.decode_answer(damaged(chance, chance.choice(good), good))
+        with contextlib.suppress(*encoding.INVALID):
+            found = encoding.decode_answer(damaged(chance, chance.choice(good), good))
             assert isinstance(found, SocketAnswer)
 
     return case
@@ -913,15 +907,15 @@ _TYPED = (
 
 def typed(_: Path) -> Case:
     """Values of the command line: sizes, rates, times, changes, curves, sweeps, lists of numbers and kinds."""
-    from mbaas import units
-    from mbaas.analysis.simulator import catalog
-    from mbaas.analysis.simulator.simulation import PARAMETERS, Axis, parse
-    from mbaas.analysis.simulator.simulation import changed as with_value
-    from mbaas.chaos.plan import chosen_kinds
+    from mbaas.base import units
     from mbaas.cli import bench
     from mbaas.model.rates import Setup
+    from mbaas.tools.chaos.plan import chosen_kinds
+    from mbaas.tools.simulator import catalog
+    from mbaas.tools.simulator.simulation import PARAMETERS, Axis, parse
+    from mbaas.tools.simulator.simulation import changed as with_value
 
-    system = catalog.read(_ROOT / "mbaas/analysis/simulator/presets/mnist.yaml")
+    system = catalog.read(_ROOT / "mbaas/tools/simulator/presets/mnist.yaml")
     fields, axes = list(vars(Setup())), [*PARAMETERS, "cores", "ram_bytes", "ssd_bytes", "", "nothing"]
     parsers = (units.parse_bytes, units.parse_bytes_per_s, units.parse_seconds)
     writers = (units.size, units.rate, units.seconds)
@@ -976,7 +970,7 @@ def typed(_: Path) -> Case:
 
 def records(folder: Path) -> Case:
     """Records of trials of `mbaas chaos`: truncated as by a kill, or damaged."""
-    from mbaas.chaos import records
+    from mbaas.tools.chaos import records
 
     where = folder / "records"
     where.mkdir()

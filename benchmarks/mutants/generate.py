@@ -45,7 +45,7 @@ class Mutant:
     """One mistake.
 
     Attributes:
-        module: name of the module, "mbaas.core.window".
+        module: name of the module, "mbaas.core.staging.window".
         function: its qualified name.
         starts, line: first line of the function, and line of the mistake.
         before, after: the code without and with the mistake.

@@ -22,9 +22,9 @@ from rich.text import Text
 
 from benchmarks.mutants.equivalent import EQUIVALENT
 from benchmarks.mutants.generate import Mutant, mutants, mutated_code
-from mbaas.bench.render import figure_table
+from mbaas.base.units import duration, percent
 from mbaas.cli.console import stack
-from mbaas.units import duration, percent
+from mbaas.tools.bench.render import figure_table
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "mbaas" / "core"
@@ -61,12 +61,20 @@ class Result:
         return killed / max(1, killed + survived)
 
 
+def core_modules() -> list[Path]:
+    """Return the source files of the core."""
+    return sorted(path for path in CORE.rglob("*.py") if path.stem != "__init__")
+
+
+def dotted(path: Path) -> str:
+    """Return the name of the module in a source file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
 def chosen(modules: Sequence[str], sample: int | None, seed: int) -> list[Mutant]:
     """Return the mutants of some modules of the core, or of all; with ``sample``, only that many."""
-    paths = sorted(
-        path for path in CORE.glob("*.py") if path.stem != "__init__" and (not modules or path.stem in modules)
-    )
-    all_mutants = [mutant for path in paths for mutant in mutants(f"mbaas.core.{path.stem}", path)]
+    paths = [path for path in core_modules() if not modules or path.stem in modules]
+    all_mutants = [mutant for path in paths for mutant in mutants(dotted(path), path)]
     if sample is None or sample >= len(all_mutants):
         return all_mutants
     return sorted(random.Random(seed).sample(all_mutants, sample), key=lambda mutant: (mutant.module, mutant.line))
@@ -187,7 +195,7 @@ def _traced(met: set[tuple[str, int]]) -> Iterator[None]:
         sys.setprofile(None)
     for code in called.values():
         if code.co_filename.startswith(str(CORE)):
-            met.add((f"mbaas.core.{Path(code.co_filename).stem}", code.co_firstlineno))
+            met.add((dotted(Path(code.co_filename)), code.co_firstlineno))
 
 
 def _install(mutant: Mutant) -> None:

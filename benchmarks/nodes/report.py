@@ -12,10 +12,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mbaas.bench.render import figure_table, machine_line
-from mbaas.bench.report import Machine
+from mbaas.base.units import counted, rate
 from mbaas.errors import ConfigError
-from mbaas.units import counted, rate
+from mbaas.tools.bench.render import figure_table, machine_line
+from mbaas.tools.bench.report import Machine
 
 STORAGE_TOLERANCE = 0.01
 BALANCE_TOLERANCE = 0.05

@@ -22,14 +22,14 @@ from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings
 from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
 from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
-from mbaas.bench.photos import make_photos
-from mbaas.bench.report import Machine
-from mbaas.bench.rows.feed import spilled_bytes
-from mbaas.bench.tasks.images import Images
+from mbaas.base.units import counted
 from mbaas.errors import MbaasError
 from mbaas.feed import Feed
 from mbaas.status import FeedStatus
-from mbaas.units import counted
+from mbaas.tools.bench.photos import make_photos
+from mbaas.tools.bench.report import Machine
+from mbaas.tools.bench.rows.feed import spilled_bytes
+from mbaas.tools.bench.tasks.images import Images
 
 STORE_BYTES = 400 << 20
 STAGING_BYTES = 96 << 20

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 import mbaas
 from benchmarks.throttled import READ_THREADS
-from mbaas.bench.trial import Ledger, touch
 from mbaas.cache.directory import MinIO
 from mbaas.dataset import Dataset
 from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError
-from mbaas.order import Ids, SampleOrder
 from mbaas.prep.engines import make_engine
+from mbaas.samples.order import Ids, SampleOrder
+from mbaas.tools.bench.trial import Ledger, touch
 from mbaas.transforms import Pipeline
 
 Raw = list[NDArray[np.uint8]]

@@ -20,11 +20,11 @@ from scipy.optimize import nnls  # type: ignore[import-untyped]
 from benchmarks.local_cluster import LocalCluster
 from benchmarks.scale.real_feeds import STORE_BYTES, FeedRun, Watched, pull_s, watch
 from benchmarks.scale.system import Costs, System, cut_cost_s, growth_s
-from mbaas.core import events as ev
+from mbaas.base.units import counted
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
-from mbaas.placement import BlockPart, NodeWeight, Placement
-from mbaas.units import counted
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
+from mbaas.samples.placement import BlockPart, NodeWeight, Placement
 
 NODES = 4
 
@@ -37,7 +37,7 @@ RUNS = tuple(
 
 WORKERS = ("PrepWorker", "CacheNode")
 DAEMONS = ("raylet", "gcs_server", "DashboardAgent", "RuntimeEnvAgent", "other")
-"""Kinds of processes, as in `mbaas.bench.cpu.kind_of`, whose CPU seconds are fitted together."""
+"""Kinds of processes, as in `mbaas.tools.bench.cpu.kind_of`, whose CPU seconds are fitted together."""
 
 
 @dataclass(frozen=True)

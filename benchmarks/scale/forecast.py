@@ -14,10 +14,10 @@ from benchmarks.scale.calibration import calibrate
 from benchmarks.scale.model import simulate
 from benchmarks.scale.real_feeds import Checked, check
 from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s
-from mbaas.bench.render import figure_table, machine_line
-from mbaas.bench.report import Machine
+from mbaas.base.units import counted
 from mbaas.core.layout import block_samples, blocks_in_budget, blocks_in_flight
-from mbaas.units import counted
+from mbaas.tools.bench.render import figure_table, machine_line
+from mbaas.tools.bench.report import Machine
 
 SIZES = ((1, 1), (1, 8), (1, 256), (4, 4), (16, 1), (16, 16), (64, 8), (64, 64), (256, 1), (256, 8))
 """Simulated (nodes, trials): 256 nodes take half a minute each, a thousand more than five."""

@@ -1,8 +1,9 @@
 """Simulation of a feed with the service's staging core, on virtual time.
 
-The service's code makes the decisions: `mbaas.core.state.StagingState` stages blocks, `mbaas.client.position.Position`
-makes the requests of trials, and `mbaas.placement.Placement` gives samples their homes. This module models the costs:
-CPU seconds of the coordinator, workers and trials, storage, and links.
+The service's code makes the decisions: `mbaas.core.staging.state.StagingState` stages blocks,
+`mbaas.client.position.Position` makes the requests of trials, and `mbaas.samples.placement.Placement` gives samples
+their homes. This module models the
+costs: CPU seconds of the coordinator, workers and trials, storage, and links.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from numpy.typing import NDArray
 from benchmarks.scale.clock import Clock, Cores, Links, Thread
 from benchmarks.scale.system import Costs, System, ask_cost_s, cut_cost_s, part_cost_s
 from mbaas.client.position import Position
-from mbaas.core import events as ev
 from mbaas.core.layout import CREDIT, Layout, slack_blocks
-from mbaas.core.state import StagingState
-from mbaas.fields import IMAGE, LABEL, Field
-from mbaas.messages import SampleSpec
-from mbaas.order import SampleOrder, Shuffle
-from mbaas.placement import BlockPart, NodeWeight, Placement
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
+from mbaas.samples.fields import IMAGE, LABEL, Field
+from mbaas.samples.order import SampleOrder, Shuffle
+from mbaas.samples.placement import BlockPart, NodeWeight, Placement
 from mbaas.settings import FeedSettings, Timeouts
+from mbaas.wire.samples import SampleSpec
 
 SESSION = 1
 """Session number of every trial: each joins once."""

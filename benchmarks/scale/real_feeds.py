@@ -27,18 +27,18 @@ from benchmarks.local_cluster import LocalCluster, answers
 from benchmarks.scale.model import simulate
 from benchmarks.scale.system import Costs, System
 from benchmarks.throttled import throttled
-from mbaas import runtime
-from mbaas.bench.cpu import TreeWatch
-from mbaas.bench.report import usable_cores
+from mbaas.base.units import counted
 from mbaas.calls import socket as local_socket
 from mbaas.client.join import JoinOptions
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from mbaas.dataset import Dataset, synthetic
 from mbaas.errors import FeedGoneError
 from mbaas.loader import Loader
-from mbaas.messages import ConsumerName
+from mbaas.ray_cluster import actor_names
+from mbaas.tools.bench.cpu import TreeWatch
+from mbaas.tools.bench.report import usable_cores
 from mbaas.transforms import DecodeImage, Map, Pipeline
-from mbaas.units import counted
+from mbaas.wire.consumers import ConsumerName
 
 SIDE = 72
 """Pixels per side: a part of 8 samples exceeds 100 kB, the least size that Ray puts into the object store."""
@@ -103,7 +103,7 @@ class Watched:
         blocks: number of blocks that trials took, summed over trials.
         blocks_per_s: rate of a trial, mean over trials, measured between ends of blocks.
         calls: number of the trials' calls for blocks through Ray.
-        cpu_s: kind of process (see `mbaas.bench.cpu.kind_of`) -> CPU seconds.
+        cpu_s: kind of process (see `mbaas.tools.bench.cpu.kind_of`) -> CPU seconds.
         raw_bytes: bytes of a raw sample.
         others_cores: mean number of cores used by other programs of this machine.
     """
@@ -152,7 +152,7 @@ class WatchedTrial:
     def __init__(self, feed: str, consumer: str, run: FeedRun) -> None:
         if not run.are_relayed:
             patch.object(local_socket, "connect", side_effect=OSError).start()
-        self._handle = _CountingHandle(runtime.find_coordinator(feed))
+        self._handle = _CountingHandle(actor_names.find_coordinator(feed))
         self._loader = Loader(
             self._handle,
             ConsumerName(consumer),

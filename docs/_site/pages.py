@@ -92,7 +92,7 @@ def _outside_code(text: str, change: Any) -> str:
 
 
 def _metrics(_: str) -> str:
-    from mbaas.metrics import METRICS
+    from mbaas.ray_cluster.metrics import METRICS
 
     rows = [f"| `{metric.exported}` | {metric.kind} | {metric.description} |" for metric in METRICS]
     return "\n".join(["| name | kind | meaning |", "|---|---|---|", *rows])

@@ -6,26 +6,26 @@ Models are pure functions of plain numbers, separate from the code that measures
 - `Quantity`, `Rates`, `Setup`: a number with its interval, measured rates, and the parameters to vary.
 - `predict`, `curve`, `smallest_cache`, `fewest_prep_cores`, `bottleneck`: predictions and sufficient amounts.
 - `recommend`, `offers`, `verdict`: worthwhile changes, machines to rent, and a summary sentence.
-- `mbaas.analysis.simulator`: the simulator of NoPFS, extended.
-- `mbaas.analysis.plan`: workers, threads, caches and nodes for several jobs.
-- `mbaas.analysis.report`: the report page and its charts.
+- `mbaas.tools.simulator`: the simulator of NoPFS, extended.
+- `mbaas.tools.plan`: workers, threads, caches and nodes for several jobs.
+- `mbaas.tools.analysis.report`: the report page and its charts.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mbaas.analysis.advice import MachineType, offers, recommend, verdict
-from mbaas.late import imported_late
+from mbaas.base.lazy import imported_late
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import bottleneck, curve, fewest_prep_cores, predict, smallest_cache
 from mbaas.model.quantity import Quantity, measured, stated
 from mbaas.model.rates import Rates, Setup
+from mbaas.tools.analysis.advice import MachineType, offers, recommend, verdict
 
 if TYPE_CHECKING:
-    from mbaas.analysis.live import analyze_feed
-    from mbaas.analysis.measuring.service import Workload
-    from mbaas.analysis.whole import analyze
+    from mbaas.tools.analysis.live import analyze_feed
+    from mbaas.tools.analysis.measuring.service import Workload
+    from mbaas.tools.analysis.whole import analyze
 
 __all__ = [
     "MachineType",
@@ -52,8 +52,8 @@ __all__ = [
 __getattr__ = imported_late(
     __name__,
     {
-        "Workload": "mbaas.analysis.measuring.service",
-        "analyze_feed": "mbaas.analysis.live",
-        "analyze": "mbaas.analysis.whole",
+        "Workload": "mbaas.tools.analysis.measuring.service",
+        "analyze_feed": "mbaas.tools.analysis.live",
+        "analyze": "mbaas.tools.analysis.whole",
     },
 )

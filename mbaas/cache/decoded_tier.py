@@ -15,8 +15,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.directory import among, fitting
-from mbaas.order import Ids, in_share
-from mbaas.placement import PartRequest
+from mbaas.samples.order import Ids, in_share
+from mbaas.samples.placement import PartRequest
 
 LAPSE_FETCHES = 256
 """A promise lapses after this many further fetches, because its worker has probably died."""

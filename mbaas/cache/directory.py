@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
-from mbaas.messages import Amount
-from mbaas.order import Ids
+from mbaas.samples.order import Ids
+from mbaas.wire.samples import Amount
 
 LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("decoded", np.bool_)], align=True)
 """Location of a sample: `offset` in bytes within `slab` (0 means not cached), `decoded` as in `mbaas.prep.decoded`."""

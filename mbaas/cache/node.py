@@ -17,7 +17,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from mbaas import bugs, runtime, units
+from mbaas.base import units
+from mbaas.base.units import counted
 from mbaas.cache.decoded_tier import HandIn
 from mbaas.cache.directory import Locations
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
@@ -42,13 +43,13 @@ from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
 from mbaas.cache.tuner import ReadaheadTuner
 from mbaas.calls.relay import Relays
 from mbaas.errors import ConfigError
-from mbaas.fields import Arrays
-from mbaas.messages import Amount, DecodedSamples
 from mbaas.model.forms import FormPlan, plan_forms, room_for_decoded
-from mbaas.order import Ids, SampleOrder
-from mbaas.placement import Holdings, MovedIn, PartRequest, PlacementHistory, PlacementUpdate
+from mbaas.ray_cluster import actor_names, bugs, leftovers
+from mbaas.samples.fields import Arrays
+from mbaas.samples.order import Ids, SampleOrder
+from mbaas.samples.placement import Holdings, MovedIn, PartRequest, PlacementHistory, PlacementUpdate
 from mbaas.settings import FIRST_FETCH_THREADS, Disk, Timeouts
-from mbaas.units import counted
+from mbaas.wire.samples import Amount, DecodedSamples
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -147,7 +148,7 @@ class CacheNode:
         self._relays = Relays()
         self._whole, self._dataset, self._feed = dataset, dataset.stored, feed
         if coordinator:
-            runtime.end_with(coordinator)
+            leftovers.end_with(coordinator)
         self._meter = Meter()
         self._disk: DiskTier | None = None
         if disk is not None:
@@ -306,7 +307,7 @@ class CacheNode:
         self._plan_forms()
 
     async def _learn_placement(self) -> None:
-        coordinator = runtime.find_coordinator(self._feed) if self._feed else None
+        coordinator = actor_names.find_coordinator(self._feed) if self._feed else None
         update = await coordinator.placement_update.remote() if coordinator is not None else None
         if update is not None:
             await self.update_placement(update)

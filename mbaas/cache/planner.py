@@ -19,8 +19,8 @@ from mbaas.cache.decoded_tier import DecodedTier, HandIn
 from mbaas.cache.directory import Directory, MinIO, among, fitting
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
 from mbaas.cache.slab import Compaction, Failures, Load, OtherForm, PartPlan, RowLocations, pack
-from mbaas.order import Ids, SampleOrder
-from mbaas.placement import PartRequest, PlacementHistory
+from mbaas.samples.order import Ids, SampleOrder
+from mbaas.samples.placement import PartRequest, PlacementHistory
 
 COMPACTED_SHARE = 0.25
 """A slab is compacted if withdrawn samples hold at least this share of it: at most 3 bytes are copied to free one."""

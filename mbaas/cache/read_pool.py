@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.cache.retries import Retries
 from mbaas.cache.slab import Load, PassingReason
 from mbaas.cache.stats import EpochCounts, Meter
 from mbaas.errors import BadSampleError, ConfigError, StorageError
-from mbaas.messages import Amount
-from mbaas.order import Ids
+from mbaas.samples.order import Ids
 from mbaas.settings import MOST_FETCH_THREADS, Timeouts
+from mbaas.wire.samples import Amount
 
 if TYPE_CHECKING:
     from mbaas.dataset import SampleReader

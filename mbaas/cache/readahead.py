@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbaas.errors import ConfigError
-from mbaas.order import Shuffle
+from mbaas.samples.order import Shuffle
 
 DEPTH_BLOCKS = 64
 """Maximum number of blocks examined ahead of a sequence's head. This bounds the work for blocks that need no bytes."""

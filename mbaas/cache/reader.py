@@ -13,11 +13,11 @@ from msgspec import Struct, field
 from numpy.typing import NDArray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, ObjectLostError
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.cache.slab import RowLocations, Slab, views
 from mbaas.errors import PlacementGoneError, StateError, WaitTimeoutError
-from mbaas.order import Ids
-from mbaas.placement import PartRequest
+from mbaas.samples.order import Ids
+from mbaas.samples.placement import PartRequest
 
 EncodedRows: TypeAlias = list[NDArray[np.uint8]]
 """The encoded sample of each row of a part, uint8[length]: a read-only view into a slab, empty if unreadable."""

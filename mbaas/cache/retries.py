@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from mbaas.base.units import counted, seconds
 from mbaas.cache.slab import PassingReason
 from mbaas.errors import StorageError
-from mbaas.units import counted, seconds
 
 FIRST_PAUSE_S = 0.2
 """Upper bound of the first random pause; the bound doubles with each attempt."""

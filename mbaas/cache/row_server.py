@@ -20,11 +20,12 @@ import ray
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.errors import ConfigError, shown
-from mbaas.fields import Arrays, Column, Packed
-from mbaas.messages import MOST_NAME, ROW
 from mbaas.model.threads import divide_threads, straggler_threads
+from mbaas.samples.fields import Arrays, Column, Packed
+from mbaas.wire.blocks import ROW
+from mbaas.wire.consumers import MOST_NAME
 
 Ints: TypeAlias = NDArray[np.int64]
 

@@ -18,9 +18,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.directory import Locations
-from mbaas.messages import Amount, FetchCounts
-from mbaas.order import Ids
-from mbaas.placement import PartRequest
+from mbaas.samples.order import Ids
+from mbaas.samples.placement import PartRequest
+from mbaas.wire.samples import Amount, FetchCounts
 
 Slab: TypeAlias = NDArray[np.uint8]
 """uint8[nbytes]; once full, read-only and in the node's shared memory."""

@@ -10,8 +10,8 @@ from time import perf_counter
 
 from msgspec import Struct
 
-from mbaas.messages import Amount, FetchCounts
 from mbaas.model.tiers import FetchSpeeds
+from mbaas.wire.samples import Amount, FetchCounts
 
 RECENT_EPOCHS = 64
 """Newest epochs with separate counts; older ones are only in the totals."""

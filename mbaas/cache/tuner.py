@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import LATE_S, Hanging, Read

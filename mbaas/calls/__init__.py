@@ -10,6 +10,6 @@ module            contents
 `relay`           a machine's proxy for a coordinator on another machine
 ================  =====================================================================================
 
-A call of a consumer is one Struct of `mbaas.messages`. It travels as msgpack, and all its types and bounds are checked
+A call of a consumer is one Struct of `mbaas.wire`. It travels as msgpack, and all its types and bounds are checked
 when it is decoded, in both directions. Nothing that arrives over a socket is unpickled.
 """

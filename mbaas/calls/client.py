@@ -18,13 +18,13 @@ from typing import Any
 import ray
 from msgspec import Raw
 
-from mbaas import runtime
+from mbaas.base.units import seconds
+from mbaas.calls import encoding
 from mbaas.calls import socket as local_socket
-from mbaas.calls import wire
 from mbaas.errors import FeedGoneError, FeedRestartingError, MbaasError, WaitTimeoutError
-from mbaas.messages import BlockCall, Delivery, SocketAnswer, SocketCall
-from mbaas.runtime import get
-from mbaas.units import seconds
+from mbaas.ray_cluster import connection
+from mbaas.ray_cluster.connection import get
+from mbaas.wire.consumers import BlockCall, Delivery, SocketAnswer, SocketCall
 
 RESTART_LOOK_S = 0.1
 """Pause between two checks of a restarting coordinator, in seconds."""
@@ -60,7 +60,7 @@ def call(ref: Any, timeout_s: float, what: str) -> Any:
         return answer(ref, timeout_s, what)
     except ray.exceptions.GetTimeoutError:
         late = f"{what}: the feed's coordinator did not answer within {seconds(timeout_s)}"
-        raise WaitTimeoutError(": ".join(filter(None, (late, runtime.lost_cluster())))) from None
+        raise WaitTimeoutError(": ".join(filter(None, (late, connection.lost_cluster())))) from None
 
 
 def answer(ref: Any, timeout_s: float, what: str) -> Any:
@@ -74,7 +74,7 @@ def answer(ref: Any, timeout_s: float, what: str) -> Any:
     except ray.exceptions.ActorUnavailableError as error:  # a subclass of RayActorError, so it must come first
         raise FeedRestartingError(f"{what}: the feed's coordinator does not answer, it may be restarting") from error
     except ray.exceptions.RayActorError as error:
-        reason = runtime.lost_cluster() or "the feed's coordinator is gone; it was stopped or its driver ended"
+        reason = connection.lost_cluster() or "the feed's coordinator is gone; it was stopped or its driver ended"
         raise FeedGoneError(f"{what}: {reason}") from error
 
 
@@ -96,7 +96,7 @@ def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, w
         except FeedRestartingError as error:
             if time.monotonic() > end:
                 # Only now: a restarting head node looks like one that has ended.
-                if reason := runtime.lost_cluster():
+                if reason := connection.lost_cluster():
                     raise FeedGoneError(f"{what}: {reason}") from error.__cause__
                 raise FeedRestartingError(f"{error}; waited {seconds(timeout_s)} for it") from error.__cause__
             await_restart(coordinator, end)
@@ -224,7 +224,7 @@ class BlockCalls:
     def make(self, call: BlockCall) -> PendingCall:
         """Start a call."""
         route = self.route.begin()
-        return PendingCall(self, wire.encode(call), route, None if route.socket is None else self._connection)
+        return PendingCall(self, encoding.encode(call), route, None if route.socket is None else self._connection)
 
     def through_ray(self, call: bytes) -> Any:
         """Start a call through Ray; return a reference to its result."""
@@ -324,7 +324,7 @@ class _Connection:
         number = next(self._numbers)
         try:
             self._socket.settimeout(CONNECT_S)
-            self._socket.sendall(local_socket.framed(wire.encode(SocketCall(number, Raw(call)))))
+            self._socket.sendall(local_socket.framed(encoding.encode(SocketCall(number, Raw(call)))))
         except OSError as error:
             self.close()
             raise local_socket.BrokenSocketError(str(error)) from error
@@ -342,13 +342,13 @@ class _Connection:
                 if not received:
                     raise local_socket.BrokenSocketError("its coordinator closed it")
                 for message in self._messages.put(received):
-                    answered = wire.decode_answer(message)
+                    answered = encoding.decode_answer(message)
                     if answered.number == number:  # the newest call: no answer follows
                         return answered
             raise local_socket.BrokenSocketError("it was closed")
         except (BlockingIOError, TimeoutError):
             return None
-        except (OSError, *wire.INVALID) as error:
+        except (OSError, *encoding.INVALID) as error:
             self.close()
             raise local_socket.BrokenSocketError(str(error)) from error
         except local_socket.BrokenSocketError:

@@ -23,9 +23,9 @@ from msgspec import Struct
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mbaas import bugs, runtime
-from mbaas.calls import wire
+from mbaas.calls import encoding
 from mbaas.calls.socket import Connection, Listener
+from mbaas.ray_cluster import actor_names, bugs, leftovers
 
 GATHER_S = 0.01
 """Longest wait of an exchange for further calls. Ranks of one trial often call within it, and ahead of need."""
@@ -156,7 +156,7 @@ class Relay:
         try:
             answers = await self._coordinator.exchange.remote(self.id, exchange.number, exchange.requests)
             for connection, answer in self._calls.end(exchange.number, answers):
-                if answer == wire.HANG_UP:
+                if answer == encoding.HANG_UP:
                     connection.hang_up()
                 else:
                     connection.send(answer)
@@ -201,7 +201,7 @@ class RelayNode:
     def __init__(self, coordinator: str, *, unused_s: float = UNUSED_S) -> None:
         self._relays, self._unused_s = Relays(), unused_s
         self._end: asyncio.Task[None] | None = None
-        runtime.end_with(coordinator)
+        leftovers.end_with(coordinator)
 
     async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
         """Relay calls for blocks from consumers on this node; see `Relays.find`."""
@@ -228,7 +228,7 @@ async def relay_node(feed: str, node: str, *, may_start: bool) -> Any | None:
     """
     main = ray.get_runtime_context().get_actor_id()
     options = {
-        **runtime.child_options(feed, "relay", node),
+        **actor_names.child_options(feed, "relay", node),
         "get_if_exists": True,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
     }

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from mbaas.calls import wire
+from mbaas.calls import encoding
 from mbaas.calls.socket import Connection, Listener
 from mbaas.errors import MbaasError, StateError
-from mbaas.messages import POLL_S, BlockCall, Delivery, SocketAnswer
+from mbaas.wire.consumers import POLL_S, BlockCall, Delivery, SocketAnswer
 
 RELAYED_FROM = 2
 """Least number of consumers on a machine for which calls are relayed: for a single one, the relay takes slightly more
@@ -196,7 +196,7 @@ class CallServer:
 
     async def _answer_local(self, connection: Connection, message: bytes) -> None:
         answer = await self._answer(message)
-        if answer == wire.HANG_UP:
+        if answer == encoding.HANG_UP:
             connection.hang_up()
         else:
             connection.send(answer)
@@ -206,14 +206,14 @@ class CallServer:
         relay.has_news.set()
 
     async def _answer(self, message: bytes) -> bytes:
-        request = wire.socket_call(message)
+        request = encoding.socket_call(message)
         if request is None:
-            return wire.HANG_UP
+            return encoding.HANG_UP
         answer = SocketAnswer(request.number)
         try:
-            answer = SocketAnswer(request.number, await self._deliver(wire.decoded(request.call, BlockCall)))
+            answer = SocketAnswer(request.number, await self._deliver(encoding.decoded(request.call, BlockCall)))
         except MbaasError as error:
             answer = SocketAnswer(request.number, error=error)
         except Exception:  # a bug, already reported; the consumer meets it again through Ray
             pass
-        return wire.encode_answer(answer)
+        return encoding.encode_answer(answer)

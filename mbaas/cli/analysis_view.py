@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mbaas import units
-from mbaas.analysis.advice import Change, Offer, epoch_costs, verdict
-from mbaas.analysis.decoding import Decoding, decoding
-from mbaas.analysis.measuring.verify import EpochSplit, Verification
-from mbaas.analysis.whole import Analysis
+from mbaas.base import units
 from mbaas.cli.console import stack, table_of
 from mbaas.model import words
 from mbaas.model.gpu_stages import DevicePlan
 from mbaas.model.pace import Epoch, WhatIfCurve, bottleneck, fewest_prep_cores, predict, smallest_cache
 from mbaas.model.quantity import Quantity
 from mbaas.model.rates import Rates, Setup
+from mbaas.tools.analysis.advice import Change, Offer, epoch_costs, verdict
+from mbaas.tools.analysis.decoding import Decoding, decoding
+from mbaas.tools.analysis.measuring.verify import EpochSplit, Verification
+from mbaas.tools.analysis.whole import Analysis
 
 WIDTH = 40
 """Cells of the bar that shows an epoch."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.cli.console import (
     CUT_OFF,
     Address,
@@ -37,9 +37,9 @@ from mbaas.memory.budgets import default_cache, default_staging, free_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from mbaas.analysis.measuring.effort import SavedStages
-    from mbaas.analysis.whole import Analysis
     from mbaas.settings import FeedOptions
+    from mbaas.tools.analysis.measuring.effort import SavedStages
+    from mbaas.tools.analysis.whole import Analysis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class AnalyzeRequest:
         device: device for the step's minibatches.
         trials: number of trials that will train.
         storage_bytes_per_s: limit storage to this rate.
-        verify, run: see `mbaas.analysis.whole.analyze`.
+        verify, run: see `mbaas.tools.analysis.whole.analyze`.
         quick: measure for only half a minute, and run no feed.
         address: the Ray cluster of ``feed``.
     """
@@ -194,7 +194,7 @@ def analyze(
     if save is not None:
         save.write_text(text + "\n")
     if report is not None or plots is not None:
-        from mbaas.analysis.report import write_plots, write_report
+        from mbaas.tools.analysis.report import write_plots, write_report
 
         if report is not None:
             write_report(found, report, command=shlex.join(["mbaas", *sys.argv[1:]]))
@@ -219,9 +219,9 @@ def _say_saved(saved: Sequence[SavedStages]) -> None:
 
 def _see_to_the_end(has_ended: threading.Event, saved: Sequence[SavedStages]) -> None:
     """Exit this process by force if the measurements do not end."""
-    from mbaas import runtime
+    from mbaas.ray_cluster import connection
 
-    if not runtime.see_to_the_end(has_ended):
+    if not connection.see_to_the_end(has_ended):
         return
     try:
         _say_saved(saved)
@@ -234,22 +234,23 @@ def _see_to_the_end(has_ended: threading.Event, saved: Sequence[SavedStages]) ->
 def _of_feed(request: AnalyzeRequest) -> Analysis:
     assert request.feed is not None
     connect(request.address, start=False)
-    from mbaas.analysis.live import analyze_feed
+    from mbaas.tools.analysis.live import analyze_feed
 
     return analyze_feed(request.feed)
 
 
 def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> Analysis:
     assert request.file is not None
-    from mbaas import __version__, runtime
-    from mbaas.analysis.measuring.effort import QUICK, Effort, SavedStages, saved_path
-    from mbaas.analysis.measuring.portion import portion
-    from mbaas.analysis.measuring.service import Workload
-    from mbaas.analysis.measuring.steps import PacedStep, load_step
-    from mbaas.analysis.measuring.system import cores_here, workers_here
-    from mbaas.analysis.whole import analyze
+    from mbaas import __version__
     from mbaas.cli import feed_data, feed_file
     from mbaas.model.rates import Setup
+    from mbaas.ray_cluster import resources
+    from mbaas.tools.analysis.measuring.effort import QUICK, Effort, SavedStages, saved_path
+    from mbaas.tools.analysis.measuring.portion import portion
+    from mbaas.tools.analysis.measuring.service import Workload
+    from mbaas.tools.analysis.measuring.steps import PacedStep, load_step
+    from mbaas.tools.analysis.measuring.system import cores_here, workers_here
+    from mbaas.tools.analysis.whole import analyze
 
     described = feed_file.load(request.file)
     options = described.options
@@ -275,7 +276,7 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
         say_note(f"continuing an interrupted analysis after {stages}; delete {saved.path} to measure these again")
     # Ray gets at least as many CPUs as there are workers, even with fewer cores: workers would wait forever for a CPU.
     with _own_ray(max(cores, options.prep_workers or 0)):
-        gpus = runtime.gpus()
+        gpus = resources.gpus()
         workers = options.prep_workers or workers_here(workload, cores=cores, gpus=gpus)
         memory_bytes = _memory_bytes(options, workers)
         return analyze(
@@ -303,10 +304,10 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
 
 def _memory_bytes(options: FeedOptions, workers: int) -> int:
     """Return the bytes of memory for a feed's cache on this machine, next to its staging."""
-    from mbaas import runtime
     from mbaas.core.layout import wanted_staging
+    from mbaas.ray_cluster import resources
 
-    store_bytes = max(runtime.store_bytes().values())
+    store_bytes = max(resources.store_bytes().values())
     staged = options.staging_bytes or default_staging(store_bytes, wanted_staging(workers))
     return max(0, free_bytes(store_bytes, ()) - staged)
 
@@ -328,9 +329,9 @@ def _own_ray(cpus: int) -> Iterator[None]:
     """Start a separate Ray, so that no other work affects the measurements; end it afterwards."""
     import ray
 
-    from mbaas import runtime
+    from mbaas.ray_cluster import connection
 
-    runtime.start_ray(cpus)
+    connection.start_ray(cpus)
     try:
         yield
     finally:

@@ -10,9 +10,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mbaas.bench import SAMPLES
 from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, out, write_json
 from mbaas.errors import ConfigError, MbaasError
+from mbaas.tools.bench import SAMPLES
 
 NEEDED = {
     "images": {"skimage": "scikit-image"},
@@ -132,10 +132,10 @@ def bench(
     install 'mbaas\\[bench]'
     """
     check_installed(task)
-    from mbaas.bench.peers import PEERS
-    from mbaas.bench.render import render
-    from mbaas.bench.report import DECODED_ROWS, GPU_ROWS, USUAL_ROWS, BenchSettings, usable_cores
-    from mbaas.bench.runner import run
+    from mbaas.tools.bench.peers import PEERS
+    from mbaas.tools.bench.render import render
+    from mbaas.tools.bench.report import DECODED_ROWS, GPU_ROWS, USUAL_ROWS, BenchSettings, usable_cores
+    from mbaas.tools.bench.runner import run
 
     usual = GPU_ROWS if gpu else USUAL_ROWS
     chosen = tuple(row.strip() for row in rows.split(",")) if rows is not None else usual

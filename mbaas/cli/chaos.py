@@ -10,13 +10,13 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from mbaas.base.units import count, counted, exact, number, seconds, size
 from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, out, stack, table_of, write_json
 from mbaas.errors import ConfigError, MbaasError
-from mbaas.units import count, counted, exact, number, seconds, size
 
 if TYPE_CHECKING:
-    from mbaas.chaos.report import Checked, Report
-    from mbaas.chaos.usage import Growth
+    from mbaas.tools.chaos.report import Checked, Report
+    from mbaas.tools.chaos.usage import Growth
 
 SENTENCES = 10
 """Upper bound on the flaws, errors and bugs of one kind that are printed."""
@@ -69,7 +69,7 @@ def chaos(
     time, and storage fails. The trials' samples are then compared, one by one, with the same feed without faults. Exit
     code 1: a sample was missing, repeated or different, a feed ended, or a trial hung.
     """
-    from mbaas.chaos.runner import ChaosSettings, run
+    from mbaas.tools.chaos.runner import ChaosSettings, run
 
     if faults is not None and minutes is not None:
         given = f"--faults {faults} and --minutes {exact(minutes)}"
@@ -103,7 +103,7 @@ def plain(report: Report) -> dict[str, object]:
     """Return a report as JSON types, including all counts."""
     from dataclasses import asdict
 
-    from mbaas.chaos.report import COUNTED
+    from mbaas.tools.chaos.report import COUNTED
 
     counts: dict[str, object] = {kind: report.checked.count(kind) for kind in COUNTED}
     return {**asdict(report), **counts, "happened": report.happened, "is_sound": report.is_sound}
@@ -165,7 +165,7 @@ def _what_was_checked(found: Checked) -> str:
 
 
 def _verdict(found: Checked) -> str:
-    from mbaas.chaos.report import COUNTED
+    from mbaas.tools.chaos.report import COUNTED
 
     return ", ".join(f"{found.count(kind):,} {kind}" for kind in COUNTED)
 

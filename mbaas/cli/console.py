@@ -158,19 +158,19 @@ def connect(address: str | None, *, start: bool) -> None:
     # Not if a cluster may be started here, because its processes would inherit the setting.
     if named != "auto" or not start:
         os.environ.setdefault(*_TRIES)
-    from mbaas import runtime
+    from mbaas.ray_cluster import connection
 
     try:
-        runtime.ensure_ray(start=start)
+        connection.ensure_ray(start=start)
     except ResourceError as error:
         if not isinstance(error.__context__, ConnectionError):
             raise
         # Ray has one class for "no cluster" and "no answer"; only the messages differ.
-        is_gone = isinstance(error.__context__, runtime.NoAnswerError)  # its address is still in Ray's folder
+        is_gone = isinstance(error.__context__, connection.NoAnswerError)  # its address is still in Ray's folder
         if named == "auto" and (is_gone or "find any running" in str(error.__context__)):
             raise ResourceError(_none_at(named)) from None
         reason = _first_line(error.__context__)
-        raise ResourceError(f"cannot join the Ray cluster at {named}: {reason}; {runtime.ABOUT_TOKENS}") from None
+        raise ResourceError(f"cannot join the Ray cluster at {named}: {reason}; {connection.ABOUT_TOKENS}") from None
     except (ConnectionError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python
         raise ResourceError(f"cannot join the Ray cluster at {named}: {_first_line(error)}") from None
 

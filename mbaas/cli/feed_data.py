@@ -33,13 +33,13 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingCol
 from rich.progress import Progress as ProgressBar
 
 import mbaas
-from mbaas import files
+from mbaas.base import files
+from mbaas.base.progress import Progress, watched
+from mbaas.base.units import count
+from mbaas.base.validation import options
 from mbaas.cli.console import err
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.order import MOST_SEED
-from mbaas.progress import Progress, watched
-from mbaas.units import count
-from mbaas.validation import options
+from mbaas.samples.order import MOST_SEED
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset

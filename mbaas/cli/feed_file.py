@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import TypeAdapter, WithJsonSchema
 
-from mbaas import files, transforms
+from mbaas import transforms
+from mbaas.base import files
+from mbaas.base.named_functions import import_named
+from mbaas.base.validation import descriptions_of, instead, options
 from mbaas.cli.feed_data import DataOptions, FeedData, parameters_of, schema_of, section
 from mbaas.errors import ConfigError
-from mbaas.named_functions import import_named
 from mbaas.settings import GROUPED, FeedName, FeedOptions
 from mbaas.transforms import Boxes, Keypoints, Masks, Pipeline, Transform
-from mbaas.validation import descriptions_of, instead, options
 
 TRANSFORMS: dict[str, type[Transform]] = {
     name: kind

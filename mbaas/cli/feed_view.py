@@ -13,10 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from mbaas.base.units import count, counted, duration, number, percent, seconds, size
 from mbaas.cli.console import stack, table_of
-from mbaas.costs import HOUR_S, LoadingCosts
 from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
-from mbaas.units import count, counted, duration, number, percent, seconds, size
+from mbaas.model.costs import HOUR_S, LoadingCosts
 
 if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus

@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from mbaas.base.units import count, counted, duration
 from mbaas.cli.console import Address, AsJson, app, command, join_cluster, out, say_note, table_of, write_json
 from mbaas.errors import ConfigError
-from mbaas.units import count, counted, duration
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,11 +11,11 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.cli.console import AsJson, app, command, out, stack, table_of, write_json
 
 if TYPE_CHECKING:
-    from mbaas.analysis.plan.planner import FitQuality, JobPlan, Plan
+    from mbaas.tools.plan.planner import FitQuality, JobPlan, Plan
 
 GOOD_FIT = 0.05
 """Relative error at a point above which a fit is coloured."""
@@ -31,7 +31,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs."""
-    from mbaas.analysis.plan import file, planner
+    from mbaas.tools.plan import file, planner
 
     made = planner.plan(*file.load(jobs))
     if as_json:

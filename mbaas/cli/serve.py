@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from mbaas.base.units import count, duration, seconds
 from mbaas.cli import feed_view
 from mbaas.cli.console import (
     FAILED,
@@ -34,7 +35,6 @@ from mbaas.cli.console import (
     write_json,
 )
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedRestartingError, WaitTimeoutError, last_line
-from mbaas.units import count, duration, seconds
 
 if TYPE_CHECKING:
     from mbaas.cli.feed_file import FeedConfig
@@ -135,9 +135,9 @@ def serve(
 def _connect(address: str | None, *, detach: bool, local: bool) -> None:
     with _progress("connecting to Ray"):
         if local:
-            from mbaas import runtime
+            from mbaas.ray_cluster import connection
 
-            runtime.start_own_ray()
+            connection.start_own_ray()
         elif detach and not is_named(address):
             from mbaas.serving import ensure_lasting_ray
 
@@ -158,9 +158,9 @@ def _start(wanted: FeedConfig, dataset: Dataset, *, detach: bool) -> Feed:
 
 
 def _see_to_the_end(name: str) -> None:
-    from mbaas import runtime
+    from mbaas.ray_cluster import connection
 
-    runtime.see_to_the_end()
+    connection.see_to_the_end()
     line(out, f"feed {name!r} ended: interrupted")
     sys.stdout.flush()
     os._exit(0)
@@ -181,7 +181,7 @@ def _watch(feed: Feed) -> str:
     Raises:
         FeedFailedError: it failed, or ended with its coordinator or with its cluster.
     """
-    from mbaas import runtime
+    from mbaas.ray_cluster import connection
 
     failed_at: float | None = None
     silence = _Silence(feed.name)
@@ -200,7 +200,7 @@ def _watch(feed: Feed) -> str:
                 if isinstance(error, FeedFailedError) and not isinstance(error, FeedRestartingError):
                     raise FeedFailedError(f"feed {feed.name!r} failed: {error}") from None
                 silence.goes_on(began, error)
-                if silence.lasts_s() >= LOST_S and (lost := runtime.lost_cluster()):
+                if silence.lasts_s() >= LOST_S and (lost := connection.lost_cluster()):
                     raise _ClusterEndedError(f"feed {feed.name!r} ended: {lost}") from None
             else:
                 silence.is_over()
@@ -258,10 +258,10 @@ def _how_gone(name: str) -> FeedFailedError:
 
     A cluster that is ending kills the coordinator slightly before its GCS, so this waits for the GCS.
     """
-    from mbaas import runtime
+    from mbaas.ray_cluster import connection
 
     deadline = time.monotonic() + LOST_S
-    while (lost := runtime.lost_cluster()) is None:
+    while (lost := connection.lost_cluster()) is None:
         if time.monotonic() > deadline:
             return FeedFailedError(f"the coordinator of feed {name!r} died; Ray's logs may contain the reason")
         time.sleep(GONE_LOOK_S)
@@ -274,9 +274,9 @@ class _ClusterEndedError(FeedFailedError):
 
 def _end_at_once(sentence: str) -> NoReturn:
     """Exit this process with an error: without its cluster, Ray would delay the exit by most of a minute."""
-    from mbaas import runtime
+    from mbaas.ray_cluster import connection
 
-    runtime.kill_own_ray()
+    connection.kill_own_ray()
     say_error(sentence)
     sys.stdout.flush()
     os._exit(FAILED)
@@ -331,10 +331,10 @@ def stop(
 
 
 def _wait_until_gone(name: str) -> None:
-    from mbaas import runtime
+    from mbaas.ray_cluster import actor_names
 
     deadline = time.monotonic() + GONE_TIMEOUT_S
-    while runtime.find_coordinator(name) is not None:
+    while actor_names.find_coordinator(name) is not None:
         if time.monotonic() > deadline:
             raise WaitTimeoutError(
                 f"feed {name!r} has not ended within {seconds(GONE_TIMEOUT_S)} of the request to stop; try again"

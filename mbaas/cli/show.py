@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mbaas.base.units import counted
 from mbaas.cli.console import app, command, err, line, out, plain, say_note
 from mbaas.errors import ConfigError
-from mbaas.units import counted
 
 if TYPE_CHECKING:
-    from mbaas.messages import BadSample
+    from mbaas.wire.samples import BadSample
 
 COUNT = 32
 """Default number of samples drawn."""

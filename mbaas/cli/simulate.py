@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mbaas.base.units import count, number, percent
 from mbaas.cli.console import Address, AsJson, command, connect, examples, group, line, out, write_json
 from mbaas.errors import ConfigError
-from mbaas.units import count, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-    from mbaas.analysis.simulator import Axis, Outcome, System
+    from mbaas.tools.simulator import Axis, Outcome, System
 
 app = group(
     help="Simulate training time and its breakdown for each loading strategy, without a cluster.",
@@ -76,8 +76,8 @@ def policies(
     [bold]compute[/] is training. The rest is waiting: for samples from a storage class, from another worker or
     from shared storage (pfs), or for samples to be prepared and written to the staging buffer.
     """
-    from mbaas.analysis.simulator import simulate
-    from mbaas.analysis.simulator.results import outcomes_table, plain_outcomes, policies_figure
+    from mbaas.tools.simulator import simulate
+    from mbaas.tools.simulator.results import outcomes_table, plain_outcomes, policies_figure
 
     _check_plot(plot)
     if (system is None) == (from_feed is None):
@@ -118,8 +118,8 @@ def sweep(
     prep_bytes_per_s, network_bytes_per_s, pfs_bytes_per_s, samples, sample_bytes, pixel_bytes; and the capacity of one
     storage class, such as ram_bytes. Rates and sizes are per worker, except for pfs_bytes_per_s.
     """
-    from mbaas.analysis.simulator import sweep
-    from mbaas.analysis.simulator.results import axis_labels, plain_sweep, sweep_figure, sweep_table
+    from mbaas.tools.simulator import sweep
+    from mbaas.tools.simulator.results import axis_labels, plain_sweep, sweep_figure, sweep_table
 
     _check_plot(plot)
     described = _changed(_system_of(system), change or [])
@@ -151,8 +151,8 @@ def cache(
     [bold]minio[/] keeps the samples that it read first. [bold]lru[/] evicts the least recently read samples, like a
     page cache.
     """
-    from mbaas.analysis.simulator.chance import POLICIES, hit_fractions
-    from mbaas.analysis.simulator.results import hit_rates_figure
+    from mbaas.tools.simulator.chance import POLICIES, hit_fractions
+    from mbaas.tools.simulator.results import hit_rates_figure
 
     _check_plot(plot)
     chosen = next((each for each in POLICIES if each == policy), None)  # the literal type, for type checkers
@@ -194,8 +194,8 @@ def frequency(
     Each epoch assigns a sample to one of N workers at random, so a worker reads it Binomial(E, 1/N) times. Samples that
     a worker reads far more often than others are worth keeping close to it.
     """
-    from mbaas.analysis.simulator import frequency
-    from mbaas.analysis.simulator.results import frequency_figure
+    from mbaas.tools.simulator import frequency
+    from mbaas.tools.simulator.results import frequency_figure
 
     _check_plot(plot)
     found = frequency(workers=workers, epochs=epochs, samples=samples, delta=delta, monte_carlo=monte_carlo, seed=seed)
@@ -231,8 +231,8 @@ def imbalance(
     Samples are cached on random nodes, so some nodes have more than their part of a minibatch and some less; only the
     difference is transferred.
     """
-    from mbaas.analysis.simulator import imbalance
-    from mbaas.analysis.simulator.results import imbalance_figure
+    from mbaas.tools.simulator import imbalance
+    from mbaas.tools.simulator.results import imbalance_figure
 
     _check_plot(plot)
     found = imbalance(nodes=nodes, local_batch=local_batch, steps=steps, seed=seed)
@@ -259,7 +259,7 @@ def presets(
     ] = None,
 ) -> None:
     """List the systems and policies that ship with mbaas, or print the YAML of one system."""
-    from mbaas.analysis.simulator import POLICIES, catalog
+    from mbaas.tools.simulator import POLICIES, catalog
 
     if name is not None:
         line(out, catalog.text(name).rstrip("\n"))
@@ -280,7 +280,7 @@ def _grid(rows: dict[str, str], title: str) -> Table:
 
 
 def _system_of(given: str) -> System:
-    from mbaas.analysis.simulator import catalog
+    from mbaas.tools.simulator import catalog
 
     file = Path(given)
     return catalog.read(file) if file.suffix.lower() in (".yaml", ".yml") else catalog.load(given)
@@ -291,15 +291,15 @@ def _of_feed(
 ) -> tuple[System, list[Outcome]]:
     if change:
         raise ConfigError("--set is for presets and files; a running feed is simulated unchanged")
-    from mbaas.analysis.live import simulate_feed
-    from mbaas.analysis.simulator.system import EPOCHS
+    from mbaas.tools.analysis.live import simulate_feed
+    from mbaas.tools.simulator.system import EPOCHS
 
     connect(address, start=False)
     return simulate_feed(name, policies, epochs=EPOCHS if epochs is None else epochs)
 
 
 def _changed(system: System, changes: list[str]) -> System:
-    from mbaas.analysis.simulator.simulation import changed, parse
+    from mbaas.tools.simulator.simulation import changed, parse
 
     for change in changes:
         name, _, text = change.partition("=")
@@ -308,8 +308,8 @@ def _changed(system: System, changes: list[str]) -> System:
 
 
 def _axis(system: System, option: str, text: str) -> Axis:
-    from mbaas.analysis.simulator import Axis
-    from mbaas.analysis.simulator.simulation import parse
+    from mbaas.tools.simulator import Axis
+    from mbaas.tools.simulator.simulation import parse
 
     name, equals, values = text.partition("=")
     if not equals:
@@ -324,13 +324,13 @@ def _names(text: str | None) -> list[str] | None:
 def _check_plot(plot: Path | None) -> None:
     # Fails before the simulation if the file cannot be drawn.
     if plot is not None:
-        from mbaas.analysis import plots
+        from mbaas.tools.analysis import plots
 
         plots.check_path(plot)
 
 
 def _draw(plot: Path | None, make: Callable[..., Figure], *arguments: Any, **options: Any) -> None:
     if plot is not None:
-        from mbaas.analysis import plots
+        from mbaas.tools.analysis import plots
 
         plots.save(make(*arguments, **options), plot)

@@ -87,7 +87,7 @@ def status(
 
 
 def _show_story(name: str, thing: str, *, as_json: bool) -> None:
-    from mbaas.control import FeedControl
+    from mbaas.coordinator.control import FeedControl
 
     lines = FeedControl.of(name).story(thing)
     if as_json:

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from mbaas.base.units import count, counted, number, percent, rate, seconds, size
 from mbaas.cli.console import (
     Address,
     Statuses,
@@ -29,11 +30,11 @@ from mbaas.cli.console import (
 )
 from mbaas.cli.feed_view import STALL_ALARM, STATE_STYLES, RateWindow, bar, headline, state_of
 from mbaas.errors import FeedNotFoundError, MbaasError
-from mbaas.units import count, counted, number, percent, rate, seconds, size
 
 if TYPE_CHECKING:
-    from mbaas.messages import ConsumerReport, FetchCounts
     from mbaas.status import ConsumerStatus, FeedStatus
+    from mbaas.wire.consumers import ConsumerReport
+    from mbaas.wire.samples import FetchCounts
 
 LOOK_S = 1.0
 """Period of updates."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from mbaas import validation
+from mbaas.base import validation
 from mbaas.cli.console import AsJson, app, command, out, write_json
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mbaas.analysis.advice import MachineType
     from mbaas.model.rates import Rates, Setup
+    from mbaas.tools.analysis.advice import MachineType
 
 
 @command(
@@ -50,15 +50,15 @@ def what_if(
     as_json: AsJson = False,
 ) -> None:
     """Predict the effect of more cache, cores, nodes, trials or faster storage from measured rates."""
-    from mbaas import files
-    from mbaas.analysis.advice import epoch_costs, offers, verdict
-    from mbaas.analysis.decoding import decoding
+    from mbaas.base import files
     from mbaas.cli.analysis_view import what_if_page
     from mbaas.model.gpu_stages import crossing
     from mbaas.model.pace import bottleneck, fewest_prep_cores, predict, smallest_cache
     from mbaas.model.pace import curve as curve_of
     from mbaas.model.quantity import plain_fields
     from mbaas.model.rates import GpuRates
+    from mbaas.tools.analysis.advice import epoch_costs, offers, verdict
+    from mbaas.tools.analysis.decoding import decoding
 
     rates, setup = load(measured)
     asked = changed(setup, changes or [])
@@ -101,7 +101,7 @@ def load(file: Path) -> tuple[Rates, Setup]:
     Raises:
         ConfigError: the file does not contain one.
     """
-    from mbaas import files
+    from mbaas.base import files
     from mbaas.model.rates import Rates, Setup
 
     plain, wanted = files.read_json(file), f"{file} must be a file written by `mbaas analyze --save`"
@@ -166,8 +166,8 @@ def read_machines(file: Path) -> list[MachineType]:
     Raises:
         ConfigError: an invalid entry; contains the line.
     """
-    from mbaas import files
-    from mbaas.analysis.advice import MachineType
+    from mbaas.base import files
+    from mbaas.tools.analysis.advice import MachineType
 
     listed = files.read(file).fields
     if not listed:

@@ -17,8 +17,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import DTypeLike, NDArray
 
-from mbaas.fields import Arrays, Column, Packed, concatenated, interleaved
-from mbaas.messages import ROW
+from mbaas.samples.fields import Arrays, Column, Packed, concatenated, interleaved
+from mbaas.wire.blocks import ROW
 
 LEAST_REUSED_BYTES = 2**20
 """Smaller arrays are left to NumPy, whose allocator reuses their memory anyway."""

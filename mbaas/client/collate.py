@@ -16,8 +16,8 @@ from msgspec import Struct
 from mbaas.client.batches import read_only
 from mbaas.client.convert import Converter, Minibatch
 from mbaas.errors import ConfigError
-from mbaas.fields import IMAGE, Arrays, Packed
-from mbaas.messages import SampleSpec
+from mbaas.samples.fields import IMAGE, Arrays, Packed
+from mbaas.wire.samples import SampleSpec
 
 Collate: TypeAlias = Literal["list", "pad", "packed"]
 """Forms of a field whose values differ in length.

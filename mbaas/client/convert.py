@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from mbaas.client.batches import RecycledMemory, is_private, read_only
 from mbaas.errors import ConfigError
-from mbaas.fields import Arrays
 from mbaas.memory import pinned, slots
+from mbaas.samples.fields import Arrays
 
 if TYPE_CHECKING:
     import torch

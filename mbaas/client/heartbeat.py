@@ -21,7 +21,7 @@ Owner = TypeVar("Owner")
 FIRST_PAUSE_S = 0.25
 """Pause before the first heartbeat, in seconds. Each further pause is twice as long, up to the period.
 
-So the coordinator soon measures a trial's pace, which decides on sharing minibatches (`mbaas.core.pace`).
+So the coordinator soon measures a trial's pace, which decides on sharing minibatches (`mbaas.core.staging.pace`).
 """
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.calls.client import call_patiently
 from mbaas.client.collate import Collate
 from mbaas.client.rank_group import RankGroup, RankSession
@@ -18,9 +18,9 @@ from mbaas.client.session import Session
 from mbaas.client.sharding import RankSharding
 from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Stream
-from mbaas.core import calls
+from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, shown
-from mbaas.messages import ConsumerName, FeedInfo, JoinStart, Start
+from mbaas.wire.consumers import ConsumerName, FeedInfo, JoinStart, Start
 
 RESTART_LOOK_S = 0.2
 """Pause between two checks for a feed restart, in seconds."""
@@ -54,7 +54,7 @@ class JoinOptions:
     start: JoinStart | None = None
     """"epoch" waits for the next epoch that other consumers begin. "now" begins immediately, in the middle of their
     epoch if necessary, and each of its own epochs still contains every sample once. While any consumer is out of phase,
-    epochs are shuffled within the segments defined by its starting position (`mbaas.order.Shuffle`). Ranks
+    epochs are shuffled within the segments defined by its starting position (`mbaas.samples.order.Shuffle`). Ranks
     always use "epoch". Default: "epoch", and "now" for `tune_integration.get_loader`."""
 
     state: dict[str, Any] | None = None

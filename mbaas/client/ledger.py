@@ -1,7 +1,7 @@
 """A consumer's ledger: an incremental proof that an epoch contained each sample exactly once.
 
-It counts samples and adds up hashes of their ids (`mbaas.order.id_hash`), so two tallies are equal exactly if they
-cover the same samples, in any order. It takes a few bytes for any dataset size.
+It counts samples and adds up hashes of their ids (`mbaas.samples.order.id_hash`), so two tallies are equal exactly if
+they cover the same samples, in any order. It takes a few bytes for any dataset size.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from msgspec import Struct
 
 from mbaas.client.saved_state import SavedState, levels_of, shuffle_of
-from mbaas.messages import MOST_SHUFFLED, EpochLedger
-from mbaas.order import Ids, Shuffle, id_hash, id_hash_of_range
+from mbaas.samples.order import Ids, Shuffle, id_hash, id_hash_of_range
+from mbaas.wire.ledgers import MOST_SHUFFLED, EpochLedger
 
 _WORD = 2**64
 """Modulus of the hashes, as in `id_hash`, so that they can be added and subtracted."""

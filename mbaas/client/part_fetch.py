@@ -16,13 +16,15 @@ import ray
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas import bugs
-from mbaas.fields import Arrays
 from mbaas.memory.part_memory import PartMemory, UnreadableError, bring, read, refs_of
-from mbaas.messages import ROW, DeliveredBlock, DeliveredPart, ReadBytes, SampleSpec
-from mbaas.order import Ids
-from mbaas.placement import WHOLE, Placement
-from mbaas.runtime import get
+from mbaas.ray_cluster import bugs
+from mbaas.ray_cluster.connection import get
+from mbaas.samples.fields import Arrays
+from mbaas.samples.order import Ids
+from mbaas.samples.placement import WHOLE, Placement
+from mbaas.wire.blocks import ROW, DeliveredBlock, DeliveredPart
+from mbaas.wire.consumers import ReadBytes
+from mbaas.wire.samples import SampleSpec
 
 WHOLE_SHARE = 0.8
 """Fraction of a part above which a rank copies all of it: whole parts arrive at 0.6 to 0.9 GB/s, rows at 0.5 to 0.7."""

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from mbaas.messages import Resumption, Start
-from mbaas.order import ASIDE, OwnEpoch, Shuffle
+from mbaas.samples.order import ASIDE, OwnEpoch, Shuffle
+from mbaas.wire.consumers import Resumption, Start
 
 KEPT_EPOCHS = 16
 """Number of past epochs whose position and shuffle are kept.

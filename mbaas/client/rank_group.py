@@ -8,15 +8,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mbaas.calls import wire
+from mbaas.base.units import seconds
+from mbaas.calls import encoding
 from mbaas.calls.client import call_patiently
 from mbaas.client.session import Session
 from mbaas.client.sharding import RankSharding
 from mbaas.errors import ConfigError, StateError, WaitTimeoutError
 from mbaas.memory.part_memory import UnreadableError
-from mbaas.messages import POLL_S, ConsumerName, Delivery, RankCall, RankOrders, RankPlan, RankReport, Start
-from mbaas.order import Shuffle
-from mbaas.units import seconds
+from mbaas.samples.order import Shuffle
+from mbaas.wire.consumers import POLL_S, ConsumerName, Delivery, Start
+from mbaas.wire.ranks import RankCall, RankOrders, RankPlan, RankReport
 
 LEFT_OVER_LEASES = 1.5
 """Leases after which ranks of an earlier run of the trial are gone; their batch size may have differed."""
@@ -74,7 +75,7 @@ class RankSession(Session):
         )
         call_patiently(
             self._coordinator,
-            lambda: self._coordinator.enlist_rank.remote(wire.encode(self.report)),
+            lambda: self._coordinator.enlist_rank.remote(encoding.encode(self.report)),
             timeout_s,
             f"consumer {self.consumer!r} joins",
         )
@@ -88,7 +89,7 @@ class RankSession(Session):
 
         The coordinator answers within ``poll_s`` seconds. If it is silent or restarting, wait up to ``timeout_s`` more.
         """
-        asked = wire.encode(RankCall(self.report, epoch, poll_s, shuffle))
+        asked = encoding.encode(RankCall(self.report, epoch, poll_s, shuffle))
         orders: RankOrders = call_patiently(
             self._coordinator,
             lambda: self._coordinator.rank_orders.remote(asked),

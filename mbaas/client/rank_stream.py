@@ -14,7 +14,8 @@ from mbaas.client.stalls import StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.errors import FeedGoneError, FeedRestartingError, StateError, WaitTimeoutError
 from mbaas.memory.part_memory import UnreadableError, refs_of
-from mbaas.messages import DeliveredBlock, Start
+from mbaas.wire.blocks import DeliveredBlock
+from mbaas.wire.consumers import Start
 
 STEP_MEMORY = 0.8
 """Weight of earlier measurements in the moving average of the trial's time per block."""
@@ -65,7 +66,7 @@ class RankStream(Stream):
         plan, ids = group.plan(number, block.shuffle), self._sharding.order.sample_ids(number, block.shuffle)
         bad_ids = [bad.sample_id for part in block.parts for bad in part.meta.bad]
         bad_rows = np.flatnonzero(np.isin(ids, bad_ids))
-        rows = self._sharding.shard(number, block.shuffle, bad_ids).rows
+        rows = self._sharding.shard(number, block.shuffle, self.session.own_epoch_of(number), bad_ids).rows
         fetch_plan = plan_fetch(
             block, rows, ids[rows], placement=plan.placement, node=self.session.node, helpers=group.caches
         )

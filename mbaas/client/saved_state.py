@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from mbaas import validation
-from mbaas.core.calls import DEEPEST
+from mbaas.base import validation
+from mbaas.base.validation import options
+from mbaas.core.staging.calls import DEEPEST
 from mbaas.errors import ConfigError, StateError, shown
-from mbaas.messages import Resumption
-from mbaas.order import OwnEpoch, SampleOrder, Shuffle
-from mbaas.validation import options
+from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
+from mbaas.wire.consumers import Resumption
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -92,7 +92,7 @@ class SavedState:
     shuffle: list[tuple[FeedEpoch, list[Count]]]
     """Shuffle of the feed's epoch at the position, as a list of nested (epoch, cuts), outermost first.
 
-    Empty if the epoch is shuffled as a whole. See `mbaas.order.Shuffle`.
+    Empty if the epoch is shuffled as a whole. See `mbaas.samples.order.Shuffle`.
     """
 
 

@@ -20,7 +20,8 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from mbaas.calls import wire
+from mbaas.base.units import seconds
+from mbaas.calls import encoding
 from mbaas.calls.client import (
     ANSWER_S,
     CALL_TIMEOUT_S,
@@ -35,27 +36,24 @@ from mbaas.client.part_fetch import BlockFetch
 from mbaas.client.position import Position
 from mbaas.client.stalls import Patience
 from mbaas.errors import ConsumerRemovedError, FeedRestartingError, MbaasError, WaitTimeoutError
-from mbaas.fields import Arrays, memory
 from mbaas.memory import slots
-from mbaas.messages import (
+from mbaas.samples.fields import Arrays, memory
+from mbaas.samples.order import Shuffle
+from mbaas.wire.blocks import DeliveredBlock, DeliveredPart, UnreadablePart
+from mbaas.wire.consumers import (
     POLL_S,
     Admission,
     Ask,
     BlockCall,
     ConsumerName,
     ConsumerReport,
-    DeliveredBlock,
-    DeliveredPart,
     Delivery,
     HandBack,
     Heartbeat,
     JoinRequest,
     Leave,
     Start,
-    UnreadablePart,
 )
-from mbaas.order import Shuffle
-from mbaas.units import seconds
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +139,7 @@ class Session(Position[ReceivedBlock]):
         self._join(start, wait_timeout_s)
 
     def _join(self, start: Start, timeout_s: float) -> None:
-        request = wire.encode(JoinRequest(self._name, start, self.node, self._born))
+        request = encoding.encode(JoinRequest(self._name, start, self.node, self._born))
         admission: Admission = call_patiently(
             self._coordinator,
             lambda: self._coordinator.join.remote(request),
@@ -285,7 +283,7 @@ class Session(Position[ReceivedBlock]):
 
     def is_given_up(self, block: DeliveredBlock) -> bool:
         """Return whether a part of the block is gone. The coordinator detects this sooner than Ray reports it."""
-        ref = self._coordinator.is_given_up.remote(wire.encode(_parts_of(block, block.parts)))
+        ref = self._coordinator.is_given_up.remote(encoding.encode(_parts_of(block, block.parts)))
         try:
             what = f"consumer {self.consumer!r} asks after block {block.number}"
             return bool(call(ref, self._wait_timeout_s + ANSWER_S, what))
@@ -321,7 +319,7 @@ class Session(Position[ReceivedBlock]):
         # The answer is not awaited: a lost call is repeated after the next wait without blocks.
         if self.given_up is not None:
             returned = HandBack(self.consumer, self.number, self.given_up, self.released(), self.next_call())
-            self._coordinator.hand_back.remote(wire.encode(returned))
+            self._coordinator.hand_back.remote(encoding.encode(returned))
 
     def released(self) -> int:
         """See `Position.released`; thread-safe."""
@@ -338,7 +336,7 @@ class Session(Position[ReceivedBlock]):
     def heartbeat(self, report: ConsumerReport) -> None:
         """Send a heartbeat with the released blocks and a report, and wait for the answer."""
         sent = Heartbeat(self.consumer, self.number, self.released(), self.done)
-        ref = self._coordinator.heartbeat.remote(wire.encode(sent), wire.encode(report))
+        ref = self._coordinator.heartbeat.remote(encoding.encode(sent), encoding.encode(report))
         # Only recorded, because this is the heartbeat's thread. The trial's thread joins again when it next requests a
         # block.
         self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self.consumer!r}")
@@ -352,8 +350,8 @@ class Session(Position[ReceivedBlock]):
         what = f"consumer {self.consumer!r} leaves"
 
         def ask() -> Any:
-            last = None if report is None else wire.encode(report)
-            return self._coordinator.leave.remote(wire.encode(Leave(self.consumer, self.number)), last)
+            last = None if report is None else encoding.encode(report)
+            return self._coordinator.leave.remote(encoding.encode(Leave(self.consumer, self.number)), last)
 
         if report is not None and report.ledgers:  # a restarting coordinator accepts them when it is back
             call_patiently(self._coordinator, ask, LEAVE_S, what)

@@ -14,8 +14,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.client.ledger import NOTHING, Tally
-from mbaas.messages import RankPlan, Resumption
-from mbaas.order import Ids, OwnEpoch, SampleOrder, Shuffle
+from mbaas.samples.order import Ids, OwnEpoch, SampleOrder, Shuffle
+from mbaas.wire.consumers import Resumption
+from mbaas.wire.ranks import RankPlan
 
 KEPT_BLOCKS = 2
 """Number of shards kept before the newest.
@@ -106,7 +107,6 @@ class RankSharding:
         self.order, self.batch_size = order, batch_size
         self.rank, self.world_size = rank, world_size
         self._drop_last, self._is_certain = drop_last, is_certain
-        self._own = None if resumed is None else resumed[0].own_epoch
         self._begin = None if resumed is None else (resumed[0].start, resumed[1])
         self._shards: dict[int, BlockShard] = {}  # by block, for the last few blocks
         self._in_turn = RankPlan(("",) * world_size)
@@ -118,35 +118,27 @@ class RankSharding:
         self.plans = {**{number: old for number, old in self.plans.items() if number >= epoch - 1}, epoch: plan}
 
     def renumber(self, by: int) -> None:
-        """Add ``by`` to all block numbers. It is 0, or the offset of side epochs (`mbaas.order.ASIDE`)."""
+        """Add ``by`` to all block numbers. It is 0, or the offset of side epochs (`mbaas.samples.order.ASIDE`)."""
         self._shards = {block + by: shard for block, shard in self._shards.items()}
-        self._own = None if self._own is None else self._own.moved(by)
         self._begin = None if self._begin is None else (self._begin[0] + by, self._begin[1])
 
-    def shard(self, block: int, shuffle: Shuffle, bad: Iterable[int]) -> BlockShard:
-        """Return the shard of a block; ``bad`` are the ids of its bad samples.
+    def shard(self, block: int, shuffle: Shuffle, own_epoch: OwnEpoch, bad: Iterable[int]) -> BlockShard:
+        """Return the shard of a block of the consumer's ``own_epoch``; ``bad`` are the ids of its bad samples.
 
         Blocks must be requested in order: a minibatch that continues from the previous block needs that block's shard.
         """
         if block not in self._shards:
-            self._shards[block] = self._cut(block, shuffle, np.fromiter(bad, np.int64))
+            self._shards[block] = self._cut(block, shuffle, own_epoch, np.fromiter(bad, np.int64))
             for old in [number for number in self._shards if number < block - KEPT_BLOCKS]:
                 del self._shards[old]
         return self._shards[block]
 
-    def _own_epoch(self, block: int) -> OwnEpoch:
-        if self._own is None or not self._own.first <= block < self._own.end:
-            # a block outside the last own epoch begins the next
-            self._own = OwnEpoch.at(block, self.order.blocks_per_epoch, self.order.block_samples)
-        return self._own
-
-    def _cut(self, block: int, shuffle: Shuffle, bad: Ids) -> BlockShard:
+    def _cut(self, block: int, shuffle: Shuffle, own_epoch: OwnEpoch, bad: Ids) -> BlockShard:
         start, stop = self.order.span(block)
         good = np.arange(stop - start)
         if len(bad):
             good = good[~np.isin(self.order.sample_ids(block, shuffle), bad)]
         used, end, open_ids = good, NO_SAMPLES, NO_IDS
-        own_epoch = self._own_epoch(block)
         is_last = block == own_epoch.end - 1
         if is_last and own_epoch.begin % self.order.block_samples:  # the epoch ends within the block
             used = used[used < own_epoch.begin - start]

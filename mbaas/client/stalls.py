@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mbaas.messages import ReadBytes
+from mbaas.wire.consumers import ReadBytes
 
 REMEMBERED_BLOCKS = 16
 """Blocks whose fetch times are kept. Several blocks arrive together, and only the first is waited for.

@@ -12,10 +12,12 @@ from mbaas.client.batches import BlockView
 from mbaas.client.part_fetch import BlockFetch, WholeFetch, unreadable_parts
 from mbaas.client.session import ReceivedBlock, Session
 from mbaas.client.stalls import StreamStats
-from mbaas.fields import Arrays
 from mbaas.memory.part_memory import UnreadableError
-from mbaas.messages import BadSample, ConsumerReport, DeliveredBlock, DeliveredPart, Start
-from mbaas.order import Shuffle
+from mbaas.samples.fields import Arrays
+from mbaas.samples.order import OwnEpoch, Shuffle
+from mbaas.wire.blocks import DeliveredBlock, DeliveredPart
+from mbaas.wire.consumers import ConsumerReport, Start
+from mbaas.wire.samples import BadSample
 
 LOCAL_READ_S = 5.0
 """Timeout to read a block on the reader's own node, in seconds. It normally takes milliseconds.
@@ -35,10 +37,11 @@ LOOK_S = 2.0
 
 
 class Block(Struct, frozen=True):
-    """A block that was read by a consumer; ``bad`` lists the samples left out of ``samples``."""
+    """A block of a consumer's own epoch, read by it; ``bad`` lists the samples left out of ``samples``."""
 
     number: int
     shuffle: Shuffle
+    own_epoch: OwnEpoch
     samples: BlockView
     bad: tuple[BadSample, ...]
 
@@ -83,7 +86,8 @@ class Stream:
         bad = tuple(bad for part in block.parts for bad in part.meta.bad)
         if block.error is not None:
             raise copy(block.error)  # this frame refers to the block: the error itself would make a cycle
-        return Block(block.number, block.shuffle, BlockView(arrays), bad)
+        own_epoch = self.session.own_epoch_of(block.number)
+        return Block(block.number, block.shuffle, own_epoch, BlockView(arrays), bad)
 
     def _read(self, received: ReceivedBlock) -> list[Arrays] | None:
         """Return the arrays of a block's parts; none if it could not be made.

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from mbaas.client.convert import Minibatch
 from mbaas.errors import StateError
-from mbaas.messages import ConsumerName
+from mbaas.wire.consumers import ConsumerName
 
 T = TypeVar("T")
 

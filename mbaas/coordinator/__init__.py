@@ -18,6 +18,7 @@
 `served_by`       the program that serves a feed
 `kept_claims`     resources claimed by each feed, and the lock under which programs divide them
 `background`      background tasks; handling of internal errors
+`control`         calls of `Feed`, commands and the Tune callback
 `counters`        work done so far
 `status_report`   the contents of `mbaas status`
 `stories`         the history of a block, consumer, worker or cache node

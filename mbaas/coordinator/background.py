@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Container, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
-from mbaas import bugs
 from mbaas.coordinator.counters import Counters
 from mbaas.core.story import InvariantError
+from mbaas.ray_cluster import bugs
 
 Actor = TypeVar("Actor")
 Event = TypeVar("Event", contravariant=True)
@@ -44,7 +44,7 @@ def crash_if_broken() -> Iterator[None]:
 
 
 class StateMachine(Protocol[Event, Instruction]):
-    """A pure decision core: `mbaas.core.state.StagingState` or `mbaas.core.supervisor.Supervisor`."""
+    """A pure decision core: `mbaas.core.staging.state.StagingState` or `mbaas.core.cluster.supervisor.Supervisor`."""
 
     @property
     def instructions(self) -> list[Instruction]:

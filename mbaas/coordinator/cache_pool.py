@@ -11,13 +11,21 @@ import ray
 from msgspec import Struct
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mbaas import runtime
 from mbaas.cache.node import CacheNodeActor
 from mbaas.cache.stats import CacheStats, Flow
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
-from mbaas.placement import Holders, MovedIn, NodeWeight, Placement, PlacementHistory, PlacementUpdate, place_samples
+from mbaas.ray_cluster import actor_names, resources
+from mbaas.samples.placement import (
+    Holders,
+    MovedIn,
+    NodeWeight,
+    Placement,
+    PlacementHistory,
+    PlacementUpdate,
+    place_samples,
+)
 from mbaas.settings import FeedSettings
 
 ANSWER_S = 2.0
@@ -79,7 +87,7 @@ class CachePool:
     async def survivors(feed: str) -> dict[tuple[str, int], FoundCache]:
         """Return the cache nodes of an earlier coordinator: (node id, generation) -> cache node."""
         found: dict[tuple[str, int], Any] = {}
-        for name, actor in runtime.children(feed, "cache").items():
+        for name, actor in actor_names.children(feed, "cache").items():
             node, _, generation = name.rpartition(".")
             found[node, int(generation)] = actor
         pids = await asyncio.gather(*(answer_or_none(actor.pid.remote(), ANSWER_S) for actor in found.values()))
@@ -102,7 +110,7 @@ class CachePool:
         await self._look_at_stores()
         # The generation makes the name unique: Ray may still hold the name of this node's earlier cache node.
         options = {
-            **runtime.child_options(self._settings.name, "cache", f"{node}.{generation}"),
+            **actor_names.child_options(self._settings.name, "cache", f"{node}.{generation}"),
             "max_restarts": -1,  # a restarted empty cache next to its workers is up in 2 s, a new one takes longer
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
@@ -194,7 +202,7 @@ class CachePool:
         return await asyncio.get_running_loop().run_in_executor(None, find)
 
     async def _look_at_stores(self) -> None:
-        stores = await asyncio.get_running_loop().run_in_executor(None, runtime.store_bytes)
+        stores = await asyncio.get_running_loop().run_in_executor(None, resources.store_bytes)
         # each node keeps the bytes computed from the first size of its object store
         for node, store in stores.items():
             self.budgets.setdefault(node, self._settings.cache_bytes_on(store))

@@ -15,8 +15,8 @@ from typing import Any
 import ray
 from msgspec import Struct
 
-from mbaas import units
-from mbaas.calls import wire
+from mbaas.base import units
+from mbaas.calls import encoding
 from mbaas.calls.relay import relay_node
 from mbaas.coordinator import kept_claims, recovery, written_epochs
 from mbaas.coordinator.asking import is_set_within, report_bugs_to
@@ -31,35 +31,27 @@ from mbaas.coordinator.stories import story_of
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.thread_tuning import ThreadTuning
 from mbaas.coordinator.worker_pool import WorkerPool, claims
-from mbaas.core import calls
-from mbaas.core import cluster_events as cluster
-from mbaas.core import events as ev
+from mbaas.core.cluster import events as cluster
+from mbaas.core.cluster.waits import WaitTable
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.ranks import RankTable
+from mbaas.core.staging import calls
+from mbaas.core.staging import events as ev
 from mbaas.core.story import block_number
-from mbaas.core.waits import WaitTable
-from mbaas.costs import LoadingCosts
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
-from mbaas.messages import (
-    START_TIMEOUT_S,
-    TICK_S,
-    Claims,
-    ConsumerReport,
-    FeedInfo,
-    LedgerEntry,
-    RankCall,
-    RankOrders,
-    RankReport,
-)
-from mbaas.metrics import FeedMetrics
+from mbaas.model.costs import LoadingCosts
 from mbaas.model.curves import MOST_COUNT
 from mbaas.model.lending import DemandReport
 from mbaas.model.scaling import Observation, Scaler
-from mbaas.placement import PlacementUpdate
 from mbaas.prep.engines import resolve_engine
+from mbaas.ray_cluster.metrics import FeedMetrics
+from mbaas.samples.placement import PlacementUpdate
 from mbaas.settings import FeedSettings
 from mbaas.status import FeedStatus
+from mbaas.wire.consumers import START_TIMEOUT_S, TICK_S, Claims, ConsumerReport, FeedInfo
+from mbaas.wire.ledgers import LedgerEntry
+from mbaas.wire.ranks import RankCall, RankOrders, RankReport
 
 RETRY_S = 1.0
 """Pause before a restarted coordinator tries again to take over its predecessor's feed."""
@@ -380,7 +372,7 @@ class FeedCoordinator(ConsumerApi):
 
     async def enlist_rank(self, call: bytes) -> None:
         """Record the node of a rank that has opened a session, by a `RankReport`."""
-        report = wire.decoded(call, RankReport)
+        report = encoding.decoded(call, RankReport)
         calls.consumer_name(report.name)
         (await self._until_running()).ranks.enlist(report)
         async with self._enlisted:
@@ -392,7 +384,7 @@ class FeedCoordinator(ConsumerApi):
         Raises:
             StateError: other ranks of the trial shuffle this epoch differently.
         """
-        asked = wire.decoded(call, RankCall)
+        asked = encoding.decoded(call, RankCall)
         calls.consumer_name(asked.report.name)
         running = await self._until_running()
         if asked.shuffle is not None:
@@ -452,7 +444,7 @@ class FeedCoordinator(ConsumerApi):
         return self._counters.costs(self._settings.cpu_price_per_h)
 
     async def story(self, thing: str) -> list[str]:
-        """Return the history of a block, consumer or worker; see `mbaas.control.FeedControl.story`.
+        """Return the history of a block, consumer or worker; see `mbaas.coordinator.control.FeedControl.story`.
 
         Raises:
             ConfigError: `thing` is unknown; the message lists the valid names.

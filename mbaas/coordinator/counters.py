@@ -7,20 +7,15 @@ from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import replace
 
+from mbaas.base.units import percent, seconds
 from mbaas.core.ledgers import LedgerBook
-from mbaas.costs import LoadingCosts
-from mbaas.messages import (
-    MUCH_LEFT_OUT,
-    BadSample,
-    BlockMeta,
-    ConsumerReport,
-    EpochLedger,
-    FetchCounts,
-    LedgerEntry,
-)
-from mbaas.order import SampleOrder
+from mbaas.model.costs import LoadingCosts
+from mbaas.samples.order import SampleOrder
 from mbaas.status import SkippedSample
-from mbaas.units import percent, seconds
+from mbaas.wire.blocks import BlockMeta
+from mbaas.wire.consumers import ConsumerReport
+from mbaas.wire.ledgers import EpochLedger, LedgerEntry
+from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, FetchCounts
 
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000

@@ -16,10 +16,10 @@ from dataclasses import asdict
 
 from ray.experimental import internal_kv
 
-from mbaas import runtime
 from mbaas.coordinator import store
 from mbaas.memory.budgets import MemoryClaim
-from mbaas.messages import Claims
+from mbaas.ray_cluster import actor_names
+from mbaas.wire.consumers import Claims
 
 LEASE_S = 10.0
 """A program that holds the lock for this many seconds is dead or hangs, and the next one takes over.
@@ -62,7 +62,7 @@ def claims_of(feed: str) -> Claims | None:
 def in_order() -> list[Claims]:
     """Return the claims of every feed that runs, hangs or is restarting, in the order of their start."""
     # If a program was killed its claims remain, but Ray forgets the name of its coordinator.
-    found = [kept for name in runtime.feed_names() if (kept := _read(name)) is not None]
+    found = [kept for name in actor_names.feed_names() if (kept := _read(name)) is not None]
     return [claims for _, claims in sorted(found, key=lambda kept: kept[0])]
 
 

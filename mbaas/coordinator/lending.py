@@ -13,13 +13,13 @@ import time
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervision import Supervision
-from mbaas.core import cluster_events as cluster
+from mbaas.core.cluster import events as cluster
 from mbaas.dataset import Dataset
-from mbaas.messages import PROTOCOL
 from mbaas.model.lending import DemandReport, Lender
 from mbaas.model.scaling import Observation
 from mbaas.settings import FeedSettings
 from mbaas.transforms import Pipeline
+from mbaas.wire.protocol import PROTOCOL
 
 ALONE_LOOKS = 5
 """Looks per search for other feeds while this feed is alone. Each search costs the cluster's head a little."""

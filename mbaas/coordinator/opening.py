@@ -13,17 +13,17 @@ from typing import Any
 
 import ray
 
+from mbaas.base.units import counted
 from mbaas.coordinator import recovery
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.cache_pool import CachePool, FoundCache
 from mbaas.coordinator.worker_pool import WorkerPool
-from mbaas.core import cluster_events as ev
+from mbaas.core.cluster import events as ev
 from mbaas.core.layout import Layout, lay_out
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, ResourceError
 from mbaas.settings import FeedSettings
 from mbaas.transforms import Pipeline
-from mbaas.units import counted
 
 DATASET_S = 60.0
 """Timeout for a cache node to send a large dataset, in seconds. Small datasets are read from the key-value store."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from mbaas import runtime
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.model.lending import DemandReport
+from mbaas.ray_cluster import actor_names
 
 ANSWER_S = 5.0
 """Timeout for another coordinator to answer, in seconds. It may have to send a worker its dataset."""
@@ -31,14 +31,14 @@ class Shared(Struct, frozen=True):
 
 async def shared(own: str) -> dict[str, Shared]:
     """Return the workers that each other feed shares with this one, by feed, for the feeds that answer."""
-    names = [name for name in await _apart(runtime.feed_names) if name != own]
+    names = [name for name in await _apart(actor_names.feed_names) if name != own]
     found = await asyncio.gather(*(_ask(name, "shared_with", own) for name in names))
     return {name: answer for name, answer in zip(names, found, strict=True) if answer is not None}
 
 
 async def demand_reports(own: str) -> tuple[list[str], list[DemandReport]]:
     """Return the names of all other feeds, and the demand reports received in time."""
-    names = [name for name in await _apart(runtime.feed_names) if name != own]
+    names = [name for name in await _apart(actor_names.feed_names) if name != own]
     found = await asyncio.gather(*(_ask(name, "demand_report") for name in names))
     return names, [report for report in found if report is not None]
 
@@ -54,7 +54,7 @@ async def report_lent_gone(owner: str, actor: Any) -> None:
 
 
 async def _ask(feed: str, method: str, *arguments: Any) -> Any:
-    coordinator = await _apart(runtime.find_coordinator, feed)
+    coordinator = await _apart(actor_names.find_coordinator, feed)
     if coordinator is None:
         return None
     return await answer_or_none(getattr(coordinator, method).remote(*arguments), ANSWER_S, is_reported=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from mbaas import messages
 from mbaas.coordinator import store
 from mbaas.errors import ConfigError
+from mbaas.wire import protocol
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class Server(msgspec.Struct, frozen=True):
     Attributes:
         program: file name of its script, or of Python without a script, as in a notebook.
         since_s: start of serving, Unix time in seconds.
-        protocol: its `mbaas.messages.PROTOCOL`.
+        protocol: its `mbaas.wire.protocol.PROTOCOL`.
     """
 
     program: str
@@ -39,7 +39,7 @@ class Server(msgspec.Struct, frozen=True):
         """Return the description of this program."""
         script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else sys.executable
         program, version = Path(script).name, metadata.version("mbaas")
-        return cls(program, os.getpid(), _user(), socket.gethostname(), time.time(), version, messages.PROTOCOL)
+        return cls(program, os.getpid(), _user(), socket.gethostname(), time.time(), version, protocol.PROTOCOL)
 
     @property
     def is_ours(self) -> bool:
@@ -69,12 +69,12 @@ def check_version(feed: str) -> None:
         ConfigError: the message protocols differ; the message contains both versions and the program.
     """
     server = recall_server(feed)
-    if server is not None and server.protocol != messages.PROTOCOL:
+    if server is not None and server.protocol != protocol.PROTOCOL:
         version = metadata.version("mbaas")
         other = server.version or "an older version"
         raise ConfigError(
             f"feed {feed!r} is served with mbaas {other} (messages {server.protocol or 'unknown'}), and this program "
-            f"has {version} (messages {messages.PROTOCOL}): install the same one in both; it is served by {server}"
+            f"has {version} (messages {protocol.PROTOCOL}): install the same one in both; it is served by {server}"
         )
 
 

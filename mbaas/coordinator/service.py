@@ -19,20 +19,19 @@ import ray
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mbaas.bugs import in_short, is_bug
-from mbaas.calls import wire
+from mbaas.calls import encoding
 from mbaas.calls.server import CallServer, Spawn
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.background import InternalErrors, decide
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.coordinator.written_epochs import EpochWriter
-from mbaas.core import calls
-from mbaas.core import cluster_events as cluster
-from mbaas.core import events as ev
+from mbaas.core.cluster import events as cluster
 from mbaas.core.layout import Layout
-from mbaas.core.slot_use import SlotUse
-from mbaas.core.state import StagingState
+from mbaas.core.staging import calls
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.slot_use import SlotUse
+from mbaas.core.staging.state import StagingState
 from mbaas.errors import (
     BadSampleError,
     ConsumerRemovedError,
@@ -43,21 +42,11 @@ from mbaas.errors import (
     StateError,
 )
 from mbaas.memory.part_memory import HeldObject, PartMemory
-from mbaas.messages import (
-    Admission,
-    BlockCall,
-    BlockMeta,
-    ConsumerReport,
-    DeliveredBlock,
-    DeliveredPart,
-    Delivery,
-    FeedInfo,
-    JoinRequest,
-    PartMeta,
-    UnreadablePart,
-)
-from mbaas.order import Shuffle
-from mbaas.placement import BlockPart, PartRequest, PlacementHistory
+from mbaas.ray_cluster.bugs import in_short, is_bug
+from mbaas.samples.order import Shuffle
+from mbaas.samples.placement import BlockPart, PartRequest, PlacementHistory
+from mbaas.wire.blocks import BlockMeta, DeliveredBlock, DeliveredPart, PartMeta, UnreadablePart
+from mbaas.wire.consumers import Admission, BlockCall, ConsumerReport, Delivery, FeedInfo, JoinRequest
 
 MOVE_S = 40.0
 """Longest time to copy a part to another node, in seconds. The cache node that copies it gives up sooner."""
@@ -411,7 +400,7 @@ class ConsumerService:
 class ConsumerApi(abc.ABC):
     """The calls of consumers.
 
-    Each takes an encoded Struct of `mbaas.messages`, and raises ConfigError if it contains an invalid value.
+    Each takes an encoded Struct of `mbaas.wire`, and raises ConfigError if it contains an invalid value.
     """
 
     def __init__(self, spawn: Spawn) -> None:
@@ -433,12 +422,12 @@ class ConsumerApi(abc.ABC):
             FeedFailedError: the feed cannot continue.
             StateError: the trial continues with a different number of ranks.
         """
-        request = wire.decoded(call, JoinRequest)
+        request = encoding.decoded(call, JoinRequest)
         return (await self._until_open()).join(request)
 
     async def ask(self, call: bytes) -> Delivery:
         """Answer a `BlockCall` that arrived through Ray; the answer may offer a socket for further calls."""
-        asked = wire.decoded(call, BlockCall)
+        asked = encoding.decoded(call, BlockCall)
         delivery, service = await self._deliver(asked), await self._until_open()
         consumer = service.core.consumers.session(asked.ask.consumer, asked.ask.session)
         if consumer is None or not consumer.node:
@@ -474,14 +463,14 @@ class ConsumerApi(abc.ABC):
 
     async def hand_back(self, call: bytes) -> None:
         """Take back blocks, by a `HandBack`, until the consumer requests them again."""
-        event = wire.decoded(call, ev.HandBack)
+        event = encoding.decoded(call, ev.HandBack)
         service = await self._until_open()
         calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
         service.send(event)
 
     async def is_given_up(self, call: bytes) -> bool:
         """Return whether any of the parts, tuple[`UnreadablePart`, ...], has been replaced in its block."""
-        parts = wire.decoded(call, tuple[UnreadablePart, ...])
+        parts = encoding.decoded(call, tuple[UnreadablePart, ...])
         service = await self._until_open()
         return not all(service.core.window.has(part.block, part.part, part.task) for part in parts)
 
@@ -491,7 +480,7 @@ class ConsumerApi(abc.ABC):
         Returns:
             False if its session is no longer open.
         """
-        event, news = wire.decoded(call, ev.Heartbeat), wire.decoded(report, ConsumerReport)
+        event, news = encoding.decoded(call, ev.Heartbeat), encoding.decoded(report, ConsumerReport)
         service = await self._until_open()
         self._take_report(event.consumer, news)
         answer = service.send(event)
@@ -500,8 +489,8 @@ class ConsumerApi(abc.ABC):
 
     async def leave(self, call: bytes, report: bytes | None = None) -> None:
         """End a consumer's session, by a `Leave` and its last `ConsumerReport`."""
-        event = wire.decoded(call, ev.Leave)
-        news = None if report is None else wire.decoded(report, ConsumerReport)
+        event = encoding.decoded(call, ev.Leave)
+        news = None if report is None else encoding.decoded(report, ConsumerReport)
         service = await self._until_open()
         if news is not None:
             self._take_report(event.consumer, news)

@@ -10,11 +10,12 @@ from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerHandle
-from mbaas.core.consumers import Consumer
-from mbaas.core.state import StagingState
-from mbaas.core.supervised import WorkerPhase
-from mbaas.messages import Amount, Claims, ConsumerReport, FeedInfo
+from mbaas.core.cluster.supervised import WorkerPhase
+from mbaas.core.staging.consumers import Consumer
+from mbaas.core.staging.state import StagingState
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
+from mbaas.wire.consumers import Claims, ConsumerReport, FeedInfo
+from mbaas.wire.samples import Amount
 
 SHOWN_LEDGERS = 1000
 """Most ledgers in a status, the newest ones; `Feed.ledger` has all."""
@@ -81,7 +82,7 @@ def snapshot(
 
 
 def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dict[str, float]:
-    """Return the values of `mbaas.metrics.METRICS` by name; the prediction error only once there was a prediction."""
+    """Return the values of `METRICS` by name; the prediction error only once there was a prediction."""
     fetched, delivered = counters.fetched, counters.reports.total
     values = {
         "mbaas_samples_prepared": counters.samples,

@@ -1,6 +1,6 @@
 """The shell around the supervisor: turns its instructions into actor calls, and their outcomes into events.
 
-Nothing is decided here. `mbaas.core.supervisor` decides which workers and cache nodes run, and where.
+Nothing is decided here. `mbaas.core.cluster.supervisor` decides which workers and cache nodes run, and where.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any
 
 import ray
 
-from mbaas import runtime, units
+from mbaas.base import units
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.background import InternalErrors, decide
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.opening import Opening
 from mbaas.coordinator.worker_pool import WorkerHandle
-from mbaas.core import cluster_events as ev
-from mbaas.core import events as staging
+from mbaas.core.cluster import events as ev
+from mbaas.core.cluster.supervisor import Supervisor
 from mbaas.core.layout import CREDIT
-from mbaas.core.supervisor import Supervisor
+from mbaas.core.staging import events as staging
 from mbaas.errors import ResourceError, last_line
+from mbaas.ray_cluster import resources
 from mbaas.settings import FeedSettings
 
 NODES_PERIOD_S = 1.0
@@ -329,6 +330,6 @@ class Supervision:
             dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
             if dead & used:
                 self.handle(ev.NodesDead(dead & used))
-        draining = await loop.run_in_executor(None, runtime.draining_nodes)
+        draining = await loop.run_in_executor(None, resources.draining_nodes)
         if draining or self.state.draining:
             self.handle(ev.NodesDraining(draining))

@@ -10,18 +10,21 @@ from typing import Any
 import ray
 from msgspec import Struct
 
-from mbaas import runtime, units
+from mbaas.base import units
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.asking import answer, answer_or_none
+from mbaas.core.cluster.supervised import BEGIN_S, MACHINE_S
 from mbaas.core.layout import Layout
-from mbaas.core.supervised import BEGIN_S, MACHINE_S
 from mbaas.dataset.storage.retry import retry_async
 from mbaas.errors import ResourceError, WaitTimeoutError
-from mbaas.messages import Claims, EngineName, PrepConfig, Probe, WorkerBrief, WorkerLocation
 from mbaas.model.lending import node_for_part
-from mbaas.placement import Placement
 from mbaas.prep.worker import PrepWorkerActor
+from mbaas.ray_cluster import actor_names, resources
+from mbaas.samples.placement import Placement
 from mbaas.settings import FeedSettings
+from mbaas.wire.blocks import PrepConfig, WorkerBrief, WorkerLocation
+from mbaas.wire.consumers import Claims
+from mbaas.wire.samples import EngineName, Probe
 
 START_TIMEOUT_S = 30.0
 """Timeout for a worker to get its resources, in seconds."""
@@ -121,12 +124,12 @@ class WorkerPool:
         settings, engine = self._settings, self._config.engine
         part = settings.cpus_per_worker % 1
         options = {
-            **runtime.child_options(settings.name, "prep", name),
+            **actor_names.child_options(settings.name, "prep", name),
             **worker_options(
                 settings,
                 engine,
-                gpu_marker=runtime.gpu_marker() if self._config.shares_gpu else {},
-                node=node_for_part(part, runtime.free_cpus()) if part else None,
+                gpu_marker=resources.gpu_marker() if self._config.shares_gpu else {},
+                node=node_for_part(part, resources.free_cpus()) if part else None,
             ),
         }
         return PrepWorkerActor.options(**options).remote(self._config, coordinator)
@@ -212,7 +215,7 @@ class WorkerPool:
     async def survivors(self) -> Survivors:
         """Return the workers of an earlier coordinator, including silent ones."""
         feed = self._settings.name
-        found = runtime.family("prep")
+        found = actor_names.family("prep")
         locations = await asyncio.gather(
             *(answer_or_none(actor.location.remote(), ADOPT_S) for actor in found.values())
         )
@@ -373,7 +376,7 @@ async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[],
     """Return the location of a new worker. After ``deadline_s`` it gets `BEGIN_S` more if its process has started."""
     located = asyncio.ensure_future(actor.location.remote())
     if not await _done(located, deadline_s, give_up):
-        pid = await asyncio.get_running_loop().run_in_executor(None, runtime.pid_of, actor)
+        pid = await asyncio.get_running_loop().run_in_executor(None, actor_names.pid_of, actor)
         if pid is None or not await _done(located, BEGIN_S, give_up):
             located.cancel()
             raise _NotReadyError(deadline_s if pid is None else deadline_s + BEGIN_S, pid)

@@ -16,9 +16,9 @@ from msgspec import Struct
 from mbaas.calls.server import Spawn
 from mbaas.coordinator import store
 from mbaas.coordinator.background import InternalErrors
-from mbaas.core import events as ev
 from mbaas.core.ranks import KeptTrial
-from mbaas.order import Shuffle
+from mbaas.core.staging import events as ev
+from mbaas.samples.order import Shuffle
 
 RETRY_S = 1.0
 """Pause before a failed write is retried, in seconds."""

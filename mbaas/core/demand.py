@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from mbaas.core.consumers import ConsumerTable
-from mbaas.core.events import PacesMeasured, TrialPace
-from mbaas.messages import ConsumerReport
+from mbaas.core.staging.consumers import ConsumerTable
+from mbaas.core.staging.events import PacesMeasured, TrialPace
 from mbaas.model.scaling import Observation
+from mbaas.wire.consumers import ConsumerReport
 
 WINDOW_S = 8.0
 """Rates are differences over this time, which covers more than two heartbeats of every trial."""

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from msgspec import Struct
 
+from mbaas.base.units import size
 from mbaas.errors import ConfigError
 from mbaas.memory.budgets import sized_cache
-from mbaas.messages import DecodedSamples, Probe, SampleSpec
 from mbaas.model.forms import SampleCosts
-from mbaas.order import SampleOrder
+from mbaas.samples.order import SampleOrder
 from mbaas.settings import FeedSettings, Timeouts
-from mbaas.units import size
+from mbaas.wire.samples import DecodedSamples, Probe, SampleSpec
 
 CREDIT = 2
 """Tasks assigned to a worker at a time: one in progress, and one whose bytes are fetched meanwhile."""

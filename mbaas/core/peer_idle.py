@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mbaas.core.consumers import Cohort, Consumer, ConsumerTable
+from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
 
 
 class PeerIdle:

@@ -20,9 +20,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mbaas.errors import StateError
-from mbaas.messages import RankOrders, RankPlan, RankReport
-from mbaas.order import Shuffle
-from mbaas.placement import Placement
+from mbaas.samples.order import Shuffle
+from mbaas.samples.placement import Placement
+from mbaas.wire.ranks import RankOrders, RankPlan, RankReport
 
 KEPT_EPOCHS = 4
 """Plans are kept for this many epochs behind the slowest rank, because blocks are delivered ahead of their use."""
@@ -46,7 +46,7 @@ class KeptTrial(Struct, frozen=True):
 
 
 class Session(Protocol):
-    """The fields of a consumer's session that are used here; see `mbaas.core.consumers.Consumer`."""
+    """The fields of a consumer's session that are used here; see `mbaas.core.staging.consumers.Consumer`."""
 
     cursor: int
     done: int

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from mbaas.base.lazy import imported_late
 from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.dataset.readers.synthetic import synthetic
-from mbaas.fields import Field, Packed
-from mbaas.late import imported_late
+from mbaas.samples.fields import Field, Packed
 
 if TYPE_CHECKING:
     from mbaas.dataset.concatenation import concat

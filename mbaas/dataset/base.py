@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas import units
+from mbaas.base import units
+from mbaas.base.notebook import some, table
 from mbaas.dataset.subsets import (
     Draws,
     arrow_columns,
@@ -25,9 +26,8 @@ from mbaas.dataset.subsets import (
     weighted_draws,
 )
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.fields import LABEL, Arrays, Field
-from mbaas.notebook import some, table
-from mbaas.order import Ids
+from mbaas.samples.fields import LABEL, Arrays, Field
+from mbaas.samples.order import Ids
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from mbaas.dataset.base import Dataset, RedrawnDataset, SampleReader, WrappedDat
 from mbaas.dataset.subsets import id_batches
 from mbaas.errors import BadSampleError
 from mbaas.memory.budgets import MAX_SAMPLE_BYTES
-from mbaas.order import Ids
+from mbaas.samples.order import Ids
 
 
 def bounded(dataset: Dataset, most_bytes: int = MAX_SAMPLE_BYTES) -> Dataset:

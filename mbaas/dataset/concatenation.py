@@ -10,11 +10,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.base.notebook import some
 from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.errors import ConfigError, shown
-from mbaas.fields import Arrays, Field, concatenated
-from mbaas.notebook import some
-from mbaas.order import Ids
+from mbaas.samples.fields import Arrays, Field, concatenated
+from mbaas.samples.order import Ids
 
 
 def concat(datasets: Iterable[Dataset]) -> Dataset:

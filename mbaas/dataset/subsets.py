@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.fields import LABEL, Arrays, Column, Field, Packed
-from mbaas.order import Ids, check_seed, drawing_chance, split_order
+from mbaas.samples.fields import LABEL, Arrays, Column, Field, Packed
+from mbaas.samples.order import Ids, check_seed, drawing_chance, split_order
 
 # Arrow is imported when filtering: all actors of a feed import this module, but never filter.
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.storage.location import IN_SHARD, join
 from mbaas.dataset.storage.reader import ByteRange, FileReader
-from mbaas.fields import Arrays, Column, Field, Packed
-from mbaas.order import Ids
+from mbaas.samples.fields import Arrays, Column, Field, Packed
+from mbaas.samples.order import Ids
 
 _DIGEST_BYTES = 16
 _CATEGORIES = b"mbaas.categories"  # key in a column's metadata; the value is a JSON list of strings

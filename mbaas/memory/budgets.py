@@ -9,8 +9,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from mbaas.base.units import percent, size
 from mbaas.errors import ConfigError
-from mbaas.units import percent, size
 
 STORE_SHARE = 0.7
 """Fraction of a node's object store for caches, staging and copies in use together; Ray spills at 0.8."""
@@ -60,7 +60,7 @@ def staging_room(store_bytes: int, earlier: Iterable[MemoryClaim]) -> int:
     """Return the bytes on a node that earlier feeds leave for this feed's prepared minibatches.
 
     Nodes that were present when the feed started have room for all of its staging. A node added later may have less.
-    Nothing is prepared there while other nodes can (`mbaas.core.homes`), because Ray would spill it.
+    Nothing is prepared there while other nodes can (`mbaas.core.cluster.homes`), because Ray would spill it.
     """
     return max(0, free_bytes(store_bytes, earlier))
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 from msgspec import Meta, Struct
 
 from mbaas.errors import shown
-from mbaas.fields import Arrays
 from mbaas.memory.slots import Slot
+from mbaas.samples.fields import Arrays
 
 if TYPE_CHECKING:  # every message needs this module, and importing Ray takes a second
     from ray import ObjectRef
@@ -149,7 +149,7 @@ def read(parts: Sequence[PartMemory | None], timeout_s: float) -> list[Arrays]:
     """
     import ray
 
-    from mbaas.runtime import get
+    from mbaas.ray_cluster.connection import get
 
     refs = refs_of(parts)
     try:

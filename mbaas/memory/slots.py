@@ -29,8 +29,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas.fields import Arrays, Packed, memory
-from mbaas.order import Whole
+from mbaas.samples.fields import Arrays, Packed, memory
+from mbaas.samples.order import Whole
 
 HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
 """The first bytes of a worker's memory: a unique token, and int64 [2, `MOST_SLOTS`]: the number of writes of each slot,

@@ -34,7 +34,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.errors import ConfigError
 
 WORTHWHILE = 0.05

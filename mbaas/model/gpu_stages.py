@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ROUNDING
 from mbaas.model.rates import GpuRates, OnGpu, Rates, Setup

@@ -24,7 +24,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.model.curves import ROUNDING, ThroughputCurve, whole
 from mbaas.settings import Lending
 

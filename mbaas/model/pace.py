@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.errors import ConfigError
 from mbaas.model import words
 from mbaas.model.curves import MOST_COUNT, ROUNDING
@@ -253,9 +253,9 @@ class WhatIfCurve:
 def smallest_cache(rates: Rates, setup: Setup) -> Enough:
     """Find the smallest memory cache per node, in bytes, with which fetch does not limit steady epochs.
 
-    All samples are taken as encoded; see `mbaas.analysis.decoding` for decoded ones. The answer is the cache share x at
-    which F = D / (D x / C + D (1 - x) / S) reaches min(P, G). It is found by bisection to the byte, because more cache
-    is never slower.
+    All samples are taken as encoded; see `mbaas.tools.analysis.decoding` for decoded ones. The answer is the cache
+    share x at which F = D / (D x / C + D (1 - x) / S) reaches min(P, G). It is found by bisection to the byte, because
+    more cache is never slower.
     """
     whole_bytes = math.ceil(setup.read_bytes(rates.dataset_bytes))
 

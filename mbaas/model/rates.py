@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from mbaas import units
+from mbaas.base import units
+from mbaas.base.units import BYTES, Bytes, BytesPerS, Seconds
+from mbaas.base.validation import options
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve, blended_rate
 from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, spanning, stated
-from mbaas.units import BYTES, Bytes, BytesPerS, Seconds
-from mbaas.validation import options
 
 FREE = stated(0.0, unit="CPU-s")
 

@@ -22,7 +22,7 @@ from statistics import median_low
 
 from msgspec import Struct
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.model.curves import ThroughputCurve, whole
 from mbaas.settings import Scaling
 

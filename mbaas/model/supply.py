@@ -35,12 +35,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from mbaas.base.units import size
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ROUNDING
 from mbaas.model.forms import FormPlan, SampleCosts, plan_forms
 from mbaas.model.quantity import OPPOSITE, Bound
 from mbaas.model.rates import Rates, Setup
-from mbaas.units import size
 
 PLANS = 4096
 """Number of memoized plans: answering one question needs each plan several times."""

@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.model.curves import Floats, ThroughputCurve
 from mbaas.settings import Threads
 

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 
@@ -169,7 +169,7 @@ LOGGED_CHANGE = 2.0
 class FetchSpeeds:
     """Bytes/s that one thread of a node gets from each tier while all other threads read there, too.
 
-    None means not measured yet. The names are the same as in `mbaas.messages.FetchCounts`.
+    None means not measured yet. The names are the same as in `mbaas.wire.samples.FetchCounts`.
     """
 
     local: float | None = None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from mbaas import units
+from mbaas.base import units
 
 TOLERANCE = 0.25
 """Largest relative deviation of a node's share from the share that its speed calls for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.model.quantity import Quantity
 
 RESOURCES = {

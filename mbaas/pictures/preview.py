@@ -15,12 +15,12 @@ from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError
-from mbaas.fields import Arrays, Column, Field
-from mbaas.messages import BadSample
-from mbaas.order import Ids, SampleOrder, Shuffle
 from mbaas.prep.engines import Engine, make_engine
 from mbaas.prep.probe import PROBE_SAMPLES, first_good
+from mbaas.samples.fields import Arrays, Column, Field
+from mbaas.samples.order import Ids, SampleOrder, Shuffle
 from mbaas.transforms import Pipeline
+from mbaas.wire.samples import BadSample
 
 _READERS = 8
 """Number of read threads; they mostly wait for storage."""

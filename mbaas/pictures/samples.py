@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas import notebook
+from mbaas.base import notebook
+from mbaas.base.units import counted, exact
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError, MbaasError
-from mbaas.fields import LABEL, Column, Packed
 from mbaas.pictures import grid
 from mbaas.pictures.grid import Cell
 from mbaas.pictures.preview import Preview, first_samples
 from mbaas.prep.geometry import edges_of
+from mbaas.samples.fields import LABEL, Column, Packed
 from mbaas.transforms import Pipeline
-from mbaas.units import counted, exact
 
 IN_NOTEBOOK, NOTEBOOK_SIDE = 8, 128
 """Number of samples shown in a notebook, and pixels of their longer side: less than 600 kB for any content."""

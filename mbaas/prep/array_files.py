@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.base.units import size
 from mbaas.prep.header import UndecodableError
 from mbaas.transforms import DecodeArray
 from mbaas.transforms.decoders import is_numeric
-from mbaas.units import size
 
 Array = NDArray[Any]
 

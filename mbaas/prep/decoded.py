@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas import units
-from mbaas.messages import EngineName
-from mbaas.placement import PartRequest
+from mbaas.base import units
 from mbaas.prep.header import Header, UndecodableError, check_pixels
+from mbaas.samples.placement import PartRequest
 from mbaas.transforms.base import Size
 from mbaas.transforms.decoders import is_numeric
+from mbaas.wire.samples import EngineName
 
 if TYPE_CHECKING:  # only prep workers need the cache and Ray
     from mbaas.cache.reader import CacheReader

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ResourceError
-from mbaas.fields import Arrays, Column, Packed
 from mbaas.prep.engines import BadRow
 from mbaas.prep.geometry import move_boxes, packed, sizes_after, sizes_after_all
 from mbaas.prep.header import UndecodableError
+from mbaas.samples.fields import Arrays, Column, Packed
 from mbaas.transforms import Pipeline
 from mbaas.transforms.base import Flips, Step, Windows
 from mbaas.transforms.on_image import Keypoints

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
-from mbaas.fields import Arrays, Column, Packed
-from mbaas.order import uniforms
+from mbaas.samples.fields import Arrays, Column, Packed
+from mbaas.samples.order import uniforms
 from mbaas.transforms import ColorJitter, Map, RandomHorizontalFlip, Transform
 from mbaas.transforms.base import BoxesNow, Drawn, Flips, Recolorings, Step, Windows, WindowTransform
 from mbaas.transforms.boxes import Boxes, BoxFormat, moved_dtype

@@ -13,12 +13,12 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import ANNOTATED_SIZE, Arrays, Column, Packed
 from mbaas.prep.decoded import Decoded, image_header, is_decoded, read_decoded
 from mbaas.prep.engines import BadRow, Encoded, Prepared
 from mbaas.prep.fields_on_image import moved_fields
 from mbaas.prep.geometry import boxes_before, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError, peek
+from mbaas.samples.fields import ANNOTATED_SIZE, Arrays, Column, Packed
 from mbaas.transforms import Map, Pipeline
 from mbaas.transforms.base import BoxesNow, Step
 

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.storage.faults import may_pass
 from mbaas.errors import BadSampleError
-from mbaas.fields import Arrays, Field
-from mbaas.messages import DecodedCosts, Probe, SampleSpec
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows
 from mbaas.prep.engines import Engine
+from mbaas.samples.fields import Arrays, Field
+from mbaas.wire.samples import DecodedCosts, Probe, SampleSpec
 
 _T = TypeVar("_T")
 

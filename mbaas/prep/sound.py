@@ -16,11 +16,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.base.units import exact, size
 from mbaas.errors import ConfigError
 from mbaas.prep.header import UndecodableError
 from mbaas.transforms import DecodeAudio
 from mbaas.transforms.arrays import ArrayWindow
-from mbaas.units import exact, size
 
 _QUALITY = "HQ"
 """Quality of soxr: 20 bits, the default of soxr and of librosa."""

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import shown
-from mbaas.fields import Arrays, Column, Packed
 from mbaas.prep.header import UndecodableError
+from mbaas.samples.fields import Arrays, Column, Packed
 from mbaas.transforms import Map, Pipeline
 from mbaas.transforms.function import name_of
 

@@ -14,30 +14,22 @@ import ray
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from mbaas import bugs, runtime
 from mbaas.cache.reader import CacheReader, EncodedRows, FetchReply
 from mbaas.cache.slab import PassingReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
-from mbaas.fields import SAMPLE_ID, Arrays, Column, Field, Packed, concatenated
 from mbaas.memory import pinned, slots
 from mbaas.memory.slots import SlotMemory
-from mbaas.messages import (
-    ROW,
-    BadSample,
-    BlockMeta,
-    FetchCounts,
-    PrepConfig,
-    Probe,
-    WorkerBrief,
-    WorkerLocation,
-)
-from mbaas.order import in_share
-from mbaas.placement import PartRequest, Placement, PlacementHistory
 from mbaas.prep.decoded import DecodedBuffer, DecodedHandIn
 from mbaas.prep.engines import Engine, Prepared, make_engine
 from mbaas.prep.probe import first_probe
 from mbaas.prep.process import StallWatchdog, choose_gpu
+from mbaas.ray_cluster import bugs, leftovers, resources
+from mbaas.samples.fields import SAMPLE_ID, Arrays, Column, Field, Packed, concatenated
+from mbaas.samples.order import in_share
+from mbaas.samples.placement import PartRequest, Placement, PlacementHistory
+from mbaas.wire.blocks import ROW, BlockMeta, PrepConfig, WorkerBrief, WorkerLocation
+from mbaas.wire.samples import BadSample, FetchCounts, Probe
 
 FETCH_TIMEOUT_S = 60.0
 """Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""
@@ -135,7 +127,7 @@ class PrepWorker:
         self._lock = threading.Lock()  # held while the engine is used
         self._work: _Work | None = None
         if coordinator:
-            runtime.end_with(coordinator)
+            leftovers.end_with(coordinator)
         # The first engine in a process loads its libraries, which may take a second. Pay for that now, while the feed's
         # other workers start, not when a consumer waits for a block.
         _engine_of(config, None).close()
@@ -360,7 +352,7 @@ def _device() -> int:
     if ray.get_gpu_ids():
         return 0
     node = ray.get_runtime_context().get_node_id()
-    gpus = runtime.gpus_of(node)
+    gpus = resources.gpus_of(node)
     if not gpus:
         # DALI would fall back to the CPU, which is slower and gives slightly different pixels than the other workers.
         raise ResourceError(

@@ -9,7 +9,7 @@ import numpy as np
 from annotated_types import Ge
 
 from mbaas.errors import ConfigError, shown
-from mbaas.fields import Field
+from mbaas.samples.fields import Field
 from mbaas.transforms import checks
 
 BoxFormat: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 
-from mbaas import units
+from mbaas.base import units
 from mbaas.errors import ConfigError, shown
 
 MOST_PIXELS = 65_535

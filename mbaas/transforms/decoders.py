@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from mbaas.fields import IMAGE, SAMPLE_ID
+from mbaas.samples.fields import IMAGE, SAMPLE_ID
 from mbaas.transforms import checks
 from mbaas.transforms.arrays import Form
 from mbaas.transforms.base import Transform

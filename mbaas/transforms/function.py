@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mbaas.errors import ConfigError
-from mbaas.fields import Field
+from mbaas.samples.fields import Field
 from mbaas.transforms import checks
 from mbaas.transforms.base import Transform
 

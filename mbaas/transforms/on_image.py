@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass, replace
 
 from mbaas.errors import ConfigError, shown
-from mbaas.fields import Field
+from mbaas.samples.fields import Field
 from mbaas.transforms import checks
 from mbaas.transforms.base import Size
 from mbaas.transforms.boxes import Boxes

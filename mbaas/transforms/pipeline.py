@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from mbaas.base.notebook import table
 from mbaas.errors import ConfigError, shown
-from mbaas.fields import Field
-from mbaas.notebook import table
+from mbaas.samples.fields import Field
 from mbaas.transforms.arrays import Form
 from mbaas.transforms.base import Size, Transform
 from mbaas.transforms.boxes import Boxes

@@ -10,8 +10,8 @@ import numpy as np
 from mbaas.cache.decoded_tier import HandIn
 from mbaas.cache.planner import Planner
 from mbaas.cache.slab import Compaction, Load, OtherForm, RowLocations, pack
-from mbaas.order import SampleOrder
-from mbaas.placement import PartRequest, PlacementHistory
+from mbaas.samples.order import SampleOrder
+from mbaas.samples.placement import PartRequest, PlacementHistory
 
 GROWTH = 3
 """Bytes of a decoded sample per byte in storage."""

@@ -22,8 +22,8 @@ from mbaas.cache.reader import CacheReader, FetchReply, SlabViews
 from mbaas.cache.slab import PassingReason
 from mbaas.cache.stats import CacheStats
 from mbaas.errors import ConfigError, PlacementGoneError, WaitTimeoutError
-from mbaas.order import SampleOrder
-from mbaas.placement import (
+from mbaas.samples.order import SampleOrder
+from mbaas.samples.placement import (
     BlockPart,
     Holders,
     MovedIn,

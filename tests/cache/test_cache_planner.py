@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from played_node import Node
 
 from mbaas.cache.readahead import DEPTH_BLOCKS, IDLE_FETCHES
-from mbaas.placement import PartRequest
+from mbaas.samples.placement import PartRequest
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=60)
 

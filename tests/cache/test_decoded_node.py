@@ -17,11 +17,11 @@ from mbaas.cache.node import CacheNodeActor
 from mbaas.cache.reader import CacheReader
 from mbaas.cache.slab import NOTHING
 from mbaas.cache.stats import CacheStats
-from mbaas.messages import DecodedSamples
 from mbaas.model.forms import SampleCosts
-from mbaas.order import SampleOrder
-from mbaas.placement import Holders, NodeWeight, PartRequest, PlacementHistory, PlacementUpdate, place_samples
+from mbaas.samples.order import SampleOrder
+from mbaas.samples.placement import Holders, NodeWeight, PartRequest, PlacementHistory, PlacementUpdate, place_samples
 from mbaas.settings import Disk
+from mbaas.wire.samples import DecodedSamples
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 pytestmark = pytest.mark.usefixtures("ray_clean")

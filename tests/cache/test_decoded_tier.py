@@ -13,9 +13,9 @@ from played_node import GROWTH, Node
 from mbaas.cache.decoded_tier import LAPSE_FETCHES
 from mbaas.cache.directory import Directory
 from mbaas.cache.slab import Load, Origin, PartPlan, pack
-from mbaas.messages import Amount, FetchCounts
-from mbaas.order import in_share
-from mbaas.placement import Holders, NodeWeight, PartRequest, Placement
+from mbaas.samples.order import in_share
+from mbaas.samples.placement import Holders, NodeWeight, PartRequest, Placement
+from mbaas.wire.samples import Amount, FetchCounts
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=60)
 

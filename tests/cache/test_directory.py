@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mbaas.cache.directory import Directory, MinIO
 from mbaas.cache.slab import Load, pack, squeeze
 from mbaas.errors import ConfigError
-from mbaas.placement import PartRequest
+from mbaas.samples.placement import PartRequest
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=40).map(lambda x: np.array(x, dtype=np.int64))
 

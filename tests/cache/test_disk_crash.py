@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from mbaas.cache.disk.folder import INDEX
 from mbaas.errors import ResourceError
 
+pytestmark = pytest.mark.slow
+
 HOLDER = """
 import sys, numpy as np
 from mbaas.cache.disk.store import DiskStore

@@ -17,8 +17,8 @@ from mbaas.cache.disk.tier import DiskTier
 from mbaas.cache.slab import pack
 from mbaas.cache.stats import Meter
 from mbaas.dataset import synthetic
-from mbaas.order import SampleOrder
-from mbaas.placement import PlacementHistory
+from mbaas.samples.order import SampleOrder
+from mbaas.samples.placement import PlacementHistory
 
 
 @pytest.mark.parametrize("reopened", [True, False])

@@ -21,8 +21,8 @@ from mbaas.cache.slab import Load, Origin
 from mbaas.cache.stats import Meter
 from mbaas.dataset import synthetic
 from mbaas.errors import ConfigError, ResourceError, StateError
-from mbaas.order import SampleOrder
-from mbaas.placement import PlacementHistory
+from mbaas.samples.order import SampleOrder
+from mbaas.samples.placement import PlacementHistory
 from support.waiting import wait_until
 
 

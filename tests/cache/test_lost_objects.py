@@ -17,8 +17,8 @@ from watched_files import DEADLINE_S, Folder
 from mbaas.cache.node import CacheNodeActor
 from mbaas.cache.reader import CacheReader, FetchReply, KnownSlabs
 from mbaas.errors import ConfigError
-from mbaas.order import SampleOrder
-from mbaas.placement import PartRequest
+from mbaas.samples.order import SampleOrder
+from mbaas.samples.placement import PartRequest
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
 MakeFolder = Callable[..., Folder]

@@ -31,8 +31,8 @@ from mbaas.cache.slab import Load, PassingReason
 from mbaas.cache.stats import RECENT_EPOCHS, EpochCounts, Meter, TierMeter
 from mbaas.dataset import SampleReader
 from mbaas.errors import BadSampleError, ConfigError, StorageError
-from mbaas.messages import Amount, FetchCounts
-from mbaas.placement import PartRequest
+from mbaas.samples.placement import PartRequest
+from mbaas.wire.samples import Amount, FetchCounts
 
 DEADLINE_S = 20.0
 

@@ -8,7 +8,7 @@ from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import LATE_S, SPARE_THREADS, Hanging, Read
 from mbaas.cache.stats import Meter
 from mbaas.cache.tuner import ReadaheadTuner
-from mbaas.order import SampleOrder
+from mbaas.samples.order import SampleOrder
 
 
 def idle_tuner() -> ReadaheadTuner:

@@ -23,7 +23,7 @@ from mbaas.cache.row_server import (
     plan_threads,
 )
 from mbaas.errors import ConfigError
-from mbaas.fields import Packed
+from mbaas.samples.fields import Packed
 
 Plan = Callable[[int, Sequence[Queue]], list[int]]
 

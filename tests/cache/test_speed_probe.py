@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mbaas.analysis.measuring.portion import Span, resident_share
 from mbaas.cache import speed_probe
 from mbaas.cache.speed_probe import probe_speeds
 from mbaas.errors import ConfigError
+from mbaas.tools.analysis.measuring.portion import Span, resident_share
 
 PIECE = 4 << 20
 

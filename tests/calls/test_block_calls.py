@@ -21,14 +21,14 @@ import msgspec
 import pytest
 import ray
 
+from mbaas.calls import encoding
 from mbaas.calls import socket as local_socket
-from mbaas.calls import wire
 from mbaas.calls.client import BlockCalls, NoAnswerYetError, await_restart, call
 from mbaas.calls.relay import RelayNodeActor, Relays
 from mbaas.calls.server import RELAYED_FROM, CallServer
-from mbaas.chaos.participants import alive, kill, paused
 from mbaas.errors import BadSampleError, FeedGoneError, FeedRestartingError
-from mbaas.messages import Ask, BlockCall, Delivery, SocketAnswer
+from mbaas.tools.chaos.participants import alive, kill, paused
+from mbaas.wire.consumers import Ask, BlockCall, Delivery, SocketAnswer
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
@@ -92,7 +92,7 @@ class Answers:
         patch.object(local_socket, "is_own_user", return_value=False).start()
 
     async def ask(self, call: bytes) -> Delivery:
-        return await self._deliver(wire.decoded(call, BlockCall))
+        return await self._deliver(encoding.decoded(call, BlockCall))
 
     async def _deliver(self, asked: BlockCall) -> Delivery:
         cursor, poll_s = asked.ask.cursor, asked.poll_s
@@ -284,7 +284,7 @@ def impostor() -> Iterator[tuple[str, list[bytes]]]:
     thread.join()
 
 
-RIGHT = wire.encode_answer(SocketAnswer(1, Delivery(progress=99)))
+RIGHT = encoding.encode_answer(SocketAnswer(1, Delivery(progress=99)))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,10 @@ RIGHT = wire.encode_answer(SocketAnswer(1, Delivery(progress=99)))
         (local_socket.framed(msgspec.msgpack.encode([1, [[], -1.0]])), "a negative time"),
         (local_socket.framed(msgspec.msgpack.encode(["1", None])), "a number that is text"),
         ((local_socket.MOST_BYTES + 1).to_bytes(4, "big"), "too many bytes"),
-        (local_socket.framed(wire.encode_answer(SocketAnswer(2, Delivery(progress=99)))), "the answer to another call"),
+        (
+            local_socket.framed(encoding.encode_answer(SocketAnswer(2, Delivery(progress=99)))),
+            "the answer to another call",
+        ),
     ],
 )
 def test_a_socket_that_sends_no_valid_answer_is_given_up_and_the_call_goes_through_ray(

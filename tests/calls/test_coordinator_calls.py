@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import ray
 
-from mbaas import runtime
 from mbaas.calls.client import await_restart, call, call_patiently
-from mbaas.chaos.participants import alive, kill
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
+from mbaas.ray_cluster import connection
+from mbaas.tools.chaos.participants import alive, kill
 from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import from this folder
@@ -85,7 +85,7 @@ def test_one_that_still_starts_is_asked_again_until_patience_ends(mortal: Any) -
 def test_when_patience_ends_it_is_said_if_the_cluster_has_ended(mortal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not reported earlier, because the port of a restarting head node is closed too."""
     ended = "the Ray cluster at 10.0.0.1:6379, which this program joined and did not start, has ended"
-    monkeypatch.setattr(runtime, "lost_cluster", lambda: ended)
+    monkeypatch.setattr(connection, "lost_cluster", lambda: ended)
     busy = mortal.pid.remote(1.0)
     with pytest.raises(
         WaitTimeoutError, match=rf"^the test: the feed's coordinator did not answer within 200 ms: {ended}$"

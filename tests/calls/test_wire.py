@@ -13,24 +13,15 @@ import ray
 
 import mbaas
 from mbaas import errors
-from mbaas.calls import wire
+from mbaas.calls import encoding
 from mbaas.errors import BadSampleError, ConfigError, MbaasError, PrepFailedError, StorageError
 from mbaas.memory.part_memory import OBJECT_ID_BYTES, CountedObject, PartAddress, StoredObject
 from mbaas.memory.slots import Slot, SlotColumn
-from mbaas.messages import (
-    Ask,
-    BadSample,
-    BlockCall,
-    DeliveredBlock,
-    DeliveredPart,
-    Delivery,
-    PartMeta,
-    SocketAnswer,
-    SocketCall,
-    UnreadablePart,
-)
-from mbaas.order import Shuffle
-from mbaas.placement import BlockPart
+from mbaas.samples.order import Shuffle
+from mbaas.samples.placement import BlockPart
+from mbaas.wire.blocks import DeliveredBlock, DeliveredPart, PartMeta, UnreadablePart
+from mbaas.wire.consumers import Ask, BlockCall, Delivery, SocketAnswer, SocketCall
+from mbaas.wire.samples import BadSample
 
 ROOT = Path(mbaas.__file__).parent
 
@@ -53,8 +44,8 @@ ANSWER = SocketAnswer(
 
 
 def test_an_answer_comes_through_as_it_is() -> None:
-    assert wire.decode_answer(wire.encode_answer(ANSWER)) == ANSWER
-    assert wire.decode_answer(wire.encode_answer(SocketAnswer(0))) == SocketAnswer(0)
+    assert encoding.decode_answer(encoding.encode_answer(ANSWER)) == ANSWER
+    assert encoding.decode_answer(encoding.encode_answer(SocketAnswer(0))) == SocketAnswer(0)
 
 
 # ---- errors ----
@@ -83,7 +74,7 @@ def as_is(error: MbaasError) -> tuple[Any, ...]:
 def test_an_error_arrives_as_the_class_that_was_raised_with_its_message_and_attributes(error: MbaasError) -> None:
     """In all three positions of an answer; and as Ray would bring it."""
     sent = SocketAnswer(1, Delivery((block(error=error),), error=error), error)
-    found = wire.decode_answer(wire.encode_answer(sent))
+    found = encoding.decode_answer(encoding.encode_answer(sent))
     assert found.delivery is not None
     for came in (found.error, found.delivery.error, found.delivery.blocks[0].error):
         assert came is not None
@@ -99,14 +90,16 @@ class OfAnotherVersionError(PrepFailedError):
 
 
 def test_an_error_of_another_version_arrives_as_its_nearest_known_class() -> None:
-    found = wire.decode_answer(wire.encode_answer(SocketAnswer(1, error=OfAnotherVersionError("three workers died"))))
+    found = encoding.decode_answer(
+        encoding.encode_answer(SocketAnswer(1, error=OfAnotherVersionError("three workers died")))
+    )
     assert found.error is not None
     assert as_is(found.error) == (PrepFailedError, ("three workers died",), "three workers died", {})
 
 
 @pytest.mark.parametrize("kind", ["NewError", "", "ValueError", "SystemExit", "__class__", "shown"])
 def test_an_unknown_kind_of_error_is_an_mbaas_error(kind: str) -> None:
-    found = wire.decode_answer(msgspec.msgpack.encode([1, None, [kind, "a reason", {"__class__": "x", "left": 3}]]))
+    found = encoding.decode_answer(msgspec.msgpack.encode([1, None, [kind, "a reason", {"__class__": "x", "left": 3}]]))
     assert type(found.error) is MbaasError
     assert str(found.error) == "a reason"
 
@@ -115,7 +108,7 @@ def test_an_unknown_kind_of_error_is_an_mbaas_error(kind: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    return msgspec.msgpack.decode(wire.encode_answer(value))
+    return msgspec.msgpack.decode(encoding.encode_answer(value))
 
 
 def answer_with(path: tuple[int, ...], value: Any) -> bytes:
@@ -169,48 +162,48 @@ WRONG: list[tuple[tuple[int, ...], Any]] = [
 
 @pytest.mark.parametrize(("path", "value"), WRONG, ids=str)
 def test_an_answer_with_a_wrong_value_is_invalid(path: tuple[int, ...], value: Any) -> None:
-    with pytest.raises(wire.INVALID):
-        wire.decode_answer(answer_with(path, value))
+    with pytest.raises(encoding.INVALID):
+        encoding.decode_answer(answer_with(path, value))
 
 
 def test_an_answer_that_ends_early_is_invalid() -> None:
-    whole = wire.encode_answer(ANSWER)
+    whole = encoding.encode_answer(ANSWER)
     for length in range(len(whole)):
-        with pytest.raises(wire.INVALID):
-            wire.decode_answer(whole[:length])
+        with pytest.raises(encoding.INVALID):
+            encoding.decode_answer(whole[:length])
 
 
 def test_a_nesting_without_end_is_invalid() -> None:
     deep = b"\x91" * 100_000
-    with pytest.raises(wire.INVALID):
-        wire.decode_answer(b"\x92\x01" + deep)
-    assert wire.socket_call(b"\x92\x01" + deep) is None
+    with pytest.raises(encoding.INVALID):
+        encoding.decode_answer(b"\x92\x01" + deep)
+    assert encoding.socket_call(b"\x92\x01" + deep) is None
 
 
 def test_a_pickle_is_invalid() -> None:
-    with pytest.raises(wire.INVALID):
-        wire.decode_answer(pickle.dumps(ANSWER))
+    with pytest.raises(encoding.INVALID):
+        encoding.decode_answer(pickle.dumps(ANSWER))
 
 
 CALL = BlockCall(Ask("a", 1, 5, 3, 4), 0.5, (UnreadablePart(1, 2, 3),))
 
 
 def test_a_call_that_ends_early_or_has_no_number_is_invalid() -> None:
-    whole = wire.encode(SocketCall(3, msgspec.Raw(wire.encode(CALL))))
-    sent = wire.socket_call(whole)
+    whole = encoding.encode(SocketCall(3, msgspec.Raw(encoding.encode(CALL))))
+    sent = encoding.socket_call(whole)
     assert sent is not None
-    assert (sent.number, wire.decoded(sent.call, BlockCall)) == (3, CALL)
-    assert [wire.socket_call(whole[:length]) for length in range(len(whole))] == [None] * len(whole)
+    assert (sent.number, encoding.decoded(sent.call, BlockCall)) == (3, CALL)
+    assert [encoding.socket_call(whole[:length]) for length in range(len(whole))] == [None] * len(whole)
     for number in (-1, 2.5, "3", None, True):
-        assert wire.socket_call(msgspec.msgpack.encode([number, 0])) is None
+        assert encoding.socket_call(msgspec.msgpack.encode([number, 0])) is None
 
 
 def test_a_call_with_a_wrong_value_tells_its_caller() -> None:
     """It has a number, so it has an answer."""
-    sent = wire.socket_call(msgspec.msgpack.encode([3, {"ask": {"consumer": 7}}]))
+    sent = encoding.socket_call(msgspec.msgpack.encode([3, {"ask": {"consumer": 7}}]))
     assert sent is not None
     with pytest.raises(ConfigError, match=r"ask.consumer must be `str`, got 7"):
-        wire.decoded(sent.call, BlockCall)
+        encoding.decoded(sent.call, BlockCall)
 
 
 # ---- what goes through Ray instead ----
@@ -225,19 +218,19 @@ def test_a_call_with_a_wrong_value_tells_its_caller() -> None:
 )
 def test_what_cannot_be_sent_without_ray_is_asked_through_it(delivery: Delivery, why: str) -> None:
     """Some versions of Ray cannot send a reference uncounted."""
-    assert wire.decode_answer(wire.encode_answer(SocketAnswer(7, delivery))) == SocketAnswer(7), why
+    assert encoding.decode_answer(encoding.encode_answer(SocketAnswer(7, delivery))) == SocketAnswer(7), why
 
 
 @pytest.mark.meets_bugs
 def test_an_answer_that_is_a_bug_is_logged_and_asked_through_ray(caplog: pytest.LogCaptureFixture) -> None:
     answer = SocketAnswer(7, Delivery(progress=object()))  # type: ignore[arg-type]
-    assert wire.decode_answer(wire.encode_answer(answer)) == SocketAnswer(7)
+    assert encoding.decode_answer(encoding.encode_answer(answer)) == SocketAnswer(7)
     assert "while an answer was encoded" in caplog.text
 
 
 # ---- no pickle ----
 
-RECEIVING = [*sorted((ROOT / "calls").glob("*.py")), *sorted((ROOT / "client").glob("*.py")), ROOT / "messages.py"]
+RECEIVING = [path for room in ("calls", "client", "wire") for path in sorted((ROOT / room).glob("*.py"))]
 """The modules of calls, and those that use what arrived."""
 
 UNPICKLERS = {"pickle", "cloudpickle", "_pickle", "dill", "marshal", "shelve"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mbaas
-from mbaas.chaos.participants import kill
+from mbaas.tools.chaos.participants import kill
 from support.processes import cache_node_pids
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until

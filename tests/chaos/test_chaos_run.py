@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.chaos.runner import ChaosSettings, run
+from mbaas.tools.chaos.runner import ChaosSettings, run
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import mbaas
-from mbaas.chaos.participants import kill, paused
-from mbaas.control import FeedControl
+from mbaas.coordinator.control import FeedControl
+from mbaas.tools.chaos.participants import kill, paused
 from support.trials import Trials, result
 from support.waiting import wait_until
 

@@ -9,10 +9,10 @@ import ray
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import kill, paused
 from mbaas.coordinator import recovery
 from mbaas.errors import FeedNotFoundError, FeedRestartingError
 from mbaas.prep.worker import FETCH_TIMEOUT_S
+from mbaas.tools.chaos.participants import kill, paused
 from support.feeds import in_coordinator
 from support.processes import cache_node_pids, coordinator_pid, prep_worker_pids
 from support.trials import Recorder, record_epoch

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mbaas.chaos.injector import TRIES, Injector
 from mbaas.errors import WaitTimeoutError
+from mbaas.tools.chaos.injector import TRIES, Injector
 
 
 class SlowNodes:

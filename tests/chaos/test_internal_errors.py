@@ -13,15 +13,15 @@ import pytest
 import ray
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.calls import wire
-from mbaas.chaos.participants import alive
-from mbaas.control import FeedControl
+from mbaas.calls import encoding
 from mbaas.coordinator.background import BROKEN
+from mbaas.coordinator.control import FeedControl
 from mbaas.dataset import synthetic
 from mbaas.errors import PrepFailedError
-from mbaas.messages import ConsumerReport, Leave
+from mbaas.ray_cluster import actor_names
+from mbaas.tools.chaos.participants import alive
+from mbaas.wire.consumers import ConsumerReport, Leave
 from support.feeds import in_coordinator
 from support.processes import cache_node_pids, coordinator_pid, prep_worker_pids
 from support.trials import Recorder, record_epoch
@@ -38,7 +38,7 @@ def inside(feed: mbaas.Feed, change: Any, actor: str = "") -> Any:
     """Run a function in the process of a feed's coordinator, or of another actor, to change or inspect its state."""
     if not actor:
         return in_coordinator(feed.name, change)
-    return ray.get(ray.get_actor(actor, runtime.NAMESPACE).__ray_call__.remote(change), timeout=30)
+    return ray.get(ray.get_actor(actor, actor_names.NAMESPACE).__ray_call__.remote(change), timeout=30)
 
 
 def logged(pid: int) -> str:
@@ -163,10 +163,10 @@ def test_an_error_in_a_call_comes_to_its_caller_and_is_told_and_the_feed_goes_on
         raise RuntimeError("provoked in a call")
 
     before = feed.status().internal_errors
-    coordinator = ray.get_actor(runtime.actor_name(feed.name), runtime.NAMESPACE)
+    coordinator = ray.get_actor(actor_names.actor_name(feed.name), actor_names.NAMESPACE)
     with broken(feed, "_take_report", lambda _: take_report):
         for _ in range(2):
-            leave = coordinator.leave.remote(wire.encode(Leave("nobody")), wire.encode(ConsumerReport()))
+            leave = coordinator.leave.remote(encoding.encode(Leave("nobody")), encoding.encode(ConsumerReport()))
             with pytest.raises(RuntimeError, match="provoked in a call"):
                 ray.get(leave, timeout=30)
         with pytest.raises(mbaas.ConfigError, match='such as "trial-3" or "block 17", got 17'):
@@ -227,7 +227,7 @@ def test_a_bug_of_a_cache_node_is_in_its_own_log_and_the_feed_goes_on(ray_sessio
     options: dict[str, Any] = {"batch_size": 20, "prep_workers": 1, **memory}
     with mbaas.serve("reads", synthetic(SAMPLES), T.Pipeline([T.DecodeImage()]), **options) as feed:
         wait_until(lambda: cache_node_pids(feed.name), "the cache node is up")
-        (pid,), (name,) = cache_node_pids(feed.name), runtime.children(feed.name, "cache")
+        (pid,), (name,) = cache_node_pids(feed.name), actor_names.children(feed.name, "cache")
         actor = f"cache:{feed.name}:{name}"
         inside(feed, lambda self: setattr(self, "_fill_from_nearer", fill_from_nearer), actor)
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:

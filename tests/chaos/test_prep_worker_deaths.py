@@ -9,10 +9,10 @@ import pytest
 import ray
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.chaos.participants import alive, kill, paused
-from mbaas.placement import PlacementHistory
+from mbaas.ray_cluster import actor_names
+from mbaas.samples.placement import PlacementHistory
+from mbaas.tools.chaos.participants import alive, kill, paused
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -130,7 +130,7 @@ def test_a_worker_that_does_not_know_the_homes_is_told_and_does_not_count_as_dea
     with serve_small(SAMPLES, prep_workers=1) as feed, mbaas.join(feed.name, consumer="me", format="numpy") as loader:
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
         (before,) = feed.status().workers
-        actor = runtime.children(feed.name, "prep")[before.name]
+        actor = actor_names.children(feed.name, "prep")[before.name]
         ray.get(actor.__ray_call__.remote(forget), timeout=30)
         for _ in range(4):  # blocks of some epochs may already be prepared
             assert record_epoch(loader).flaws(range(SAMPLES)) == []

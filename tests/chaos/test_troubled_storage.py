@@ -11,10 +11,10 @@ import pytest
 from pyarrow.fs import FileInfo, PyFileSystem
 
 import mbaas
-from mbaas.chaos.storage import Trouble, TroubledFiles, images, troubled
 from mbaas.dataset import Dataset
 from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import StorageError
+from mbaas.tools.chaos.storage import Trouble, TroubledFiles, images, troubled
 from support.waiting import wait_until
 
 SAMPLES = 7

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from mbaas.costs import LoadingCosts
 from mbaas.memory.budgets import MemoryClaim
-from mbaas.messages import Amount, Claims, ConsumerReport, FetchCounts
+from mbaas.model.costs import LoadingCosts
 from mbaas.status import ConsumerStatus, FeedStatus
+from mbaas.wire.consumers import Claims, ConsumerReport
+from mbaas.wire.samples import Amount, FetchCounts
 
 LISTS = ("consumers", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
 NOTHING = ("prediction_error", "failed", "decoded_costs")

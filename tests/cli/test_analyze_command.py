@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mbaas import files
+from mbaas.base import files
 from mbaas.cli import app
 from mbaas.cli.analyze import request_of
 from mbaas.errors import ConfigError

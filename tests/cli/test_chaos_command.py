@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mbaas.chaos import runner
-from mbaas.chaos.checker import Flaw
-from mbaas.chaos.plan import KINDS, OF_LINKS, OF_OUR_SEARCH
-from mbaas.chaos.report import Checked, KindReport, Report
-from mbaas.chaos.runner import ChaosSettings
-from mbaas.chaos.usage import Growth
 from mbaas.cli import app
+from mbaas.tools.chaos import runner
+from mbaas.tools.chaos.checker import Flaw
+from mbaas.tools.chaos.plan import KINDS, OF_LINKS, OF_OUR_SEARCH
+from mbaas.tools.chaos.report import Checked, KindReport, Report
+from mbaas.tools.chaos.runner import ChaosSettings
+from mbaas.tools.chaos.usage import Growth
 
 FOUND = Checked(trials=3, minibatches=63, samples=2003, epochs=3, incarnations=5, is_independent=True, errors={"E": 1})
 SOUND = Report(

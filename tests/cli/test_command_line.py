@@ -12,9 +12,9 @@ from commandline import mbaas
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from mbaas.bench.report import BenchReport, BenchSettings, Machine
 from mbaas.cli import app, bench
 from mbaas.errors import MbaasError
+from mbaas.tools.bench.report import BenchReport, BenchSettings, Machine
 
 
 @pytest.mark.parametrize("command", ["serve", "status", "stop", "bench", "chaos"])
@@ -134,7 +134,7 @@ def test_bench_runs_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(settings: BenchSettings, report: object) -> BenchReport:
         return BenchReport(settings, Machine(), 0, ())
 
-    monkeypatch.setattr("mbaas.bench.runner.run", run)
+    monkeypatch.setattr("mbaas.tools.bench.runner.run", run)
     done = CliRunner().invoke(app, ["bench", "--trials", "2,3", "--batch", "32", "--rows", "prep,mbaas", "--json"])
     assert done.exit_code == 0
     settings = json.loads(done.stdout)["settings"]
@@ -149,6 +149,6 @@ def test_interrupted_work_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None
     def run(settings: BenchSettings, report: object) -> BenchReport:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mbaas.bench.runner.run", run)
+    monkeypatch.setattr("mbaas.tools.bench.runner.run", run)
     done = CliRunner().invoke(app, ["bench"])
     assert (done.exit_code, done.stderr) == (130, "error: interrupted\n")

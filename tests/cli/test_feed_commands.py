@@ -31,11 +31,11 @@ from commandline import (
 )
 from pyarrow import parquet
 
-from mbaas import runtime
 from mbaas.cli.console import end_as_ctrl_c
 from mbaas.cli.serve import serve
 from mbaas.cli.status import to_json
 from mbaas.errors import DatasetError, ResourceError
+from mbaas.ray_cluster import connection
 from support.waiting import wait_until
 
 SAMPLES = 203
@@ -133,7 +133,7 @@ def test_a_feed_that_starts_has_the_same_keys(trial: dict[str, object]) -> None:
 def test_a_data_folder_that_is_not_there_starts_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "feed.yaml").write_text(CONFIG)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(runtime, "ensure_ray", lambda **_: pytest.fail("Ray was asked for"))
+    monkeypatch.setattr(connection, "ensure_ray", lambda **_: pytest.fail("Ray was asked for"))
     with pytest.raises(DatasetError, match=r"images does not exist"):
         serve(tmp_path / "feed.yaml", name=None, address=None, detach=False)
 
@@ -148,7 +148,7 @@ def test_a_ray_that_does_not_come_up_is_one_sentence(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         ResourceError, match=r"^Ray did not start on this machine: The current .*; if the machine is busy"
     ):
-        runtime.start_ray()
+        connection.start_ray()
 
 
 @pytest.mark.parametrize("start", [False, True])
@@ -157,13 +157,13 @@ def test_an_address_of_local_asks_for_a_ray_of_its_own(monkeypatch: pytest.Monke
     started: list[str] = []
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(runtime, "start_own_ray", lambda: started.append("its own"))
+    monkeypatch.setattr(connection, "start_own_ray", lambda: started.append("its own"))
     monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("it looked for a cluster"))
     if start:
-        runtime.ensure_ray(start=True)
+        connection.ensure_ray(start=True)
     else:
         with pytest.raises(ResourceError, match=r'^RAY_ADDRESS is "local", which names no cluster'):
-            runtime.ensure_ray(start=False)
+            connection.ensure_ray(start=False)
     assert started == ["its own"] * start
 
 
@@ -303,7 +303,7 @@ def test_stop_from_elsewhere(served: Running, cluster: str) -> None:
 
 BREAK = """
 import ray
-from mbaas import runtime
+from mbaas.ray_cluster import actor_names, connection
 
 def broken(actor):
     coordinator = actor._coordinator
@@ -315,8 +315,8 @@ def broken(actor):
         return await whole(*within_s)
     coordinator._until_running = until_running
 
-runtime.ensure_ray(start=False)
-ray.get(runtime.find_coordinator("short").__ray_call__.remote(broken), timeout=60)
+connection.ensure_ray(start=False)
+ray.get(actor_names.find_coordinator("short").__ray_call__.remote(broken), timeout=60)
 """
 
 

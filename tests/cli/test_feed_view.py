@@ -12,10 +12,10 @@ from rich.console import Console
 
 from mbaas.cli import feed_view
 from mbaas.cli.status import to_json
-from mbaas.costs import LoadingCosts
 from mbaas.errors import FeedGoneError, FeedRestartingError
-from mbaas.messages import ConsumerReport
+from mbaas.model.costs import LoadingCosts
 from mbaas.status import ConsumerStatus, FeedStatus
+from mbaas.wire.consumers import ConsumerReport
 
 WAIT = "prep-3 is being started, it needs 1 CPU (for 3 min 05 s so far)"
 WHY = "feed 'late' is still starting after 15 s: its 1 cache node did not answer"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import mbaas
 from mbaas.cli import app, ledger
-from mbaas.ledger import to_table
+from mbaas.client.ledger_table import to_table
 
 
 def test_a_feed_without_ledgers_is_shown_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

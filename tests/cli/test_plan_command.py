@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mbaas.analysis.plan.file import load
 from mbaas.cli.plan import plan
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve
+from mbaas.tools.plan.file import load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan" / "jobs.yaml"
 

@@ -13,9 +13,9 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.errors import BadSampleError
-from mbaas.fields import Packed
-from mbaas.order import SampleOrder
 from mbaas.pictures.preview import first_samples
+from mbaas.samples.fields import Packed
+from mbaas.samples.order import SampleOrder
 
 PIPELINE = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
 

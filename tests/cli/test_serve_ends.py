@@ -28,9 +28,9 @@ CONFIG = "{name: train, data: images, batch_size: 16, pipeline: [DecodeImage], p
 PROGRAM = """
 import sys, time
 import mbaas
-from mbaas import runtime
+from mbaas.ray_cluster import actor_names, connection
 from mbaas import transforms as T
-runtime.start_own_ray()  # as `serve` does where none runs
+connection.start_own_ray()  # as `serve` does where none runs
 data = mbaas.read_images(sys.argv[1] + "/images")
 with mbaas.serve("train", data, T.Pipeline([T.DecodeImage()]), batch_size=16, prep_workers=1):
     with mbaas.join("train", format="numpy") as loader:
@@ -43,10 +43,10 @@ with mbaas.serve("train", data, T.Pipeline([T.DecodeImage()]), batch_size=16, pr
 
 LOOK = """
 import time
-from mbaas import runtime
-runtime.ensure_ray(start=False)
+from mbaas.ray_cluster import actor_names, connection
+connection.ensure_ray(start=False)
 for how, is_there in (("there", True), ("gone", False)):
-    while bool(runtime.feed_names() or any(map(runtime.family, runtime.CHILDREN))) is not is_there:
+    while bool(actor_names.feed_names() or any(map(actor_names.family, actor_names.CHILDREN))) is not is_there:
         time.sleep(0.05)
     print("it is", how, flush=True)
 """

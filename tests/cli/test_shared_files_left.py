@@ -8,7 +8,7 @@ import uuid
 
 from commandline import SHARED, shared_files, shared_files_left
 
-from mbaas.chaos import usage
+from mbaas.tools.chaos import usage
 
 
 def test_files_are_left_that_no_process_has() -> None:

@@ -12,7 +12,6 @@ from commandline import call
 from numpy.typing import NDArray
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.cli import feed_file
 from mbaas.errors import ConfigError
@@ -20,6 +19,7 @@ from mbaas.pictures import grid
 from mbaas.pictures.grid import Cell, Layout
 from mbaas.pictures.preview import first_samples
 from mbaas.pictures.samples import MASK_COLOURS, cells_of
+from mbaas.ray_cluster import connection
 
 SAMPLES, SIDE = 12, 40
 
@@ -45,7 +45,7 @@ def feed(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "ensure_ray", lambda **_: pytest.fail("Ray was asked for"))
+    monkeypatch.setattr(connection, "ensure_ray", lambda **_: pytest.fail("Ray was asked for"))
 
 
 def picture(path: Path) -> NDArray[np.uint8]:

@@ -15,8 +15,9 @@ from mbaas.cli import top
 from mbaas.cli.console import statuses
 from mbaas.cli.feed_view import RateWindow
 from mbaas.errors import FeedGoneError, FeedRestartingError, WaitTimeoutError
-from mbaas.messages import Amount, ConsumerReport, FetchCounts
 from mbaas.status import FeedStatus, WorkerStatus
+from mbaas.wire.consumers import ConsumerReport
+from mbaas.wire.samples import Amount, FetchCounts
 
 
 def shown(*feeds: Any, lines: int | None = None, width: int = 160) -> str:

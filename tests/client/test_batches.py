@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mbaas.client.batches import BatchCutter, BlockView
-from mbaas.fields import Arrays, Packed, memory
+from mbaas.samples.fields import Arrays, Packed, memory
 
 
 def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:

@@ -11,9 +11,9 @@ import torch
 from mbaas.client.collate import check_names, collating
 from mbaas.client.convert import make_converter
 from mbaas.errors import ConfigError
-from mbaas.fields import Arrays, Field, Packed
-from mbaas.messages import SampleSpec
+from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.transforms import Normalize
+from mbaas.wire.samples import SampleSpec
 
 SIZES = [(4, 6), (3, 9), (7, 2)]
 MASKS = [2, 0, 1]

@@ -8,7 +8,7 @@ import torch
 
 from mbaas.client.batches import BatchCutter, BlockView
 from mbaas.client.convert import make_converter
-from mbaas.fields import Arrays
+from mbaas.samples.fields import Arrays
 from mbaas.transforms import Normalize
 
 

@@ -12,10 +12,11 @@ from msgspec import structs
 from mbaas.client import join
 from mbaas.client.join import await_feed_restart
 from mbaas.errors import FeedFailedError, FeedGoneError
-from mbaas.fields import Field
-from mbaas.messages import ConsumerName, FeedInfo, SampleSpec
-from mbaas.order import SampleOrder
+from mbaas.samples.fields import Field
+from mbaas.samples.order import SampleOrder
 from mbaas.settings import FeedSettings
+from mbaas.wire.consumers import ConsumerName, FeedInfo
+from mbaas.wire.samples import SampleSpec
 
 SETTINGS = FeedSettings(name="feed", batch_size=4, cache_bytes=0, staging_bytes=10_000, prep_workers=1)
 INFO = FeedInfo(

@@ -8,9 +8,9 @@ import pytest
 from mbaas.client.part_fetch import FetchPlan, plan_fetch
 from mbaas.memory.part_memory import PartAddress, StoredObject
 from mbaas.memory.slots import Slot
-from mbaas.messages import DeliveredBlock, DeliveredPart, PartMeta
-from mbaas.order import SampleOrder, Shuffle
-from mbaas.placement import WHOLE, BlockPart, NodeWeight, Placement
+from mbaas.samples.order import SampleOrder, Shuffle
+from mbaas.samples.placement import WHOLE, BlockPart, NodeWeight, Placement
+from mbaas.wire.blocks import DeliveredBlock, DeliveredPart, PartMeta
 
 ORDER = SampleOrder(250, 1, 100)
 IDS = ORDER.sample_ids(1)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from mbaas.client.position import Position
-from mbaas.messages import Resumption, Start
-from mbaas.order import ASIDE, OwnEpoch, Shuffle
+from mbaas.samples.order import ASIDE, OwnEpoch, Shuffle
+from mbaas.wire.consumers import Resumption, Start
 
 
 @dataclass

@@ -12,9 +12,9 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import kill
 from mbaas.core.ranks import KEPT_EPOCHS
 from mbaas.dataset import synthetic
+from mbaas.tools.chaos.participants import kill
 from support.feeds import warm
 from support.leaks import store_use
 from support.processes import coordinator_pid

@@ -10,7 +10,7 @@ import torch
 
 from mbaas.client.batches import FREE_PIECES, LEAST_REUSED_BYTES, BatchCutter, BlockView, RecycledMemory, is_private
 from mbaas.client.convert import make_converter
-from mbaas.fields import Packed
+from mbaas.samples.fields import Packed
 
 ROWS = LEAST_REUSED_BYTES // 1024 + 3
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mbaas.client.ledger import EpochProgress
 from mbaas.client.saved_state import read_state, schema
 from mbaas.errors import StateError
-from mbaas.order import SampleOrder, Shuffle
+from mbaas.samples.order import SampleOrder, Shuffle
 
 ORDER = SampleOrder(num_samples=1003, seed=0, block_samples=192)
 FINGERPRINT = "data-pipeline-0"

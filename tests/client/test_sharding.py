@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from mbaas.client.ledger import NOTHING, EpochProgress, Tally
 from mbaas.client.saved_state import SavedRank, SavedState, levels_of, resumption
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
-from mbaas.messages import RankPlan, Resumption
-from mbaas.order import OwnEpoch, SampleOrder, Shuffle
-from mbaas.placement import NodeWeight, Placement
+from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
+from mbaas.samples.placement import NodeWeight, Placement
+from mbaas.wire.consumers import Resumption
+from mbaas.wire.ranks import RankPlan
 
 NODES = tuple(NodeWeight(f"node-{letter}", 0, weight) for letter, weight in zip("abc", (1.0, 2.0, 0.5), strict=True))
 PLACEMENT = Placement(7, NODES, (np.inf,) * len(NODES))
@@ -42,6 +43,10 @@ def plan(*nodes: str) -> RankPlan:
     return RankPlan(tuple(f"node-{node}" for node in nodes), PLACEMENT)
 
 
+def own_epoch(order: SampleOrder, epoch: int) -> OwnEpoch:
+    return OwnEpoch.at(epoch * order.blocks_per_epoch, order.blocks_per_epoch, order.block_samples)
+
+
 def shards_of(
     sharding: RankSharding, order: SampleOrder, epoch: int, bad: list[int], first: int = 0
 ) -> Iterator[tuple[int, BlockShard]]:
@@ -49,7 +54,7 @@ def shards_of(
     begin = epoch * order.blocks_per_epoch
     for block in range(begin + first, begin + order.blocks_per_epoch):
         ids = order.sample_ids(block)
-        yield block, sharding.shard(block, Shuffle(epoch), ids[np.isin(ids, bad)].tolist())
+        yield block, sharding.shard(block, Shuffle(epoch), own_epoch(order, epoch), ids[np.isin(ids, bad)].tolist())
 
 
 def batches_of(
@@ -113,7 +118,9 @@ def test_a_rank_gets_what_lies_on_its_node(is_certain):
     by_rank = shardings(order, plan("a", "b"), epoch, batch_size=96, is_certain=is_certain)
     for block in range(order.blocks_per_epoch):
         placement = PLACEMENT.of(order.sample_ids(block))
-        first, second = (sharding.shard(block, Shuffle(epoch), ()).rows for sharding in by_rank)
+        first, second = (
+            sharding.shard(block, Shuffle(epoch), own_epoch(order, epoch), ()).rows for sharding in by_rank
+        )
         kept = min((placement == 0).sum(), len(first))
         assert (placement[first] == 0).sum() == kept
         assert (placement[second] == 0).sum() == (placement == 0).sum() - kept
@@ -208,7 +215,7 @@ def test_positions_are_those_after_the_last_good_sample():
 def test_without_a_plan_ranks_take_turns_in_order():
     order = SampleOrder(20, 0, 20)
     ranks = [RankSharding(order, batch_size=10, rank=rank, world_size=3) for rank in range(3)]
-    rows = [sharding.shard(0, Shuffle(0), ()).rows.tolist() for sharding in ranks]
+    rows = [sharding.shard(0, Shuffle(0), own_epoch(order, 0), ()).rows.tolist() for sharding in ranks]
     assert rows == [[0, 1, 2, 3, 10, 11, 12, 13], [4, 5, 6, 14, 15, 16], [7, 8, 9, 17, 18, 19]]
 
 
@@ -216,23 +223,27 @@ def test_without_a_plan_ranks_take_turns_in_order():
 
 
 def read_own_epoch(
-    sharding: RankSharding, order: SampleOrder, shuffles: dict[int, Shuffle], first: int, bad: list[int]
+    sharding: RankSharding,
+    order: SampleOrder,
+    shuffles: dict[int, Shuffle],
+    own: OwnEpoch,
+    bad: list[int],
+    first: int | None = None,
 ) -> tuple[list[list[int]], list[BatchEnd], Tally]:
-    """Read from block ``first`` to the epoch's end: minibatches, their ends and the dropped samples."""
+    """Read from block ``first`` to the end of an own epoch: minibatches, their ends and the dropped samples."""
     rest: list[int] = []
     batches: list[list[int]] = []
     ends: list[BatchEnd] = []
-    for block in itertools.count(first):
+    for block in range(own.first if first is None else first, own.end):
         shuffle = shuffles[order.epoch_of(block)]
         ids = order.sample_ids(block, shuffle)
-        shard = sharding.shard(block, shuffle, ids[np.isin(ids, bad)].tolist())
+        shard = sharding.shard(block, shuffle, own, ids[np.isin(ids, bad)].tolist())
         rest += ids[shard.rows].tolist()
         for end in shard.ends:
             batches.append(rest[: end.size])
             ends.append(end)
             rest = rest[end.size :]
-        if shard.is_last:
-            break
+        assert shard.is_last == (block == own.end - 1)
     assert len(rest) == shard.dropped.samples
     return batches, ends, shard.dropped
 
@@ -256,7 +267,8 @@ def test_an_epoch_that_begins_in_the_middle_has_each_sample_once_and_goes_on_any
     bad = list(range(0, samples, 7))[:some]
     shuffles = {3: Shuffle(3), 4: Shuffle(3).after(4, [begin] if begin else [])}
     options: dict[str, Any] = {"batch_size": batch, "drop_last": drop_last, "is_certain": False}
-    batches, ends, dropped = read_own_epoch(RankSharding(order, **options), order, shuffles, first, bad)
+    own = OwnEpoch.at(first, order.blocks_per_epoch, order.block_samples)
+    batches, ends, dropped = read_own_epoch(RankSharding(order, **options), order, shuffles, own, bad)
 
     good = [i for i in range(samples) if i not in bad]
     had = [i for ids in batches for i in ids]
@@ -271,7 +283,7 @@ def test_an_epoch_that_begins_in_the_middle_has_each_sample_once_and_goes_on_any
         saved = saved_at(end.position, feed_epoch=3, begin=begin, shuffle=levels)
         found, row = resumption(saved, other)
         sharding = RankSharding(other, resumed=(found, row), **options)
-        rest, _, left = read_own_epoch(sharding, other, shuffles, found.start, bad)
+        rest, _, left = read_own_epoch(sharding, other, shuffles, found.own_epoch, bad, found.start)
         assert rest == batches[number + 1 :]
         assert left == dropped
         assert found.shuffle == shuffles[found.epoch]

@@ -14,9 +14,9 @@ import pytest
 from ray_heads import Head, ray_head
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
+from mbaas.ray_cluster import actor_names, connection
 from support.pages import ROOT, block_with
 from support.waiting import wait_until
 
@@ -64,12 +64,13 @@ print(json.dumps({
 
 SERVE_TWO = """
 import mbaas
-from mbaas import runtime, transforms as T
+from mbaas import transforms as T
+from mbaas.ray_cluster import actor_names
 from mbaas.dataset import synthetic
 for name in ("brief", "lasting"):
     mbaas.serve(name, synthetic(20), T.Pipeline([T.DecodeImage()]), batch_size=4, prep_workers=1, cache_bytes=0,
                 staging_bytes=100_000, detached=name == "lasting")
-print(runtime.feed_names())
+print(actor_names.feed_names())
 """
 
 LEFT = """
@@ -189,7 +190,7 @@ def names_on(head: Head) -> list[str]:
 def test_a_cluster_of_this_program_cannot_keep_it(ray_clean: None, feed_name: str) -> None:
     with pytest.raises(mbaas.ResourceError, match="started by this program; start one with `ray start --head`"):
         mbaas.serve(feed_name, synthetic(20), T.Pipeline([T.DecodeImage()]), batch_size=4, detached=True)
-    assert feed_name not in runtime.feed_names()
+    assert feed_name not in actor_names.feed_names()
 
 
 def test_without_a_cluster_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
@@ -200,7 +201,7 @@ def test_without_a_cluster_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPa
         raise ConnectionError("Could not find any running Ray instance.")
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(runtime, "_connect", connect)
+    monkeypatch.setattr(connection, "_connect", connect)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     sentence = (
         "needs a Ray cluster that outlives the program that serves the feed, but none is running here; start one with"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mbaas.metrics import METRICS
+from mbaas.ray_cluster.metrics import METRICS
 
 pytest.importorskip("grafana_foundation_sdk", reason="Grafana's library needs Python 3.11")
 

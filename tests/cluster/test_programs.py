@@ -23,8 +23,8 @@ from mbaas.dataset import synthetic
 
 name, samples, detached = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "detached"
 if name == "newer":  # its messages are others
-    from mbaas import messages
-    messages.PROTOCOL = "0badcafe"
+    from mbaas.wire import protocol
+    protocol.PROTOCOL = "0badcafe"
 mbaas.serve(name, synthetic(samples), T.Pipeline([T.DecodeImage()]), batch_size=8, prep_workers=1,
             staging_bytes=200_000, detached=detached)
 print(json.dumps(name), flush=True)

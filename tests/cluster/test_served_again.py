@@ -16,7 +16,7 @@ import pytest
 import ray
 from ray_heads import Head, ray_head
 
-from mbaas.chaos.participants import kill
+from mbaas.tools.chaos.participants import kill
 from support.waiting import wait_until
 
 SERVE = """

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from ray_heads import ray_head
 
-from mbaas.chaos.nodes import address_kept_in
-from mbaas.chaos.runner import ChaosSettings, run
+from mbaas.tools.chaos.nodes import address_kept_in
+from mbaas.tools.chaos.runner import ChaosSettings, run
 
 
 @pytest.mark.slow
@@ -85,8 +85,8 @@ def test_the_cluster_of_chaos_wants_a_token_that_only_its_own_processes_know(no_
 START = """
 import os, subprocess, sys
 import ray
-from mbaas import runtime
-runtime.start_own_ray()
+from mbaas.ray_cluster import connection
+connection.start_own_ray()
 own = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 for other in {}, {"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "disabled", "HOME": "/nowhere"}:
     command = [sys.executable, "-m", "mbaas", "status"]

@@ -10,14 +10,19 @@ import pytest
 
 from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters, add
-from mbaas.core import epochs, ledgers
-from mbaas.core import events as ev
+from mbaas.core import ledgers
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.layout import StagingLimits
 from mbaas.core.ranks import RankTable
-from mbaas.core.state import StagingState
-from mbaas.messages import BlockMeta, ConsumerName, ConsumerReport, EpochLedger, FetchCounts, RankReport
-from mbaas.order import SampleOrder
+from mbaas.core.staging import epochs
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
+from mbaas.samples.order import SampleOrder
+from mbaas.wire.blocks import BlockMeta
+from mbaas.wire.consumers import ConsumerName, ConsumerReport
+from mbaas.wire.ledgers import EpochLedger
+from mbaas.wire.ranks import RankReport
+from mbaas.wire.samples import FetchCounts
 
 BLOCKS = 4
 ORDER = SampleOrder(24, 0, block_samples=6)
@@ -89,6 +94,7 @@ def grown(feed: Any, sessions: int) -> int:
     return objects(feed) - before
 
 
+@pytest.mark.slow
 def test_ten_thousand_sessions_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "KEPT_NAMES", 100)
     monkeypatch.setattr(counters, "KEPT_BLOCKS", 100)

@@ -11,9 +11,12 @@ from msgspec import structs
 from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters, Reports, Sums
 from mbaas.coordinator.status_report import metric_values
-from mbaas.messages import Amount, BadSample, BlockMeta, ConsumerReport, EpochLedger, FetchCounts
-from mbaas.metrics import METRICS
-from mbaas.order import ASIDE, SampleOrder
+from mbaas.ray_cluster.metrics import METRICS
+from mbaas.samples.order import ASIDE, SampleOrder
+from mbaas.wire.blocks import BlockMeta
+from mbaas.wire.consumers import ConsumerReport
+from mbaas.wire.ledgers import EpochLedger
+from mbaas.wire.samples import Amount, BadSample, FetchCounts
 
 ORDER = SampleOrder(23, 0, 6)
 """Four blocks: 6, 6, 6 and 5 samples."""

@@ -3,7 +3,7 @@
 import pytest
 
 from mbaas.coordinator import cache_pool, peer_feeds, supervision, worker_pool
-from mbaas.core import supervised, supervisor
+from mbaas.core.cluster import supervised, supervisor
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from mbaas.coordinator import opening
 from mbaas.coordinator.cache_pool import CachePool, FoundCache
 from mbaas.coordinator.opening import adopt
-from mbaas.core.cluster_events import FeedEnd
+from mbaas.core.cluster.events import FeedEnd
 from mbaas.errors import FeedFailedError, ResourceError
 from mbaas.settings import FeedSettings
 

@@ -10,7 +10,7 @@ from ray.experimental import internal_kv
 
 from mbaas.coordinator import kept_claims
 from mbaas.memory.budgets import MemoryClaim
-from mbaas.messages import Claims
+from mbaas.wire.consumers import Claims
 
 PROGRAMS, TURNS = 6, 5
 

@@ -9,9 +9,9 @@ from ray.experimental import internal_kv
 import mbaas
 from mbaas.coordinator import recovery
 from mbaas.core.layout import Layout
-from mbaas.fields import LABEL, Field
-from mbaas.messages import SampleSpec
-from mbaas.order import SampleOrder
+from mbaas.samples.fields import LABEL, Field
+from mbaas.samples.order import SampleOrder
+from mbaas.wire.samples import SampleSpec
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import os
 import pytest
 import ray
 
-from mbaas.bugs import in_short, is_bug, log_bug
 from mbaas.coordinator.background import InternalErrors, decide, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.core.story import InvariantError
 from mbaas.errors import BadSampleError, ConfigError, StateError
+from mbaas.ray_cluster.bugs import in_short, is_bug, log_bug
 
 DIED = ray.exceptions.ActorDiedError()
 

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from mbaas.coordinator.stories import story_of
-from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
 from mbaas.core.story import Stories
 from mbaas.errors import ConfigError
 

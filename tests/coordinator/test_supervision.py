@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import ray
 
-from mbaas import runtime
 from mbaas.coordinator import supervision as supervision_module
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervision import Supervision
-from mbaas.core import cluster_events as ev
+from mbaas.core.cluster import events as ev
+from mbaas.ray_cluster import resources
 from mbaas.settings import FeedSettings
 
 SETTINGS = FeedSettings(name="train", batch_size=20, cache_bytes=0, staging_bytes=10**6, prep_workers=1)
@@ -136,7 +136,7 @@ def test_dead_nodes_are_noticed_also_after_ray_once_did_not_say_which_there_are(
 
     monkeypatch.setattr(supervision_module, "NODES_PERIOD_S", 0.001)
     monkeypatch.setattr(ray, "nodes", nodes)
-    monkeypatch.setattr(runtime, "draining_nodes", frozenset)
+    monkeypatch.setattr(resources, "draining_nodes", frozenset)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
     shell = asyncio.run(watch())
     assert shell.state.heard[-1] == ev.NodesDead(frozenset({"far"}))

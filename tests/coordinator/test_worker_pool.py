@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import ray
 
-from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.coordinator import worker_pool as worker_pool_module
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.errors import ResourceError
+from mbaas.ray_cluster import actor_names, leftovers
 from mbaas.settings import FeedSettings, Scaling
 from support.waiting import wait_until
 
@@ -54,14 +54,14 @@ def make_worker_pool(ray_clean, feed_name):
         return WorkerPool(settings, pipeline, "cpu")
 
     yield make
-    runtime.end_children(feed_name)
-    wait_until(lambda: not runtime.children(feed_name, "prep"), "the worker is gone")
+    leftovers.end_children(feed_name)
+    wait_until(lambda: not actor_names.children(feed_name, "prep"), "the worker is gone")
 
 
 def actor_pid(feed):
     """Process id of the feed's starting worker, or None."""
-    actors = list(runtime.children(feed, "prep").values())
-    return runtime.pid_of(actors[0]) if actors else None
+    actors = list(actor_names.children(feed, "prep").values())
+    return actor_names.pid_of(actors[0]) if actors else None
 
 
 def test_a_worker_that_has_its_cpu_and_begins_late_is_waited_for(make_worker_pool, feed_name, tmp_path):

@@ -13,11 +13,11 @@ from mbaas.coordinator import store, written_epochs
 from mbaas.coordinator.background import InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.written_epochs import EpochWriter, keep_page, keep_trial, recall_epochs, recall_trials
-from mbaas.core import events as ev
 from mbaas.core.ranks import KeptTrial
-from mbaas.messages import RankPlan
-from mbaas.order import Shuffle
-from mbaas.placement import NodeWeight, Placement
+from mbaas.core.staging import events as ev
+from mbaas.samples.order import Shuffle
+from mbaas.samples.placement import NodeWeight, Placement
+from mbaas.wire.ranks import RankPlan
 
 WAIT_S = 10.0
 CUT = Shuffle(2, (48,), Shuffle(1))

@@ -1,9 +1,9 @@
 """A staging core driven by tests, and helpers to read its instructions."""
 
-from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
-from mbaas.placement import WHOLE
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
+from mbaas.samples.placement import WHOLE
 from mbaas.settings import Timeouts
 
 

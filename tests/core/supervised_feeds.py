@@ -2,9 +2,9 @@
 
 from timed_supervisor import TimedSupervisor
 
-from mbaas.core import cluster_events as ev
-from mbaas.core import events as staging
-from mbaas.core.supervisor import Supervisor
+from mbaas.core.cluster import events as ev
+from mbaas.core.cluster.supervisor import Supervisor
+from mbaas.core.staging import events as staging
 
 
 class Feed(TimedSupervisor):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from staging_feeds import Feed, delivered, kinds
 
-from mbaas.core import events as ev
-from mbaas.messages import Resumption
-from mbaas.order import ASIDE, OwnEpoch, Shuffle
+from mbaas.core.staging import events as ev
+from mbaas.samples.order import ASIDE, OwnEpoch, Shuffle
+from mbaas.wire.consumers import Resumption
 
 
 def feed_at(block: int, *, ahead: int = 2) -> Feed:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 from staging_feeds import Feed, delivered, give, kinds
 
-from mbaas.core import events as ev
-from mbaas.core.state import REST_AFTER_S
-from mbaas.core.transitions import ConsumerState
-from mbaas.order import ASIDE, OwnEpoch, Shuffle
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import REST_AFTER_S
+from mbaas.core.staging.transitions import ConsumerState
+from mbaas.samples.order import ASIDE, OwnEpoch, Shuffle
 
 
 def feed_of_two(**changed: object) -> Feed:

@@ -12,13 +12,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from mbaas.calls import wire
-from mbaas.core import calls
-from mbaas.core import events as ev
+from mbaas.calls import encoding
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import MOST_AHEAD_EPOCHS, StagingState
+from mbaas.core.staging import calls
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import MOST_AHEAD_EPOCHS, StagingState
 from mbaas.errors import ConfigError
-from mbaas.messages import (
+from mbaas.samples.order import ASIDE, MOST_NUMBER, OwnEpoch, SampleOrder, Shuffle
+from mbaas.samples.placement import BlockPart
+from mbaas.settings import Timeouts
+from mbaas.wire.blocks import UnreadablePart
+from mbaas.wire.consumers import (
     MOST_NAME,
     MOST_POLL_S,
     MOST_RANKS,
@@ -26,18 +30,13 @@ from mbaas.messages import (
     BlockCall,
     ConsumerName,
     ConsumerReport,
-    EpochLedger,
     JoinRequest,
-    RankCall,
-    RankReport,
     ReadBytes,
     Resumption,
     Start,
-    UnreadablePart,
 )
-from mbaas.order import ASIDE, MOST_NUMBER, OwnEpoch, SampleOrder, Shuffle
-from mbaas.placement import BlockPart
-from mbaas.settings import Timeouts
+from mbaas.wire.ledgers import EpochLedger
+from mbaas.wire.ranks import RankCall, RankReport
 
 BLOCKS = 5
 LEASE_S = 20.0
@@ -109,10 +108,10 @@ def sent(value: Any, kind: Any) -> Any:
         UnsendableError: msgpack has no such value.
     """
     try:
-        encoded = wire.encode(value)
+        encoded = encoding.encode(value)
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
         raise UnsendableError from error
-    return wire.decoded(encoded, kind)
+    return encoding.decoded(encoded, kind)
 
 
 class UnsendableError(Exception):
@@ -382,13 +381,18 @@ def nested(levels: int) -> Shuffle:
         ),
         (lambda: called(unheld=[1]), r"unheld must be `array` of length 2, got \[1\]"),
         (lambda: called(poll_s=float("nan")), "poll_s must be `float` >= 0.0, got nan"),
-        (lambda: wire.decoded(b"\xc1", BlockCall), r"a call must be a BlockCall in msgpack, got b'\\xc1'"),
-        (lambda: wire.decoded(wire.encode(CALL)[:-1], BlockCall), "a call must be a BlockCall in msgpack, got b'"),
+        (lambda: encoding.decoded(b"\xc1", BlockCall), r"a call must be a BlockCall in msgpack, got b'\\xc1'"),
         (
-            lambda: wire.decoded(wire.encode({"samples": "many", "x": "ab"})[:-2] + b"\xff\xff", ConsumerReport),
+            lambda: encoding.decoded(encoding.encode(CALL)[:-1], BlockCall),
+            "a call must be a BlockCall in msgpack, got b'",
+        ),
+        (
+            lambda: encoding.decoded(
+                encoding.encode({"samples": "many", "x": "ab"})[:-2] + b"\xff\xff", ConsumerReport
+            ),
             r"samples must be `int`, got b'.*\\xff'",
         ),
-        (lambda: wire.decoded(["a"], BlockCall), r"a call must be a BlockCall in msgpack, got \['a'\]"),  # type: ignore[arg-type]
+        (lambda: encoding.decoded(["a"], BlockCall), r"a call must be a BlockCall in msgpack, got \['a'\]"),  # type: ignore[arg-type]
         (lambda: calls.announce("abc", 0), "consumers must be a list, got 'abc'"),
         (lambda: calls.announce(["a"], 10**6), r"others must be in \[0, 10000\], got 1000000"),
         (lambda: calls.announce([], 2), "others must be 0 where no consumer is named, got 2"),

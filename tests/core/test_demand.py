@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.core.consumers import ConsumerTable
 from mbaas.core.demand import WINDOW_S, DemandEstimator, Look
-from mbaas.core.epochs import EpochTable
-from mbaas.core.events import TrialPace
+from mbaas.core.staging.consumers import ConsumerTable
+from mbaas.core.staging.epochs import EpochTable
+from mbaas.core.staging.events import TrialPace
+from mbaas.core.staging.transitions import ConsumerState
+from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
-from mbaas.core.transitions import ConsumerState
-from mbaas.core.window import Window
-from mbaas.messages import ConsumerReport
+from mbaas.wire.consumers import ConsumerReport
 
 BOUNDS = {"workers": 2, "pending": 0, "reserved": 1, "most": 8}
 

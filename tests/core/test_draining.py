@@ -3,9 +3,9 @@
 import pytest
 from supervised_feeds import Feed
 
-from mbaas.core import cluster_events as ev
-from mbaas.core import events as staging
-from mbaas.core.supervised import CachePhase, WorkerPhase
+from mbaas.core.cluster import events as ev
+from mbaas.core.cluster.supervised import CachePhase, WorkerPhase
+from mbaas.core.staging import events as staging
 
 
 def drain(feed, *nodes):

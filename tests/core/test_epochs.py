@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.core.epochs import ASIDE_EPOCHS, MOST_PAGES, PAGE_EPOCHS, EpochTable
+from mbaas.core.staging.epochs import ASIDE_EPOCHS, MOST_PAGES, PAGE_EPOCHS, EpochTable
 from mbaas.core.story import InvariantError
-from mbaas.messages import Resumption
-from mbaas.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
+from mbaas.samples.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
+from mbaas.wire.consumers import Resumption
 
 BLOCKS, SAMPLES = 4, 10
 """Blocks per epoch and samples per block."""

@@ -3,7 +3,7 @@
 import pytest
 from staging_feeds import Feed, delivered, give, kinds
 
-from mbaas.core import events as ev
+from mbaas.core.staging import events as ev
 
 
 class Holders:

@@ -4,9 +4,16 @@ import itertools
 
 import pytest
 
-from mbaas.core.homes import CACHE_PATIENCE_S, KEEP_HOME_S, MOVE_S, Homes
+from mbaas.core.cluster.homes import CACHE_PATIENCE_S, KEEP_HOME_S, MOVE_S, Homes
+from mbaas.core.cluster.supervised import (
+    CACHE_START_S,
+    RETRY_S,
+    CachePhase,
+    SupervisedCache,
+    SupervisedWorker,
+    WorkerPhase,
+)
 from mbaas.core.story import Stories
-from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, SupervisedCache, SupervisedWorker, WorkerPhase
 from mbaas.model.weights import HOLD_S
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from mbaas.core.consumers import ConsumerTable
-from mbaas.core.epochs import EpochTable
-from mbaas.core.keeping import Keeping, Reason
+from mbaas.core.staging.consumers import ConsumerTable
+from mbaas.core.staging.epochs import EpochTable
+from mbaas.core.staging.keeping import Keeping, Reason
+from mbaas.core.staging.transitions import ConsumerState
+from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
-from mbaas.core.transitions import ConsumerState
-from mbaas.core.window import Window
-from mbaas.placement import WHOLE
+from mbaas.samples.placement import WHOLE
 
 
 class Table:

@@ -3,12 +3,12 @@
 import pytest
 from staging_feeds import Feed, delivered, kinds
 
-from mbaas.core import events as ev
 from mbaas.core.demand import DemandEstimator, Look
-from mbaas.core.state import VERDICT_S
-from mbaas.core.transitions import BlockState
-from mbaas.messages import ConsumerReport
-from mbaas.placement import BlockPart
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import VERDICT_S
+from mbaas.core.staging.transitions import BlockState
+from mbaas.samples.placement import BlockPart
+from mbaas.wire.consumers import ConsumerReport
 
 EPOCH = 4
 

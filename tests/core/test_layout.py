@@ -8,9 +8,9 @@ from timed_staging import Search
 
 from mbaas.core.layout import MOST_SLACK_BLOCKS, block_samples, blocks_in_flight, lay_out, wanted_staging
 from mbaas.errors import ConfigError
-from mbaas.fields import LABEL, Field
-from mbaas.messages import DecodedCosts, Probe, SampleSpec
+from mbaas.samples.fields import LABEL, Field
 from mbaas.settings import FeedSettings, Scaling, Staging
+from mbaas.wire.samples import DecodedCosts, Probe, SampleSpec
 
 PHOTO = 224 * 224 * 3
 

@@ -8,7 +8,7 @@ import pytest
 
 from mbaas.core import ledgers
 from mbaas.core.ledgers import PAGE, LedgerBook, read
-from mbaas.messages import EpochLedger, LedgerEntry
+from mbaas.wire.ledgers import EpochLedger, LedgerEntry
 
 
 def entry(consumer: str, epoch: int, *, loader: str = "", number: int | None = None, exact: bool = True) -> LedgerEntry:

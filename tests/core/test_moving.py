@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from staging_feeds import Feed, delivered, give, kinds
 
-from mbaas.core import events as ev
-from mbaas.core.moving import MOST_AT_ONCE
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.moving import MOST_AT_ONCE
 
 
 def staged_on(node: str, blocks: int, *, others: tuple[str, ...] = ("b", "c")) -> Feed:

@@ -6,8 +6,8 @@ import pytest
 from staging_feeds import Feed, give, kinds, prepared
 from timed_staging import Search
 
-from mbaas.core import events as ev
-from mbaas.core.pace import (
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.pace import (
     MERGE_LOSS,
     SPLIT_AFTER_S,
     SPLIT_GAIN,
@@ -18,6 +18,8 @@ from mbaas.core.pace import (
     made_per_s,
     may_unite,
 )
+
+pytestmark = pytest.mark.slow
 
 
 def test_prep_divides_its_time_fairly() -> None:

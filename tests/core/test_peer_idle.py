@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from mbaas.client.stalls import StreamStats
-from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
 from mbaas.settings import Timeouts
 
 PREP_S = 0.030

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
-from mbaas.messages import Resumption
-from mbaas.order import ASIDE, OwnEpoch, SampleOrder, Shuffle
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
+from mbaas.samples.order import ASIDE, OwnEpoch, SampleOrder, Shuffle
 from mbaas.settings import Timeouts
+from mbaas.wire.consumers import Resumption
+
+pytestmark = pytest.mark.slow
 
 BLOCKS, SAMPLES = 6, 4
 ORDER = SampleOrder(BLOCKS * SAMPLES, 0, SAMPLES)

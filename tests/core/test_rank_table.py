@@ -12,9 +12,10 @@ from msgspec import structs
 
 from mbaas.core.ranks import KEPT_EPOCHS, KEPT_TRIALS, RankTable
 from mbaas.errors import StateError
-from mbaas.messages import ConsumerName, RankOrders, RankPlan, RankReport
-from mbaas.order import Shuffle
-from mbaas.placement import NodeWeight, Placement
+from mbaas.samples.order import Shuffle
+from mbaas.samples.placement import NodeWeight, Placement
+from mbaas.wire.consumers import ConsumerName
+from mbaas.wire.ranks import RankOrders, RankPlan, RankReport
 
 BLOCKS = 10
 PLACEMENT = Placement(1, (NodeWeight("a", 0), NodeWeight("b", 0)), (np.inf, np.inf))

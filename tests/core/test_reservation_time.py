@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from staging_feeds import Feed, delivered, give, kinds
 
-from mbaas.core import events as ev
-from mbaas.core.reservations import LEAST_S, MARGIN, MOST_GIVEN_UP, REMEMBERED, ReservationTime
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.reservations import LEAST_S, MARGIN, MOST_GIVEN_UP, REMEMBERED, ReservationTime
 
 
 def test_before_anybody_came_it_is_what_the_user_allows():

@@ -5,12 +5,12 @@ Epochs have 4 blocks.
 
 import pytest
 
-from mbaas.core.consumers import ConsumerTable
-from mbaas.core.epochs import EpochTable
+from mbaas.core.staging.consumers import ConsumerTable
+from mbaas.core.staging.epochs import EpochTable
+from mbaas.core.staging.transitions import ConsumerState
+from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
-from mbaas.core.transitions import ConsumerState
-from mbaas.core.window import Window
-from mbaas.placement import WHOLE
+from mbaas.samples.placement import WHOLE
 
 
 def table(*cursors, ahead=3, blocks_per_epoch=4):

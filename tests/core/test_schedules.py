@@ -9,11 +9,11 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from mbaas.core.scheduling import Scheduler
-from mbaas.core.state import StagingState
+from mbaas.core.staging.scheduling import Scheduler
+from mbaas.core.staging.state import StagingState
 from support.schedules import Simulation, run_some
 
-pytestmark = pytest.mark.timeout(900)  # pure arithmetic, slow on a busy machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # pure arithmetic, slow on a busy machine
 
 PARTS = 10
 

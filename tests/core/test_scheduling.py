@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
+from mbaas.core.staging.tasks import TaskTable
+from mbaas.core.staging.transitions import PartState
 from mbaas.core.story import Stories
-from mbaas.core.tasks import TaskTable
-from mbaas.core.transitions import PartState
-from mbaas.placement import BlockPart
+from mbaas.samples.placement import BlockPart
 
 
 class Feed:

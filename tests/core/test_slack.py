@@ -6,7 +6,9 @@ import pytest
 from staging_feeds import Feed, delivered, give
 from timed_staging import Search
 
-from mbaas.core import events as ev
+from mbaas.core.staging import events as ev
+
+pytestmark = pytest.mark.slow
 
 RUN_S = 40.0
 

@@ -3,12 +3,12 @@
 import pytest
 from staging_feeds import Feed, delivered, give, kinds, prepared
 
-from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import PUT_OFF_S, VERDICT_S, StagingState
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import PUT_OFF_S, VERDICT_S, StagingState
 from mbaas.core.story import InvariantError
-from mbaas.order import Shuffle
-from mbaas.placement import BlockPart
+from mbaas.samples.order import Shuffle
+from mbaas.samples.placement import BlockPart
 from mbaas.settings import Timeouts
 
 

@@ -6,10 +6,22 @@ import itertools
 
 import pytest
 
-from mbaas.core import events as ev
-from mbaas.core.consumers import Cohort, Consumer
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.consumers import Cohort, Consumer
+from mbaas.core.staging.state import StagingState
+from mbaas.core.staging.tasks import Task, Worker
+from mbaas.core.staging.transitions import (
+    BLOCK_CHANGES,
+    CONSUMER_CHANGES,
+    PART_CHANGES,
+    WORKER_CHANGES,
+    BlockState,
+    ConsumerState,
+    PartState,
+    WorkerState,
+)
+from mbaas.core.staging.window import StagedBlock, StagedPart
 from mbaas.core.story import (
     ENTRIES,
     LONGEST_CAUSE,
@@ -22,21 +34,9 @@ from mbaas.core.story import (
     shown_name,
     unknown_thing,
 )
-from mbaas.core.tasks import Task, Worker
-from mbaas.core.transitions import (
-    BLOCK_CHANGES,
-    CONSUMER_CHANGES,
-    PART_CHANGES,
-    WORKER_CHANGES,
-    BlockState,
-    ConsumerState,
-    PartState,
-    WorkerState,
-)
-from mbaas.core.window import StagedBlock, StagedPart
 from mbaas.errors import ConfigError
-from mbaas.order import OwnEpoch
-from mbaas.placement import WHOLE
+from mbaas.samples.order import OwnEpoch
+from mbaas.samples.placement import WHOLE
 
 
 @pytest.fixture

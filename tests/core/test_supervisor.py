@@ -3,12 +3,10 @@
 import pytest
 from supervised_feeds import Feed
 
-from mbaas.core import cluster_events as ev
-from mbaas.core import events as staging
-from mbaas.core.homes import KEEP_HOME_S, MOVE_S
-from mbaas.core.story import PAST
-from mbaas.core.supervised import CACHE_START_S, RETRY_S, CachePhase, WorkerPhase
-from mbaas.core.supervisor import (
+from mbaas.core.cluster import events as ev
+from mbaas.core.cluster.homes import KEEP_HOME_S, MOVE_S
+from mbaas.core.cluster.supervised import CACHE_START_S, RETRY_S, CachePhase, WorkerPhase
+from mbaas.core.cluster.supervisor import (
     BRIEFING_S,
     BRIEFINGS,
     HAND_OVER_S,
@@ -18,6 +16,8 @@ from mbaas.core.supervisor import (
     VACATE_S,
     Supervisor,
 )
+from mbaas.core.staging import events as staging
+from mbaas.core.story import PAST
 from mbaas.model.scaling import SETTLED_S
 
 

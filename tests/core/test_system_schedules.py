@@ -6,13 +6,13 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from mbaas.core.consumers import ConsumerTable
-from mbaas.core.scheduling import Scheduler
-from mbaas.core.state import StagingState
-from mbaas.core.supervisor import Supervisor
+from mbaas.core.cluster.supervisor import Supervisor
+from mbaas.core.staging.consumers import ConsumerTable
+from mbaas.core.staging.scheduling import Scheduler
+from mbaas.core.staging.state import StagingState
 from support.system_schedules import System, run_some
 
-pytestmark = pytest.mark.timeout(900)  # pure arithmetic, slow on a busy machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # pure arithmetic, slow on a busy machine
 
 PARTS = 20
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from staging_feeds import Feed, delivered, give, kinds
 
-from mbaas.core import events as ev
+from mbaas.core.staging import events as ev
 
 
 def make_feed(**changed: object) -> Feed:

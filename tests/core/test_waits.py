@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from timed_supervisor import TimedSupervisor
 
-from mbaas.core import cluster_events as ev
-from mbaas.core.supervised import RETRY_S
-from mbaas.core.supervisor import Supervisor
-from mbaas.core.waits import FIRST_NOTE_S, WaitTable
+from mbaas.core.cluster import events as ev
+from mbaas.core.cluster.supervised import RETRY_S
+from mbaas.core.cluster.supervisor import Supervisor
+from mbaas.core.cluster.waits import FIRST_NOTE_S, WaitTable
 
 
 class Feed(TimedSupervisor):

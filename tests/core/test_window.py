@@ -2,10 +2,10 @@
 
 import pytest
 
+from mbaas.core.staging.transitions import BlockState
+from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
-from mbaas.core.transitions import BlockState
-from mbaas.core.window import Window
-from mbaas.placement import BlockPart
+from mbaas.samples.placement import BlockPart
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from benchmarks.scale.clock import Clock
-from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
 from mbaas.settings import Timeouts
 
 LOOK_S = 1.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from mbaas.core import cluster_events as ev
-from mbaas.core.supervisor import Supervisor
+from mbaas.core.cluster import events as ev
+from mbaas.core.cluster.supervisor import Supervisor
 
 KindT = TypeVar("KindT")
 

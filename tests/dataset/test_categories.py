@@ -19,7 +19,7 @@ from mbaas import transforms as T
 from mbaas.dataset import Dataset, read_manifest, read_webdataset
 from mbaas.dataset.readers import columns
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.fields import Field
+from mbaas.samples.fields import Field
 
 COATS = ["spotted", "black", "white", "black", "spotted", "grey"]
 NAMES = ("black", "grey", "spotted", "white")

@@ -19,8 +19,8 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import read_coco
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.fields import Field, Packed
 from mbaas.prep.fields_on_image import make_masks
+from mbaas.samples.fields import Field, Packed
 
 IMAGES = 40
 POINTS = 5

@@ -17,10 +17,10 @@ from contents import content
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
+from mbaas.base.progress import Progress, watched
 from mbaas.dataset import read_huggingface
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
-from mbaas.fields import Field, Packed
-from mbaas.progress import Progress, watched
+from mbaas.samples.fields import Field, Packed
 
 ROWS = 203
 IMAGES = [np.random.default_rng(row).bytes(1 + row * 37 % 1000) for row in range(ROWS)]

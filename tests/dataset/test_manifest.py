@@ -17,7 +17,7 @@ from contents import content
 
 from mbaas.dataset import concat, read_images, read_manifest
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.fields import Field
+from mbaas.samples.fields import Field
 
 ROWS: list[dict[str, Any]] = [
     {"uri": "b/2.png", "kind": "dog", "age": 3, "weight": 7.5, "tags": [0, 1, 1], "note": "old"},

@@ -16,7 +16,7 @@ from contents import content, values
 
 from mbaas.dataset import read_parquet
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
-from mbaas.fields import Field
+from mbaas.samples.fields import Field
 
 ROWS = 203
 IMAGES = [np.random.default_rng(row).bytes(row * 37 % 1000) for row in range(ROWS)]

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from mbaas.analysis.measuring.portion import SlowedDataset, local_spans
 from mbaas.dataset import Dataset, concat, read_images, read_manifest, synthetic
 from mbaas.dataset.base import Subset
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.subsets import random_share
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
-from mbaas.order import SampleOrder, Shuffle, split_order
+from mbaas.samples.order import SampleOrder, Shuffle, split_order
+from mbaas.tools.analysis.measuring.portion import SlowedDataset, local_spans
 
 CLASSES = ("ant", "cat", "dog")
 SAMPLES = 101

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, S3FileSystem
 
+from mbaas.base.units import seconds
 from mbaas.dataset.storage.faults import may_pass, s3_attempts
 from mbaas.dataset.storage.retry import GaveUpError, RetryPolicy, retry_async, retrying
 from mbaas.errors import BadSampleError, ConfigError, StorageError, WaitTimeoutError
-from mbaas.units import seconds
 
 
 class World:

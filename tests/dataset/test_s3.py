@@ -23,6 +23,8 @@ from mbaas.dataset.table import TableDataset
 from mbaas.errors import BadSampleError, DatasetError
 from support.s3 import Fault, Request, UnreliableProxy, unreliable
 
+pytestmark = pytest.mark.slow
+
 KEYS = sorted(f"train/{name}/{i:03}.jpg" for i in range(20) for name in ("ant", "bee"))
 LENGTHS = {key: 20_000 + 311 * i for i, key in enumerate(KEYS)}
 SETTINGS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "not-a-secret", "AWS_DEFAULT_REGION": "us-east-1"}

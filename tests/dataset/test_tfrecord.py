@@ -18,8 +18,8 @@ from tfrecord import TFRecordWriter, tfrecord_loader
 from mbaas import transforms as T
 from mbaas.dataset import read_tfrecord
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
-from mbaas.fields import Field
 from mbaas.pictures.preview import first_samples
+from mbaas.samples.fields import Field
 
 KINDS = {
     "image/encoded": "byte",

@@ -25,7 +25,7 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from mbaas.dataset import read_images, read_webdataset
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
-from mbaas.fields import Field
+from mbaas.samples.fields import Field
 from support.s3 import UnreliableProxy, unreliable
 
 Sample = dict[str, Any]

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.pictures.preview import first_samples
+from mbaas.ray_cluster import resources
 from support.pages import PAGES, ROOT, Block, blocks_of
 
 Names = dict[str, Any]
@@ -228,7 +228,7 @@ SHOWN = {
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty working directory on a simulated machine with two CPUs; all feeds are stopped after the test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runtime, "cpus", lambda: 2)
+    monkeypatch.setattr(resources, "cpus", lambda: 2)
     monkeypatch.syspath_prepend(ROOT / "examples")
     yield tmp_path
     for feed in mbaas.feeds():

@@ -12,13 +12,13 @@ import page_data
 import pytest
 import yaml
 
-from mbaas import files
 from mbaas import transforms as T
-from mbaas.analysis.simulator import catalog
+from mbaas.base import files
 from mbaas.cli import feed_file
 from mbaas.cli.what_if import read_machines
 from mbaas.model.gpu_stages import GpuRates, OnGpu
 from mbaas.pictures.preview import Preview, first_samples
+from mbaas.tools.simulator import catalog
 from support.pages import PAGES, ROOT, Block, blocks_of
 
 Text = str

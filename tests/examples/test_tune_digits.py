@@ -100,6 +100,7 @@ def test_interrupted(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_there(folder: Path) -> None:
     code, out = run(folder, "--data", "/no/such/folder")
     assert code == 2

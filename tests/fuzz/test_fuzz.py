@@ -15,6 +15,8 @@ import pytest
 from benchmarks.fuzz.run import fuzz
 from benchmarks.fuzz.targets import TARGETS
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent
 
 

@@ -9,7 +9,6 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas import runtime
 from mbaas.errors import ConfigError
 from mbaas.memory.budgets import (
     MAX_SAMPLE_BYTES,
@@ -23,6 +22,7 @@ from mbaas.memory.budgets import (
     sized_cache,
     staging_room,
 )
+from mbaas.ray_cluster import resources
 
 GB = 10**9
 
@@ -52,8 +52,8 @@ def budgets(**said: Any) -> tuple[int, int]:
         "earlier": (),
         **said,
     }
-    stores = runtime.store_bytes(with_cpus=True).values()
-    return memory_budgets(stores=stores, smallest_store=min(runtime.store_bytes().values()), **given)
+    stores = resources.store_bytes(with_cpus=True).values()
+    return memory_budgets(stores=stores, smallest_store=min(resources.store_bytes().values()), **given)
 
 
 def test_the_cache_may_be_as_large_as_the_largest_node_allows_that_prepares(nodes: None) -> None:
@@ -109,7 +109,7 @@ def test_staging_must_fit_the_smallest_node_that_prepares(nodes: None) -> None:
 def test_where_nobody_gives_out_cpus_all_stores_count(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [{"NodeID": "a", "Alive": True, "Resources": {"object_store_memory": GB}}]
     monkeypatch.setattr(ray, "nodes", lambda: listed)
-    assert runtime.store_bytes(with_cpus=True) == runtime.store_bytes() == {"a": GB}
+    assert resources.store_bytes(with_cpus=True) == resources.store_bytes() == {"a": GB}
 
 
 def test_each_node_has_a_cache_of_the_size_that_its_own_store_has_room_for() -> None:

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mbaas.fields import Packed
 from mbaas.memory import slots
 from mbaas.memory.slots import HeldSlot, Slot, SlotMemory
+from mbaas.samples.fields import Packed
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not slots.are_supported(), reason="needs memfd_create and locks of Linux")

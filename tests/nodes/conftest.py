@@ -12,9 +12,9 @@ import ray
 from node_feeds import SAMPLES
 
 import mbaas
-from mbaas.chaos.network import Network, why_not
-from mbaas.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment
 from mbaas.dataset import synthetic
+from mbaas.tools.chaos.network import Network, why_not
+from mbaas.tools.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment
 
 SLOW_DETECTION = {
     "RAY_health_check_initial_delay_ms": "1000",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from node_feeds import OPTIONS, SAMPLES, augmented, digests
 
 import mbaas
-from mbaas.chaos.participants import alive
+from mbaas.tools.chaos.participants import alive
 from support.trials import record_epoch
 from support.waiting import wait_until
 

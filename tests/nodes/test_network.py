@@ -15,9 +15,9 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.network import Network, clear_leftovers, why_not
 from mbaas.dataset import synthetic
 from mbaas.errors import ResourceError
+from mbaas.tools.chaos.network import Network, clear_leftovers, why_not
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -64,7 +64,7 @@ def test_what_a_killed_program_left_is_no_hindrance(no_ray: None) -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     program = (
-        "import tempfile; from mbaas.chaos.network import Network\n"
+        "import tempfile; from mbaas.tools.chaos.network import Network\n"
         "network = Network(tempfile.mkdtemp(prefix='mb', dir='/tmp')); network.connect(); network.add()\n"
         "print('there', flush=True); input()"
     )

@@ -10,11 +10,11 @@ import ray
 from node_feeds import BATCH, OPTIONS, SAMPLES, augmented, digests
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.memory.budgets import STORE_SHARE
 from mbaas.memory.part_memory import refs_of
+from mbaas.ray_cluster import resources
 from support.leaks import store_use
 from support.waiting import wait_until
 
@@ -103,7 +103,7 @@ def test_feeds_that_share_a_cpu_share_it_on_one_node_so_that_a_trial_finds_a_who
         assert [status.claims.cpus for status in statuses] == [1.0, 0.5, 0.25]
         (one,), (half,), (quarter,) = [status.nodes for status in statuses]
         assert one.node != half.node == quarter.node
-        assert 1.0 in runtime.free_cpus().values()
+        assert 1.0 in resources.free_cpus().values()
 
 
 def test_a_node_with_a_small_object_store_has_a_small_cache(three_nodes, data, feed_name):

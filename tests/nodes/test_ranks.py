@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
 from mbaas.client import part_fetch
-from mbaas.messages import ConsumerReport
+from mbaas.wire.consumers import ConsumerReport
 from support.ranks import union_flaws
 from support.trials import EpochRecord, Recorder, TrialProcess, result
 from support.waiting import wait_until

@@ -14,11 +14,11 @@ from node_feeds import OPTIONS, SAMPLES, augmented, digests
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
-from mbaas import runtime
 from mbaas.calls import client
 from mbaas.calls import socket as local_socket
-from mbaas.chaos.participants import kill, participants
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
+from mbaas.ray_cluster import actor_names, resources
+from mbaas.tools.chaos.participants import kill, participants
 from support.processes import cache_node_pids, coordinator_pid, relay_pids
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until
@@ -94,7 +94,7 @@ def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_
         ray.get([trial.close.remote() for trial in trials], timeout=60.0)
         for trial in trials:
             ray.kill(trial)
-    assert not runtime.children(feed_name, "cache")
+    assert not actor_names.children(feed_name, "cache")
 
 
 def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_with_the_feed(
@@ -107,7 +107,7 @@ def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_w
         alone = digests(one, 2)
     with mbaas.serve(feed_name, data, augmented(), prep_workers=1, **options) as feed:
         (preparing,) = (node.node for node in feed.status().nodes)
-        apart = next(node for node in runtime.store_bytes(with_cpus=True) if node != preparing)
+        apart = next(node for node in resources.store_bytes(with_cpus=True) if node != preparing)
         mbaas.announce(feed.name, list("abcd"))
         trials = trials_on(apart, feed.name, "abcd")
         assert [an_epoch(trials)[0] for _ in range(2)] == [{digest} for digest in alone]
@@ -126,4 +126,4 @@ def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_w
         ray.get([trial.close.remote() for trial in trials], timeout=60.0)
         for trial in trials:
             ray.kill(trial)
-    assert not runtime.children(feed_name, "relay")
+    assert not actor_names.children(feed_name, "relay")

@@ -21,9 +21,9 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.fields import Field, Packed
-from mbaas.order import generator, uniforms
 from mbaas.prep.engines import Prepared, make_engine
+from mbaas.samples.fields import Field, Packed
+from mbaas.samples.order import generator, uniforms
 
 RATE = 16_000
 

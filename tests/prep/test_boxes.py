@@ -14,11 +14,11 @@ from PIL import Image
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.fields import ANNOTATED_SIZE, Arrays, Field, Packed
-from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
 from mbaas.prep.geometry import move_boxes
+from mbaas.samples.fields import ANNOTATED_SIZE, Arrays, Field, Packed
 from mbaas.transforms.base import Flips, Windows
+from mbaas.wire.samples import EngineName
 from support.orientation import oriented
 
 SEED, SAMPLES = 7, 40

@@ -14,9 +14,9 @@ from torch.nn.functional import interpolate
 
 from mbaas import transforms as T
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.fields import Field
-from mbaas.order import generator, uniforms
 from mbaas.prep.engines import BadRow, make_engine
+from mbaas.samples.fields import Field
+from mbaas.samples.order import generator, uniforms
 from mbaas.transforms.base import Drawn
 
 CROP = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(224), T.RandomHorizontalFlip()])

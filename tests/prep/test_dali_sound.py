@@ -13,10 +13,10 @@ import torch
 
 from mbaas import transforms as T
 from mbaas.errors import BadSampleError
-from mbaas.fields import Packed
 from mbaas.prep.engines import Engine, make_engine
 from mbaas.prep.engines.dali_runs import GraphRuns
 from mbaas.prep.engines.dali_sound import DaliSoundEngine
+from mbaas.samples.fields import Packed
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 DEVICES = [pytest.param(None, id="cpu"), pytest.param(0, id="gpu", marks=[pytest.mark.gpu, NO_GPU])]

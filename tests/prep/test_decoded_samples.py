@@ -12,10 +12,10 @@ import simplejpeg
 import soundfile
 
 from mbaas import transforms as T
-from mbaas.fields import Packed
 from mbaas.prep import pixels
 from mbaas.prep.decoded import DecodedRows, read_decoded
 from mbaas.prep.engines import make_engine
+from mbaas.samples.fields import Packed
 from support.decoded import check_any_mix, containers
 
 

@@ -10,8 +10,8 @@ import uuid
 import pytest
 import ray
 
-from mbaas import runtime
 from mbaas.prep import process
+from mbaas.ray_cluster import resources
 
 CHOOSE = """
 import sys
@@ -72,8 +72,8 @@ def test_workers_are_brought_to_gpus_by_what_ray_says_of_them_without_taking_any
     ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(sum(n for n, _ in gpus.values()))})
-    assert runtime.gpu_marker() == marker
-    assert runtime.markable_gpus() == markable, "one worker for each of these"
+    assert resources.gpu_marker() == marker
+    assert resources.markable_gpus() == markable, "one worker for each of these"
     most = max(n for n, _ in gpus.values())
-    assert runtime.cpus_per_gpu() == 8 / most, "where there are fewest for each"
-    assert {node: runtime.gpus_of(node) for node in gpus} == {node: n for node, (n, _) in gpus.items()}
+    assert resources.cpus_per_gpu() == 8 / most, "where there are fewest for each"
+    assert {node: resources.gpus_of(node) for node in gpus} == {node: n for node, (n, _) in gpus.items()}

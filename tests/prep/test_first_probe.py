@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.storage import Trouble, images, troubled
 from mbaas.dataset import Dataset, SampleReader, synthetic
 from mbaas.dataset.bounded import bounded
 from mbaas.errors import BadSampleError, StorageError
-from mbaas.messages import Probe
 from mbaas.prep.engines import Prepared, make_engine
 from mbaas.prep.probe import PROBE_DECODED_S, PROBE_READS_S, PROBE_REPEATS, PROBE_SAMPLES, PROBE_TOGETHER_S, first_probe
+from mbaas.tools.chaos.storage import Trouble, images, troubled
+from mbaas.wire.samples import Probe
 
 SAMPLES = PROBE_SAMPLES + 4
 

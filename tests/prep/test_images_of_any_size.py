@@ -11,10 +11,10 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
-from mbaas.fields import Arrays, Field, Packed
-from mbaas.messages import EngineName
 from mbaas.prep.engines import Prepared, make_engine
 from mbaas.prep.fields_on_image import moved_fields
+from mbaas.samples.fields import Arrays, Field, Packed
+from mbaas.wire.samples import EngineName
 
 SIZES = [(40, 57), (33, 20), (1, 9), (64, 64), (20, 33)]
 ENGINES = pytest.mark.parametrize("kind", ["cpu", "dali"])

@@ -10,12 +10,12 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
-from mbaas.fields import Arrays, Field, Packed
-from mbaas.messages import EngineName
 from mbaas.prep.engines import make_engine
 from mbaas.prep.fields_on_image import move_keypoints
 from mbaas.prep.geometry import plan
+from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.transforms.base import Flips, Step, Windows
+from mbaas.wire.samples import EngineName
 
 SAMPLES = 30
 SWAPS = ((0, 2), (3, 4))

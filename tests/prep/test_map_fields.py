@@ -10,8 +10,8 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
-from mbaas.fields import Arrays, Field, Packed
 from mbaas.prep.engines import make_engine
+from mbaas.samples.fields import Arrays, Field, Packed
 
 ROWS = 5
 FIELDS = (Field("label", (), "int64"), Field("place", (2,), "float32"), Field("tokens", (None,), "int32", 4))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mbaas import transforms as T
-from mbaas.fields import Arrays, Packed
 from mbaas.prep.engines import Prepared, make_engine
+from mbaas.samples.fields import Arrays, Packed
 
 SAMPLES = 24
 

@@ -15,12 +15,12 @@ from torch.nn.functional import interpolate
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError, ResourceError
-from mbaas.fields import Arrays, Field, Packed
-from mbaas.messages import EngineName
 from mbaas.prep.engines import BadRow, Prepared, make_engine
 from mbaas.prep.fields_on_image import make_masks
 from mbaas.prep.geometry import plan, stages_of
+from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.transforms.base import Flips, Windows
+from mbaas.wire.samples import EngineName
 
 SAMPLES = 24
 

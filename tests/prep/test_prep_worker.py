@@ -9,16 +9,17 @@ import pytest
 import ray
 from msgspec.structs import replace
 
-from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.cache.node import CacheNodeActor
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
-from mbaas.fields import memory
-from mbaas.messages import BadSample, PrepConfig, WorkerBrief
-from mbaas.order import SampleOrder
-from mbaas.placement import BlockPart, NodeWeight, PartRequest, PlacementUpdate, place_samples
 from mbaas.prep.worker import PrepWorkerActor
+from mbaas.ray_cluster import actor_names
+from mbaas.samples.fields import memory
+from mbaas.samples.order import SampleOrder
+from mbaas.samples.placement import BlockPart, NodeWeight, PartRequest, PlacementUpdate, place_samples
+from mbaas.wire.blocks import PrepConfig, WorkerBrief
+from mbaas.wire.samples import BadSample
 from support.waiting import wait_until
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -55,7 +56,7 @@ def cache(dataset, order):
 @pytest.fixture
 def worker(ray_clean, feed_name):
     """Idle worker started by the feed ``feed_name``."""
-    coordinator = Nobody.options(name=runtime.actor_name(feed_name), namespace=runtime.NAMESPACE).remote()
+    coordinator = Nobody.options(name=actor_names.actor_name(feed_name), namespace=actor_names.NAMESPACE).remote()
     ray.get(coordinator.answer.remote())
     made = PrepWorkerActor.options(max_concurrency=2).remote(config(feed_name))
     yield made

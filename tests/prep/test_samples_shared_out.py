@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from mbaas import transforms as T
-from mbaas.fields import Packed
-from mbaas.order import in_share
 from mbaas.prep.decoded import read_decoded
 from mbaas.prep.engines import Engine, make_engine
 from mbaas.prep.engines.cpu import CpuEngine
 from mbaas.prep.engines.dali_runs import GraphRuns
+from mbaas.samples.fields import Packed
+from mbaas.samples.order import in_share
 from support.decoded import check_any_mix
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")

@@ -11,6 +11,8 @@ import pytest
 
 from mbaas.prep.process import StallWatchdog
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def log() -> Iterator[tuple[int, int]]:

@@ -9,9 +9,9 @@ import ray
 from service_feeds import augmented
 
 import mbaas
-from mbaas.chaos.participants import kill
 from mbaas.dataset import synthetic
 from mbaas.memory.slots import Slot
+from mbaas.tools.chaos.participants import kill
 from support.feeds import in_coordinator
 from support.processes import prep_worker_pids
 from support.trials import EpochRecord, Recorder, record_epoch

@@ -8,9 +8,9 @@ import pytest
 import ray
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
+from mbaas.ray_cluster import actor_names
 from support.trials import record_epoch
 from support.waiting import wait_until
 
@@ -65,9 +65,9 @@ def test_the_same_bytes_come_when_workers_and_the_cache_die_again_and_again(plai
         digests = []
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
             for epoch in range(4):
-                for actor in [*runtime.children(feed.name, "cache").values()] if epoch else []:
+                for actor in [*actor_names.children(feed.name, "cache").values()] if epoch else []:
                     ray.kill(actor, no_restart=False)
-                for actor in [*runtime.children(feed.name, "prep").values()][:1] if epoch else []:
+                for actor in [*actor_names.children(feed.name, "prep").values()][:1] if epoch else []:
                     ray.kill(actor)
                 digests.append(record_epoch(loader).row_digest)
         assert digests == plain

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import kill
+from mbaas.tools.chaos.participants import kill
 from support.feeds import warm
 from support.ranks import union_flaws
 from support.readers import BAD, CLASSES, READERS, SAMPLES, FileSystem, images, picture

@@ -13,11 +13,12 @@ import simplejpeg
 from numpy.typing import NDArray
 
 import mbaas
-from mbaas import runtime, serving
+from mbaas import serving
 from mbaas import transforms as T
 from mbaas.dataset import Dataset
-from mbaas.order import Ids, in_share
 from mbaas.prep.engines import make_engine
+from mbaas.ray_cluster import actor_names, resources
+from mbaas.samples.order import Ids, in_share
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -110,10 +111,10 @@ def test_the_workers_on_gpus_have_the_cpus_too_if_nobody_says_how_many_there_are
     expected: tuple[int, float, int, float],
 ) -> None:
     """The machine has 64 CPUs. Without a GPU, "auto" is the cpu engine, which prepares all samples."""
-    monkeypatch.setattr(runtime, "cpus", lambda: 64)
-    monkeypatch.setattr(runtime, "gpus", lambda: gpus)
-    monkeypatch.setattr(runtime, "markable_gpus", lambda: gpus)
-    monkeypatch.setattr(runtime, "cpus_per_gpu", lambda: 32.0)
+    monkeypatch.setattr(resources, "cpus", lambda: 64)
+    monkeypatch.setattr(resources, "gpus", lambda: gpus)
+    monkeypatch.setattr(resources, "markable_gpus", lambda: gpus)
+    monkeypatch.setattr(resources, "cpus_per_gpu", lambda: 32.0)
     monkeypatch.setattr(serving, "_start", lambda fill_in, *_given, **_options: fill_in())
     data, many = mbaas.read_images(photos), mbaas.Threads(prep=threads)
     found: Any = mbaas.serve("filled in", data, PIPELINE, batch_size=8, dali_share=SHARE, threads=many)
@@ -139,9 +140,9 @@ def test_bytes_are_the_same_whatever_dies_and_with_nothing_kept_decoded(
                 digests[decoded] = []
                 for _ in range(3):
                     if decoded:
-                        for actor in runtime.children(feed.name, "cache").values():
+                        for actor in actor_names.children(feed.name, "cache").values():
                             ray.kill(actor, no_restart=False)
-                        ray.kill(next(iter(runtime.children(feed.name, "prep").values())))
+                        ray.kill(next(iter(actor_names.children(feed.name, "prep").values())))
                     digests[decoded].append(record_epoch(loader).row_digest)
     assert digests[True] == digests[False]
     assert len({*digests[False]}) == 3

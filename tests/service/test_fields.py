@@ -18,8 +18,8 @@ import pytest
 import mbaas
 from mbaas import transforms as T
 from mbaas.client.collate import check_names
-from mbaas.fields import Field
-from mbaas.messages import SampleSpec
+from mbaas.samples.fields import Field
+from mbaas.wire.samples import SampleSpec
 
 SAMPLES = 203
 

@@ -14,7 +14,7 @@ import torch
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import kill
+from mbaas.tools.chaos.participants import kill
 from support.processes import prep_worker_pids
 from support.trials import EpochRecord, Recorder, record_epoch
 

@@ -12,12 +12,12 @@ import pytest
 from service_feeds import augmented
 
 import mbaas
-from mbaas.chaos.participants import kill
 from mbaas.client.convert import Minibatch
-from mbaas.control import FeedControl
+from mbaas.coordinator.control import FeedControl
 from mbaas.dataset import synthetic
 from mbaas.errors import ConfigError, StateError
-from mbaas.order import Shuffle
+from mbaas.samples.order import Shuffle
+from mbaas.tools.chaos.participants import kill
 from support.processes import coordinator_pid
 from support.trials import EpochRecord, Recorder, Trial, Trials, record_epoch, result
 

@@ -8,8 +8,8 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import alive, kill, paused
 from mbaas.dataset import synthetic
+from mbaas.tools.chaos.participants import alive, kill, paused
 from support.processes import coordinator_pid
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until

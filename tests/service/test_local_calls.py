@@ -10,8 +10,8 @@ from service_feeds import augmented
 import mbaas
 from mbaas.calls import client
 from mbaas.calls import socket as local_socket
-from mbaas.chaos.participants import kill
 from mbaas.dataset import synthetic
+from mbaas.tools.chaos.participants import kill
 from support.processes import coordinator_pid
 from support.trials import record_epoch
 

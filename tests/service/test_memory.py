@@ -10,11 +10,12 @@ import pytest
 from service_feeds import augmented
 
 import mbaas
-from mbaas import runtime, serving
-from mbaas.chaos.participants import paused
+from mbaas import serving
 from mbaas.client import session
 from mbaas.coordinator import kept_claims
-from mbaas.order import SampleOrder, Shuffle, id_hash
+from mbaas.ray_cluster import resources
+from mbaas.samples.order import SampleOrder, Shuffle, id_hash
+from mbaas.tools.chaos.participants import paused
 from support.processes import coordinator_pid
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
@@ -148,8 +149,8 @@ def test_a_feed_stages_what_all_workers_that_it_may_have_need(
     ray_session, photos_data, monkeypatch, cpus, most, staged
 ):
     """128 MiB for each of two blocks per worker and for three more, at least 1 GiB and at most 15 % of 100 GB."""
-    monkeypatch.setattr(runtime, "cpus", lambda: cpus)
-    monkeypatch.setattr(runtime, "store_bytes", lambda **_: {"a": 100 * 10**9})
+    monkeypatch.setattr(resources, "cpus", lambda: cpus)
+    monkeypatch.setattr(resources, "store_bytes", lambda **_: {"a": 100 * 10**9})
     monkeypatch.setattr(kept_claims, "in_order", list)  # as if this were the only feed
     monkeypatch.setattr(serving, "_start", lambda fill_in, *_given, **_options: fill_in())
     scaling = mbaas.Scaling(max_prep_workers=most)

@@ -10,9 +10,9 @@ from service_feeds import STAGING_BYTES
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.control import FeedControl
+from mbaas.coordinator.control import FeedControl
 from mbaas.dataset import synthetic
-from mbaas.metrics import METRICS
+from mbaas.ray_cluster.metrics import METRICS
 from support.trials import record_epoch
 from support.waiting import wait_until
 

@@ -13,8 +13,8 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import kill
 from mbaas.dataset import synthetic
+from mbaas.tools.chaos.participants import kill
 from support.processes import coordinator_pid
 from support.trials import record_epoch
 

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
-from mbaas import runtime
 from mbaas import transforms as T
-from mbaas.chaos.participants import kill, pause, resume
-from mbaas.control import FeedControl
 from mbaas.coordinator import kept_claims, recovery
+from mbaas.coordinator.control import FeedControl
 from mbaas.dataset import synthetic
 from mbaas.memory.budgets import MemoryClaim
+from mbaas.ray_cluster import actor_names
+from mbaas.tools.chaos.participants import kill, pause, resume
 from support.processes import coordinator_pid
 from support.trials import record_epoch
 from support.waiting import wait_until
@@ -53,7 +53,7 @@ def test_ones_own_feed_can_be_replaced_and_no_other(monkeypatch, feed_name):
         assert record_epoch(loader).flaws(range(100)) == []
     with serve(replace=True):  # without a running feed it changes nothing
         pass
-    assert again.name not in runtime.feed_names()
+    assert again.name not in actor_names.feed_names()
 
 
 def test_joining_an_unknown_feed_names_those_that_run(plain):

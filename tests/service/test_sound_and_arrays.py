@@ -15,9 +15,10 @@ import soundfile
 import torch
 
 import mbaas
-from mbaas import runtime, serving
+from mbaas import serving
 from mbaas import transforms as T
-from mbaas.order import uniforms
+from mbaas.ray_cluster import resources
+from mbaas.samples.order import uniforms
 from mbaas.transforms.arrays import Form
 
 CLIPS, RATE, CLASSES = 67, 8000, ("high", "low", "noise")
@@ -157,10 +158,10 @@ def test_a_gpu_has_several_workers_that_decode_sound(
     sound: int,
 ) -> None:
     """The machine has 64 CPUs and a GPU, so the default engine "auto" is DALI."""
-    monkeypatch.setattr(runtime, "cpus", lambda: 64)
-    monkeypatch.setattr(runtime, "gpus", lambda: 1)
-    monkeypatch.setattr(runtime, "markable_gpus", lambda: 1)
-    monkeypatch.setattr(runtime, "cpus_per_gpu", lambda: 64.0)
+    monkeypatch.setattr(resources, "cpus", lambda: 64)
+    monkeypatch.setattr(resources, "gpus", lambda: 1)
+    monkeypatch.setattr(resources, "markable_gpus", lambda: 1)
+    monkeypatch.setattr(resources, "cpus_per_gpu", lambda: 64.0)
     monkeypatch.setattr(serving, "_start", lambda fill_in, *_given, **_options: fill_in())
     of_images = T.Pipeline([T.DecodeImage(), T.Resize((8, 8))])
     of_sound = T.Pipeline([T.DecodeAudio(RATE, max_s=1), MELS])

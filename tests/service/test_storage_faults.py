@@ -16,8 +16,8 @@ from PIL import Image
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.storage import Trouble, images, troubled
 from mbaas.prep.probe import PROBE_SAMPLES
+from mbaas.tools.chaos.storage import Trouble, images, troubled
 from support.trials import record_epoch
 from support.waiting import wait_until
 

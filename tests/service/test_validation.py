@@ -10,8 +10,8 @@ from service_feeds import SAMPLES
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.chaos.participants import kill
 from mbaas.dataset import synthetic
+from mbaas.tools.chaos.participants import kill
 from support.processes import coordinator_pid
 from support.trials import EpochRecord, record_epoch
 

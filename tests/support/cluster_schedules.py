@@ -2,8 +2,8 @@
 
 `Cluster` plays Ray, the nodes, the actors and the coordinator's shell. Replies arrive late, twice or never. Workers,
 cache nodes, nodes and the coordinator die, one by one or together, until none is left. After an actor is killed, its
-name stays taken for a while. Samples get the home nodes that `mbaas.placement` assigns. Everything that cuts blocks
-into parts, or prepares a part, has its own `PlacementHistory`.
+name stays taken for a while. Samples get the home nodes that `mbaas.samples.placement` assigns. Everything that cuts
+blocks into parts, or prepares a part, has its own `PlacementHistory`.
 
 `support.system_schedules` adds the staging core and the consumers.
 """
@@ -24,14 +24,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.core import cluster_events as ev
-from mbaas.core import events as staging
+from mbaas.core.cluster import events as ev
+from mbaas.core.cluster.supervised import WorkerPhase
+from mbaas.core.cluster.supervisor import Supervisor
 from mbaas.core.layout import CREDIT
-from mbaas.core.supervised import WorkerPhase
-from mbaas.core.supervisor import Supervisor
+from mbaas.core.staging import events as staging
 from mbaas.errors import PlacementUnknownError
-from mbaas.order import Ids, SampleOrder, Shuffle
-from mbaas.placement import NodeWeight, PartRequest, Placement, PlacementHistory
+from mbaas.samples.order import Ids, SampleOrder, Shuffle
+from mbaas.samples.placement import NodeWeight, PartRequest, Placement, PlacementHistory
 
 TICK_S = 8.0
 """Period of the supervisor's ticks. The real coordinator ticks far more often; nothing depends on it."""

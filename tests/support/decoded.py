@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.fields import Arrays, Column, memory
 from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.engines import Encoded, Engine, Prepared
+from mbaas.samples.fields import Arrays, Column, memory
 
 _ROOM_BYTES = 1 << 28
 

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 import mbaas
-from mbaas import runtime
+from mbaas.ray_cluster import actor_names
 from support.trials import record_epoch
 
 EPOCHS = 40
@@ -37,5 +37,5 @@ def through_objects(feed: mbaas.Feed) -> mbaas.Feed:
 
 def in_coordinator(feed: str, function: Callable[[Any], Any], timeout_s: float = 30.0) -> Any:
     """Call a function with a feed's `FeedCoordinator`, in the coordinator's process."""
-    actor: Any = ray.get_actor(runtime.actor_name(feed), runtime.NAMESPACE)
+    actor: Any = ray.get_actor(actor_names.actor_name(feed), actor_names.NAMESPACE)
     return ray.get(actor.__ray_call__.remote(lambda actor: function(actor._coordinator)), timeout=timeout_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address, memory_summary
 
-from mbaas.chaos.usage import shared_files
+from mbaas.tools.chaos.usage import shared_files
 from support.trials import POOL
 
 GRACE_S = 10.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mbaas import runtime
-from mbaas.chaos.participants import participants
+from mbaas.ray_cluster import actor_names
+from mbaas.tools.chaos.participants import participants
 
 
 def cache_node_pids(feed: str) -> list[int]:
@@ -19,7 +19,7 @@ def prep_worker_pids(feed: str) -> list[int]:
 
 
 def coordinator_pid(feed: str) -> int:
-    return _pids(runtime.actor_name(feed))[0]
+    return _pids(actor_names.actor_name(feed))[0]
 
 
 def _pids(prefix: str) -> list[int]:

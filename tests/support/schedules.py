@@ -11,13 +11,13 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from mbaas.core import events as ev
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import StagingState
-from mbaas.messages import Resumption
-from mbaas.order import OwnEpoch, SampleOrder, Shuffle
-from mbaas.placement import BlockPart
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.state import StagingState
+from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
+from mbaas.samples.placement import BlockPart
 from mbaas.settings import Timeouts
+from mbaas.wire.consumers import Resumption
 from support.garbage import kept_garbage
 
 BLOCK_SAMPLES = 3

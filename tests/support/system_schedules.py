@@ -20,15 +20,15 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from mbaas.core import cluster_events as cluster
-from mbaas.core import events as ev
-from mbaas.core.epochs import PAGE_EPOCHS
+from mbaas.core.cluster import events as cluster
 from mbaas.core.layout import StagingLimits
-from mbaas.core.state import WORKER_FAILURES, StagingState
-from mbaas.messages import Resumption, Start
-from mbaas.order import Ids, OwnEpoch, Shuffle
-from mbaas.placement import PartRequest
+from mbaas.core.staging import events as ev
+from mbaas.core.staging.epochs import PAGE_EPOCHS
+from mbaas.core.staging.state import WORKER_FAILURES, StagingState
+from mbaas.samples.order import Ids, OwnEpoch, Shuffle
+from mbaas.samples.placement import PartRequest
 from mbaas.settings import Timeouts
+from mbaas.wire.consumers import Resumption, Start
 from support import cluster_schedules
 from support.cluster_schedules import BLOCK_SAMPLES, Cluster, Order
 from support.garbage import kept_garbage

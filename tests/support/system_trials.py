@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mbaas.client.position import Position
 from mbaas.client.session import WANTED_BLOCKS
-from mbaas.core import events as ev
-from mbaas.messages import Resumption, Start
-from mbaas.order import ASIDE, Ids, OwnEpoch, Shuffle
+from mbaas.core.staging import events as ev
+from mbaas.samples.order import ASIDE, Ids, OwnEpoch, Shuffle
+from mbaas.wire.consumers import Resumption, Start
 from support.cluster_schedules import BLOCK_SAMPLES
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.client.convert import Minibatch
-from mbaas.control import FeedControl
+from mbaas.coordinator.control import FeedControl
 from mbaas.errors import MbaasError
 from mbaas.feed import join
 from mbaas.loader import Loader
-from mbaas.messages import EpochLedger
+from mbaas.wire.ledgers import EpochLedger
 
 RESULT_S = 90.0
 """Longest wait for a trial's answer."""

@@ -9,7 +9,7 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
-from mbaas.fields import LABEL, Field
+from mbaas.samples.fields import LABEL, Field
 from mbaas.transforms.arrays import Form, UnfitError
 
 AUDIO = T.DecodeAudio(rate=8000, max_s=2)

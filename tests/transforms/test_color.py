@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mbaas import transforms as T
-from mbaas.order import uniforms
+from mbaas.samples.order import uniforms
 
 
 def test_numbers_become_intervals_around_one():

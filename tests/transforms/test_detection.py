@@ -10,8 +10,8 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
-from mbaas.order import uniforms
 from mbaas.prep.geometry import plan
+from mbaas.samples.order import uniforms
 from mbaas.transforms.base import BoxesNow, Drawn, Windows
 
 IMAGES = 150

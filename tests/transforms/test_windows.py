@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mbaas import transforms as T
-from mbaas.order import uniforms
+from mbaas.samples.order import uniforms
 from mbaas.transforms.base import Drawn
 
 

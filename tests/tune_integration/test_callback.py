@@ -12,10 +12,10 @@ import pytest
 import ray
 
 import mbaas
-from mbaas.control import FeedControl
+from mbaas.coordinator.control import FeedControl
 from mbaas.errors import FeedRestartingError
 from mbaas.memory.budgets import MemoryClaim
-from mbaas.messages import Claims
+from mbaas.wire.consumers import Claims
 from tune_integration import FeedCallback, callback
 from tune_integration.shortage import Node
 

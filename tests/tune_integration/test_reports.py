@@ -10,8 +10,8 @@ from ray._private.dict import flatten_dict
 from ray.tune.experimental.output import _infer_user_metrics
 
 import mbaas
-from mbaas.costs import LoadingCosts
-from mbaas.messages import ConsumerReport
+from mbaas.model.costs import LoadingCosts
+from mbaas.wire.consumers import ConsumerReport
 from tune_integration import trial
 
 

@@ -27,7 +27,7 @@ from searching import (
 
 import mbaas
 from mbaas import transforms
-from mbaas.order import id_hash, id_hash_of_range
+from mbaas.samples.order import id_hash, id_hash_of_range
 from tune_integration import FeedCallback, callback, get_loader
 
 pytestmark = pytest.mark.slow

@@ -27,7 +27,7 @@ from mbaas.cache.directory import MinIO
 from mbaas.cache.disk.folder import VERSION, folder_bytes, open_folder, remove_stale, stale_folders
 from mbaas.cache.slab import Slab, extract, pack
 from mbaas.errors import ConfigError, StateError
-from mbaas.order import Ids
+from mbaas.samples.order import Ids
 
 ROW = np.dtype(
     [

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.base.units import counted
 from mbaas.cache.disk.store import DiskStats, DiskStore
 from mbaas.cache.slab import Failures, Load, Origin, Slab, extract
 from mbaas.cache.stats import Meter
-from mbaas.messages import Amount
-from mbaas.order import Ids
-from mbaas.placement import PlacementHistory
-from mbaas.units import counted
+from mbaas.samples.order import Ids
+from mbaas.samples.placement import PlacementHistory
+from mbaas.wire.samples import Amount
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset

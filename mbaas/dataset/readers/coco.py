@@ -19,6 +19,7 @@ import pyarrow.fs
 from numpy.typing import NDArray
 from pyarrow.fs import FileType
 
+from mbaas.base.units import counted
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
 from mbaas.dataset.readers.listing import Listing, listed_once
@@ -26,8 +27,7 @@ from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import Location, file_infos, join, locate, missing
 from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.fields import ANNOTATED_SIZE, LABELS, Packed
-from mbaas.units import counted
+from mbaas.samples.fields import ANNOTATED_SIZE, LABELS, Packed
 
 _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "image_id")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mbaas.base.units import counted
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.table import integers
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.fields import IMAGE, LABEL, SAMPLE_ID
-from mbaas.units import counted
+from mbaas.samples.fields import IMAGE, LABEL, SAMPLE_ID
 
 MOST_CATEGORIES = 1 << 16
 """Most distinct strings of a field: every consumer receives them all."""

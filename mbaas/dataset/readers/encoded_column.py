@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from mbaas.base.progress import track
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns, checked_fields, gathered, is_text, may_be_numbers
 from mbaas.dataset.readers.listing import Listing, listed_once
@@ -27,9 +28,8 @@ from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import IN_SHARD, Location, NamedFiles, file_infos, join, locate, written_whole
 from mbaas.dataset.table import SPAN, string_bounds, table_of
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.fields import LABEL
-from mbaas.order import Ids
-from mbaas.progress import track
+from mbaas.samples.fields import LABEL
+from mbaas.samples.order import Ids
 
 _UNPACK = "name a folder with unpacked=, into which they are unpacked once"
 _THREADS = 4  # each holds a record batch, usually a thousand rows

@@ -18,15 +18,15 @@ import pyarrow.fs
 from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileType
 
+from mbaas.base.progress import track
+from mbaas.base.units import counted
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import Location, join, locate
 from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.fields import LABEL
-from mbaas.progress import track
-from mbaas.units import counted
+from mbaas.samples.fields import LABEL
 
 IMAGE_EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".png", ".apng", ".webp", ".bmp", ".dib",

@@ -24,8 +24,8 @@ from mbaas.dataset.readers.encoded_column import Locate, Read, Source, read_enco
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import IN_SHARD, Location, join, locate, look_up
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.fields import IMAGE
-from mbaas.order import Ids
+from mbaas.samples.fields import IMAGE
+from mbaas.samples.order import Ids
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 _BATCH_ROWS = 64  # rows of a table in memory unpacked at a time

@@ -16,7 +16,7 @@ from mbaas.dataset.readers.columns import as_numbers
 from mbaas.dataset.storage.location import Location, locate, written_whole
 from mbaas.dataset.table import SPAN, ShardDataset, TableDataset, categories_of, fingerprint_of, integers, table_of
 from mbaas.errors import DatasetError
-from mbaas.fields import LABEL, LABELS
+from mbaas.samples.fields import LABEL, LABELS
 
 KEY = b"mbaas.listing.1"
 """Key of the file's metadata with a JSON description of the rows; the number is the version of the format."""

@@ -22,7 +22,7 @@ from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import Location, NamedFiles, locate
 from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.fields import LABEL
+from mbaas.samples.fields import LABEL
 
 _FORMATS = {
     ".csv": "csv",

@@ -12,7 +12,7 @@ import pyarrow.fs
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.encoded_column import Read, Source, read_encoded
 from mbaas.dataset.storage.location import Location, join, locate_shards, look_up
-from mbaas.fields import IMAGE
+from mbaas.samples.fields import IMAGE
 
 _BATCH_ROWS = 64  # rows unpacked at a time
 

@@ -18,7 +18,7 @@ from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.storage.location import IN_SHARD, Location, join, locate_shards, look_up
 from mbaas.dataset.table import SPAN, table_of
 from mbaas.errors import DatasetError
-from mbaas.fields import LABEL
+from mbaas.samples.fields import LABEL
 
 _CALLER = 6  # stack frames from a warning to the reader's caller, through `indexed_once`, `listed_once` and `make`
 _BUFFER_BYTES = 16 << 10

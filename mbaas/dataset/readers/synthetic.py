@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from mbaas.dataset.base import Dataset, SampleReader, exact_view
 from mbaas.errors import ConfigError
-from mbaas.fields import LABEL, Arrays
-from mbaas.order import Ids
+from mbaas.samples.fields import LABEL, Arrays
+from mbaas.samples.order import Ids
 
 
 def synthetic(num_samples: int, *, height: int = 8, width: int = 8, num_classes: int = 10) -> Dataset:

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.fs
 from pyarrow.fs import FileInfo, FileType
 
+from mbaas.base.progress import track
 from mbaas.dataset.storage.faults import message_of, s3_attempts
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.progress import track
 
 IN_SHARD = "#"
 """Separates the shard's name from the member's name in the `uri` of a sample."""

@@ -24,10 +24,10 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from mbaas.base.units import counted, seconds
 from mbaas.dataset.base import SampleReader
 from mbaas.dataset.storage.faults import may_pass
 from mbaas.errors import BadSampleError, ConfigError, StorageError
-from mbaas.units import counted, seconds
 
 _T = TypeVar("_T")
 

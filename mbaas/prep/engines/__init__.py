@@ -20,12 +20,12 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
-from mbaas.fields import Arrays, Column, Field
-from mbaas.messages import EngineName
 from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.sound import sound_libraries
+from mbaas.samples.fields import Arrays, Column, Field
 from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transform
 from mbaas.transforms.decoders import MOST_PIXELS
+from mbaas.wire.samples import EngineName
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
 """The bytes of one sample: a file, or the container of a decoded sample. Engines must not modify them."""

@@ -13,9 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.fields import Arrays, Column, Field, Packed
-from mbaas.messages import EngineName
-from mbaas.order import generator, uniforms
 from mbaas.prep.array_files import ArrayReader
 from mbaas.prep.decoded import DecodedRow, DecodedRows, is_decoded, read_decoded
 from mbaas.prep.engines import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
@@ -23,9 +20,12 @@ from mbaas.prep.header import UndecodableError
 from mbaas.prep.process import SampleThreads
 from mbaas.prep.sound import SoundDecoder
 from mbaas.prep.user_code import SampleFields, call_map
+from mbaas.samples.fields import Arrays, Column, Field, Packed
+from mbaas.samples.order import generator, uniforms
 from mbaas.transforms import DecodeAudio, Map, Pipeline
 from mbaas.transforms.arrays import ArrayTransform, ArrayWindow, UnfitError
 from mbaas.transforms.decoders import DecodeArray, is_numeric
+from mbaas.wire.samples import EngineName
 
 Array = NDArray[Any]
 _Decode = Callable[[memoryview, NDArray[np.float64]], tuple[Array, bool]]

@@ -12,9 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.fields import IMAGE, Arrays, Field
-from mbaas.messages import EngineName
-from mbaas.order import generator
 from mbaas.prep import pixels
 from mbaas.prep.decode import decode, decode_whole
 from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows, sealed
@@ -26,8 +23,11 @@ from mbaas.prep.image_part import ImageMemory, PartInput, described, image_memor
 from mbaas.prep.pixels import Image, Scratch
 from mbaas.prep.process import SampleThreads
 from mbaas.prep.user_code import SampleFields, call_map
+from mbaas.samples.fields import IMAGE, Arrays, Field
+from mbaas.samples.order import generator
 from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
 from mbaas.transforms.base import Flips, Step, Windows
+from mbaas.wire.samples import EngineName
 
 Array = NDArray[Any]
 

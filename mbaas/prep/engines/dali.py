@@ -24,8 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn, math
 
-from mbaas.fields import Arrays, Field
-from mbaas.messages import EngineName
 from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, BadRow, Encoded, EngineOf, Prepared
 from mbaas.prep.engines.cpu import CpuEngine
@@ -35,6 +33,7 @@ from mbaas.prep.header import Header, UndecodableError
 from mbaas.prep.image_part import ImageMemory, PartInput, image_memory, read_headers
 from mbaas.prep.pixels import Image
 from mbaas.prep.user_code import SampleFields
+from mbaas.samples.fields import Arrays, Field
 from mbaas.transforms import (
     CenterCrop,
     ColorJitter,
@@ -46,6 +45,7 @@ from mbaas.transforms import (
     Transform,
 )
 from mbaas.transforms.base import Flips, Size, Step, Windows, WindowTransform
+from mbaas.wire.samples import EngineName
 
 BATCH_PIXELS = 32_000_000
 """Maximum pixels of a batch before cropping: 64 images of 700x700, or two of 12 megapixels. DALI holds two batches.

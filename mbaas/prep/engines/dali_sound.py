@@ -17,16 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn, math
 
-from mbaas.fields import Arrays, Field, Packed
-from mbaas.messages import EngineName
 from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.engines import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
 from mbaas.prep.engines.arrays import Array, ArrayEngine, ArrayPart, ArrayResults, ArraySteps
 from mbaas.prep.engines.dali_runs import GraphRuns, types
 from mbaas.prep.geometry import Stage
 from mbaas.prep.process import SampleThreads
+from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.transforms import AmplitudeToDB, MelSpectrogram, Pipeline, SpecAugment
 from mbaas.transforms.arrays import ArrayWindow, Form
+from mbaas.wire.samples import EngineName
 
 BATCH_VALUES = 64_000_000
 """Maximum spectrum values of a batch, before mel filters: 256 MB. One second at 16 kHz has 26,000 values with

@@ -1,0 +1,1 @@
+"""Helpers without any knowledge of feeds: units, validation, files, progress."""

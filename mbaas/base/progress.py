@@ -1,0 +1,73 @@
+"""Progress of long work, such as the listing of a dataset.
+
+Readers of datasets report progress without an argument for it: the observer is a context variable of the thread or
+task. In a notebook without an observer, long work shows a bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mbaas.base import notebook
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a piece of work.
+
+    Attributes:
+        things: the kind of items, in the plural: "classes", "shards", "files".
+        done, total: number of items.
+    """
+
+    things: str
+    done: int
+    total: int
+
+
+Watch = Callable[[Progress], None]
+
+_watch: ContextVar[Watch | None] = ContextVar("mbaas_progress", default=None)
+
+
+@contextmanager
+def watched(tell: Watch) -> Iterator[None]:
+    """Call ``tell`` with each step of the work tracked in this context."""
+    token = _watch.set(tell)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+def track(items: Iterable[_T], things: str, total: int, *, amount: Callable[[Any], int] = lambda _: 1) -> Iterator[_T]:
+    """Yield items, and report their number to the observer or the notebook.
+
+    Args:
+        items: results, in order of arrival; for results of a thread pool, iterate in the observing thread.
+        things: the kind of items, in the plural.
+        total: the expected number of things.
+        amount: number of things that an item stands for.
+    """
+    tell, done = _watch.get() or _in_notebook(), 0
+    if tell is None:
+        yield from items
+        return
+    tell(Progress(things, done, total))
+    for item in items:
+        done += amount(item)
+        tell(Progress(things, done, total))
+        yield item
+
+
+def _in_notebook() -> Watch | None:
+    if not notebook.is_running():
+        return None
+    bar = notebook.Bar()
+    return lambda progress: bar.show(progress.things, progress.done, progress.total)

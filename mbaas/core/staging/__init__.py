@@ -1,0 +1,21 @@
+"""The staging core: which blocks of a feed are prepared, delivered, kept and dropped.
+
+==============  ========================================================================================================
+`state`         `StagingState.handle`: applies an event, then delivers blocks, drops blocks and assigns work
+`events`        events and instructions of the staging state
+`calls`         validates client calls and turns them into events
+`consumers`     positions in the stream: consumers, reservations, cohorts
+`reservations`  how long positions are held for trials that have not joined yet
+`epochs`        the shuffle of each epoch; where a consumer may start in the middle of one
+`keeping`       **Why does a block stay, and which one goes first?** `Keeping.reason`
+`scheduling`    next task of each worker, and room for its block
+`window`        staged blocks, their parts, and their byte budget
+`holding`       share of that budget that consumers may hold, so that the next block always has room
+`moving`        copies of parts from nodes that will be gone soon
+`tasks`         tasks of each prep worker
+`transitions`   states of parts, blocks, consumers and workers, and the allowed transitions
+`explain`       why a consumer waits; consistency of the tables
+`pace`          which trials are split from a cohort because of their pace
+`slot_use`      whether blocks are prepared in slots of workers' memory, and in how many
+==============  ========================================================================================================
+"""

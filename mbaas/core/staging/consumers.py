@@ -1,0 +1,762 @@
+"""Consumers of a feed, the reservations held for trials, and the cohorts that they form.
+
+A cohort is a set of consumers that read the stream together: its blocks are prepared once, and fast members wait for
+slow ones within the window. Normally there is one cohort. A consumer that lags too long, or is restored far from the
+others, has a separate cohort until it reaches another cohort's window. Trials of different paces are in different
+cohorts if that increases the total throughput (`mbaas.core.staging.pace`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mbaas.core.staging.epochs import EpochTable
+from mbaas.core.staging.pace import Group, may_unite
+from mbaas.core.staging.transitions import CONSUMER_CHANGES, ConsumerState
+from mbaas.core.staging.window import Window
+from mbaas.core.story import InvariantError, Stories, Story
+from mbaas.samples.order import OwnEpoch
+
+
+@dataclass(eq=False)
+class Consumer:
+    """One consumer, or a reservation held for one.
+
+    Attributes:
+        name: name of the consumer, or of the trial that the reservation is for; "reservation N" if unassigned.
+        session: calls of other sessions are refused; 0 for a reservation.
+        cursor: next block to deliver; all blocks below were delivered or skipped.
+        released: the memory of blocks below is released; at most ``cursor``.
+        done: blocks below are finished; at most ``cursor``.
+        deadline: end of the lease; while RESERVED, end of the reservation time.
+        own_epoch: the consumer's current epoch, or the one that it just finished.
+        for_anyone: whether this is an unassigned reservation, which any newcomer may take.
+        is_beside: whether an unassigned reservation is for a trial that starts together with another one, and not for
+            the successor of a finished trial.
+        holds_up_nobody: whether this is a reservation for a trial that starts immediately, so that others do not wait.
+        want: while WAITING, largest number of blocks that the call accepts.
+        since: WAITING: start of the wait. BUSY: time of the join or last delivery. RESERVED: start of the reservation.
+        longest_s: longest time between a delivery and the next request within the current epoch, in seconds.
+        asked: whether this session has requested a block; a cohort without such a member causes no work.
+        exact: block at which it must continue, so it may not be moved; None if any epoch will do.
+        skipped: ascending, disjoint ranges below ``cursor`` that it does not hold: skipped, given up, or reported as
+            read.
+        heard: number of this session's newest call about its cursor.
+        given: end of the blocks delivered since that call; above ``cursor`` only after a repeated call moved it back.
+        trial: trial of this rank; for other consumers their name.
+        world_size: number of ranks of the trial; 1 for a single consumer.
+        node: id of its node; "" if unknown, as for reservations.
+        born: creation time of its loader, Unix time in nanoseconds.
+        blocks_per_s: last measured pace of its trial with data always ready; 0 if unknown.
+        apart: reason why it was split from its cohort; "" once it shares a cohort again.
+        is_visitor: whether it is expected to leave at the end of its first epoch.
+        has_gone_on: whether it has requested a block of its second epoch.
+        peer_idle_mark: (cohort, its ``peer_idle_s``) at the last delivery; cohort -1 before its first request.
+    """
+
+    name: str
+    session: int
+    cursor: int
+    released: int
+    done: int
+    deadline: float
+    cohort: int
+    own_epoch: OwnEpoch
+    story: Story = field(repr=False)
+    state: ConsumerState = ConsumerState.BUSY
+    for_anyone: bool = False
+    is_beside: bool = False
+    holds_up_nobody: bool = False
+    want: int = 1
+    since: float = 0.0
+    longest_s: float = 0.0
+    asked: bool = False
+    exact: int | None = None
+    skipped: tuple[range, ...] = ()
+    heard: int = 0
+    given: int = 0
+    trial: str = ""
+    world_size: int = 1
+    node: str = ""
+    born: int = 0
+    blocks_per_s: float = 0.0
+    apart: str = ""
+    is_visitor: bool = False
+    has_gone_on: bool = False
+    peer_idle_mark: tuple[int, float] = (-1, 0.0)
+
+    @property
+    def moves(self) -> bool:
+        """True if it may start an epoch elsewhere than its last one ended. Ranks may not: they would diverge."""
+        return self.trial == self.name
+
+    @property
+    def rests(self) -> bool:
+        """True if it does not block others: it pauses between epochs, or is a reservation with ``holds_up_nobody``."""
+        return self.state is ConsumerState.RESTING or self.holds_up_nobody
+
+    @property
+    def waiting(self) -> bool:
+        """True if one of its calls waits for a block."""
+        return self.state is ConsumerState.WAITING
+
+    def transition(self, to: ConsumerState, *why: object) -> None:
+        """Change the state; raise InvariantError if the transition is not in `CONSUMER_CHANGES`."""
+        self.story.change("", self.state, to, CONSUMER_CHANGES, *why)
+        self.state = to
+
+    def was_overtaken(self, number: int) -> bool:
+        """Record the number of a call about the cursor; return whether a later call arrived before it."""
+        # If an old call moved the cursor, blocks delivered since would count as skipped. They would be dropped while
+        # the trial still reads them.
+        if 0 < number < self.heard:
+            return True
+        self.heard = max(self.heard, number)
+        return False
+
+    @property
+    def group(self) -> Group | None:
+        """Its trial and pace; None if the pace is unknown."""
+        return Group(1, self.blocks_per_s) if self.blocks_per_s else None
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """True if it has received all blocks of its epoch, or none yet."""
+        return self.cursor in (self.own_epoch.first, self.own_epoch.end)
+
+    def held(self) -> list[range]:
+        """Return the ranges that were delivered and not released, lowest first; the last one ends at the cursor."""
+        ends = [(gap.start, gap.stop) for gap in self.skipped]
+        starts = [self.released, *[stop for _, stop in ends]]
+        return list(map(range, starts, [*[start for start, _ in ends], max(self.cursor, self.given)]))
+
+    def holds(self, block: int) -> bool:
+        """Return whether the block was delivered and not released."""
+        return self.released <= block < max(self.cursor, self.given) and not any(block in gap for gap in self.skipped)
+
+    def go_to(self, cursor: int, *, again: bool = False) -> None:
+        """Move the cursor to the block that the consumer requests, usually the current one.
+
+        ``again`` marks a repeated call. Its first answer may have arrived, so the blocks delivered then may be held
+        although they are delivered a second time.
+        """
+        # A loop that is left early continues with the next epoch. The skipped blocks are between ``released`` and
+        # ``cursor``; counted as held, they would keep bytes from blocks that are needed.
+        end = max(self.cursor, self.given)
+        if cursor > end:
+            self.skipped = (*self.skipped, range(end, cursor))
+        else:
+            self.skipped = tuple(range(gap.start, min(gap.stop, cursor)) for gap in self.skipped if gap.start < cursor)
+        self.cursor = cursor
+        if not again:
+            self.given = cursor
+
+    def let_go_between(self, first: int, end: int) -> None:
+        """Record that it holds none of the blocks from ``first`` to ``end``, which are between blocks that it holds."""
+        end = min(end, self.cursor)
+        before = [range(gap.start, min(gap.stop, first)) for gap in self.skipped if gap.start < first]
+        behind = [range(max(gap.start, end), gap.stop) for gap in self.skipped if gap.stop > end]
+        self.skipped = (*before, range(first, end), *behind) if first < end else self.skipped
+
+    def let_go(self, released: int, done: int) -> bool:
+        """Record released and finished blocks, which never decrease; return whether more memory is released than
+        before.
+        """
+        before = self.released
+        self.released = max(before, min(released, self.cursor))
+        self.done = max(self.done, min(done, self.cursor))
+        if self.skipped:
+            self.skipped = tuple(gap for gap in self.skipped if gap.stop > self.released)
+        return self.released > before
+
+
+@dataclass(eq=False)
+class Cohort:
+    """Consumers that read the stream of blocks together.
+
+    Resting members limit neither the other members nor the blocks kept for the cohort. If all rest, the cohort is at
+    the cursor of the furthest.
+
+    Attributes:
+        ahead_blocks: largest lead of prepared blocks over the furthest member.
+        slack_blocks: blocks by which that lead may be larger over the slowest member.
+        members: never empty after an event.
+        active: members that do not rest.
+        held_up: (slowest cursor, since) while others wait for the slowest member; otherwise None.
+        uneven: (trials, since): trials that should be split off because of their pace; None if all should stay.
+        peer_idle_s: seconds during which a worker was idle because members wait for each other, or other cohorts use
+            the room. Excludes the current idle period.
+        peer_idle_since: start of the current idle period; None outside one.
+    """
+
+    number: int
+    blocks_per_epoch: int
+    ahead_blocks: int
+    slack_blocks: int = 0
+    members: list[Consumer] = field(default_factory=list)
+    active: list[Consumer] = field(default_factory=list)
+    held_up: tuple[int, float] | None = None
+    uneven: tuple[frozenset[str], float] | None = None
+    peer_idle_s: float = 0.0
+    peer_idle_since: float | None = None
+
+    def add(self, consumer: Consumer) -> None:
+        """Add a member that does not rest."""
+        consumer.cohort = self.number
+        self.members.append(consumer)
+        self.active.append(consumer)
+
+    def remove(self, consumer: Consumer) -> None:
+        """Remove a member. The caller must end an empty cohort."""
+        self.members.remove(consumer)
+        if consumer in self.active:
+            self.active.remove(consumer)
+
+    @property
+    def slowest(self) -> int:
+        """Cursor of the slowest active member."""
+        if not self.active:
+            return max([m.cursor for m in self.members])
+        return min([m.cursor for m in self.active])  # a list is faster than a generator
+
+    @property
+    def furthest(self) -> int:
+        """Cursor of the furthest member that has requested a block; otherwise `slowest`."""
+        return max([self.slowest, *[m.cursor for m in self.active if m.asked]])
+
+    @property
+    def is_held_back(self) -> bool:
+        """True if the slowest member limits how far blocks are prepared ahead of the furthest."""
+        return self.furthest > self.slowest + self.slack_blocks
+
+    @property
+    def front(self) -> int:
+        """Cursor of the furthest active member; 0 if all rest."""
+        return max([m.cursor for m in self.active], default=0)
+
+    @property
+    def lowest_held(self) -> int:
+        """Lowest block below the members' cursors that is still held, without the ranges in `held_apart`."""
+        bounding = self.active or [max(self.members, key=lambda member: member.cursor)]
+        return min([m.skipped[-1].stop if m.skipped else m.released for m in bounding])
+
+    def held_apart(self) -> list[range]:
+        """Return the blocks that only single members hold: from before a rest, or from before a skipped range."""
+        if len(self.active) == len(self.members) and not any(m.skipped for m in self.members):
+            return []
+        return [blocks for m in self.members for blocks in (m.held() if m.rests else m.held()[:-1]) if blocks]
+
+    @property
+    def horizon(self) -> int:
+        """End of the blocks that may be prepared now; at most the next epoch of the furthest member that reads."""
+        slowest, furthest = self.slowest, self.furthest
+        if self.active and all(m.is_visitor for m in self.active):
+            end = max([m.own_epoch.end for m in self.active])
+        else:
+            # The whole next epoch may be prepared during the last block of this one, so an epoch's end causes no wait.
+            # With one block per epoch, allow two. Without a limit, a small dataset would be prepared for epochs that no
+            # trial may ever start.
+            end = max(self.next_boundary(furthest) + self.blocks_per_epoch, furthest + 2)
+        return min(min(slowest + self.slack_blocks, furthest) + self.ahead_blocks, end)
+
+    def next_boundary(self, block: int) -> int:
+        """Return the first block of the epoch that starts at ``block`` or next after it."""
+        return -(-block // self.blocks_per_epoch) * self.blocks_per_epoch
+
+    @property
+    def ahead_end(self) -> int:
+        """End of the blocks that are kept for members once they are prepared."""
+        # The horizon falls when a slower consumer joins. Blocks that were started before that stay.
+        return max(self.horizon, self.front + self.ahead_blocks)
+
+    @property
+    def useful(self) -> range:
+        """Blocks that members reach in their epochs or the next ones; kept while there is room."""
+        slowest, lead = self.slowest, self.slack_blocks + self.ahead_blocks
+        return range(slowest, max([slowest + lead, *[m.own_epoch.end + self.blocks_per_epoch for m in self.members]]))
+
+    def paces(self) -> dict[str, float]:
+        """Return the known paces, fastest first: trial -> blocks/s."""
+        found = {m.trial: m.blocks_per_s for m in self.active if m.blocks_per_s}
+        return dict(sorted(found.items(), key=lambda pace: (-pace[1], pace[0])))
+
+    @property
+    def group(self) -> Group | None:
+        """Its trials and the slowest pace; None if no pace is known."""
+        paces = [*self.paces().values()]
+        return Group(len(paces), paces[-1]) if paces else None
+
+    def __str__(self) -> str:
+        return ", ".join(m.name for m in self.members) or "nobody"
+
+
+class ConsumerTable:
+    """Consumers and cohorts of one feed.
+
+    Args:
+        epochs: shuffles of the stream's epochs.
+        window: the staged blocks; they decide where a consumer can start.
+        ahead_blocks, slack_blocks: see `Cohort`.
+        stories: where the consumers' stories are stored.
+        keeps_all: whether all blocks of an epoch are kept for all epochs. Every consumer then has a separate cohort,
+            because blocks are prepared only once anyway.
+
+    Attributes:
+        by_name: all consumers and reservations, none GONE; each is a member of exactly one cohort.
+        cohorts: by number; none is empty between two events.
+        prep_per_s: last measured maximum speed of prep in blocks/s; 0 if unknown.
+        expects_visitors: whether newcomers are expected to leave after one epoch, as loaders opened for each evaluation
+            do. Set when a consumer leaves after its first epoch, cleared when one continues.
+    """
+
+    def __init__(
+        self,
+        epochs: EpochTable,
+        window: Window,
+        ahead_blocks: int,
+        stories: Stories,
+        *,
+        keeps_all: bool = False,
+        slack_blocks: int = 0,
+    ) -> None:
+        self.epochs, self.blocks_per_epoch = epochs, epochs.blocks_per_epoch
+        self.ahead_blocks, self.slack_blocks = ahead_blocks, slack_blocks
+        self.keeps_all, self._window = keeps_all, window
+        self.by_name: dict[str, Consumer] = {}
+        self.cohorts: dict[int, Cohort] = {}
+        self.prep_per_s = 0.0
+        self.expects_visitors = False
+        self._stories = stories
+        self._next_cohort = 0
+        self._numbers = itertools.count()  # numbers of reservations
+
+    # ---- consumers ----
+
+    def enter(
+        self,
+        name: str,
+        session: int,
+        cohort: Cohort,
+        cursor: int,
+        deadline: float,
+        state: ConsumerState,
+        own_epoch: OwnEpoch | None = None,
+        trial: str | None = None,
+    ) -> Consumer:
+        """Add a consumer or a reservation to a cohort; blocks below ``cursor`` count as finished.
+
+        ``own_epoch`` defaults to the stream's epoch around ``cursor``, and ``trial`` to ``name``.
+        """
+        own = self.epochs.around(cursor) if own_epoch is None else own_epoch
+        story = self._stories.begin("consumer", name)
+        story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, cursor, cohort.number)
+        consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, own, story, state)
+        consumer.trial = name if trial is None else trial
+        consumer.is_visitor = self.expects_visitors
+        self.by_name[name] = consumer
+        cohort.add(consumer)
+        return consumer
+
+    def exit(self, consumer: Consumer, why: str) -> None:
+        """Remove a consumer; a cohort ends with its last member."""
+        del self.by_name[consumer.name]
+        cohort = self.cohorts[consumer.cohort]
+        cohort.remove(consumer)
+        if not cohort.members:  # the next follow-up drops the blocks staged for it
+            del self.cohorts[cohort.number]
+        consumer.transition(ConsumerState.GONE, "{}", why)
+        self._stories.end(consumer.story)
+
+    def note_leaving(self, consumer: Consumer) -> None:
+        """Record that a consumer leaves voluntarily. After a visitor left, newcomers are expected to be visitors."""
+        if not consumer.has_gone_on and consumer.cursor >= consumer.own_epoch.end:
+            self.expects_visitors = True
+
+    def session(self, name: str, session: int) -> Consumer | None:
+        """Return the consumer if this is its current session, else None."""
+        consumer = self.by_name.get(name)
+        # A reservation has session 0: no call can match it.
+        return consumer if consumer is not None and session > 0 and consumer.session == session else None
+
+    def why_unknown(self, name: str, session: int) -> str:
+        """Return one clause on why `session` found no consumer."""
+        consumer = self.by_name.get(name)
+        if consumer is None or consumer.session == 0:
+            return f"the service has no session {session} of consumer {name!r}: it left or was removed"
+        return f"consumer {name!r} is now in session {consumer.session}, this call is from session {session}"
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes where consumers run."""
+        return frozenset(consumer.node for consumer in self.by_name.values() if consumer.node)
+
+    def on_node(self, node: str) -> int:
+        """Return the number of consumers on a node."""
+        return sum(consumer.node == node for consumer in self.by_name.values())
+
+    def of_trial(self, trial: str) -> list[Consumer]:
+        """Return a trial's consumers: the trial itself, its ranks, or the reservation held for it."""
+        return [consumer for consumer in self.by_name.values() if consumer.trial == trial]
+
+    def own_epochs(self) -> list[OwnEpoch]:
+        """Return the current epochs of all consumers."""
+        return [consumer.own_epoch for consumer in self.by_name.values()]
+
+    # ---- reservations ----
+
+    def reserve(
+        self, name: str, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool
+    ) -> Consumer:
+        """Create a reservation: the trial starts at ``cursor`` if it joins before the deadline.
+
+        With ``at_once`` the trial starts immediately, wherever the others are when it joins. Others then do not wait,
+        and blocks from ``cursor`` on are kept only while there is room.
+        """
+        # Sessions of consumers start above 0, so no client call can match a reservation.
+        reserved = self.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
+        reserved.since = now
+        if at_once:
+            reserved.holds_up_nobody = True
+            cohort.active.remove(reserved)
+        return reserved
+
+    def reserve_for_successor(self, consumer: Consumer, now: float, deadline: float, *, at_once: bool) -> None:
+        """Reserve for a leaving consumer's successor: at that consumer's end if ``at_once``, otherwise at the next
+        epoch.
+        """
+        cohort = self.cohorts[consumer.cohort]
+        start = consumer.done if at_once else cohort.next_boundary(consumer.done)
+        self.reserve_for_anyone(cohort, start, now, deadline, at_once=at_once)
+
+    def reserve_for_anyone(
+        self, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool
+    ) -> Consumer:
+        """Create an unassigned reservation, for the trial that is announced next; arguments as for `reserve`."""
+        # Consumers choose their names freely, so the name may be taken.
+        name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
+        reserved = self.reserve(name, cohort, cursor, now, deadline, at_once=at_once)
+        reserved.for_anyone = True
+        return reserved
+
+    def place_of(self, trial: str) -> Consumer | None:
+        """Return the reservation held for a trial, or None. The trial's first rank takes it for all ranks."""
+        found = self.by_name.get(trial)
+        return found if found is not None and found.state is ConsumerState.RESERVED else None
+
+    def free_reservations(self) -> list[Consumer]:
+        """Return the unassigned reservations, lowest cursor first: that one blocks most."""
+        free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
+        return sorted(free, key=lambda consumer: consumer.cursor)
+
+    # ---- start positions ----
+
+    def join_start(self, cohort: Cohort) -> int | None:
+        """Return the first block of the slowest member's epoch if a newcomer can start it with that member."""
+        boundary = cohort.slowest - cohort.slowest % self.blocks_per_epoch
+        return boundary if self._window.has_all(range(boundary, cohort.slowest)) else None
+
+    def is_open_at(self, block: int, cohort: Cohort) -> bool:
+        """Return whether a consumer can continue at ``block`` in ``cohort``: all blocks from there to the others are
+        staged, and the others do not have to wait.
+        """
+        is_near = cohort.front <= block + self.ahead_blocks + self.slack_blocks
+        return is_near and self._window.has_all(range(block, cohort.slowest))
+
+    def can_merge(self, one: Cohort, other: Cohort) -> bool:
+        """Return whether two cohorts overlap so far that merging them causes no block to be prepared again."""
+        behind, front = sorted((one.slowest, other.slowest))
+        horizon = min(one, other, key=lambda cohort: cohort.slowest).horizon
+        return front <= horizon and self._window.has_all(range(behind, front))
+
+    def entrance(self, cohort: Cohort, least: int = 0) -> int:
+        """Return the block where a newcomer to ``cohort`` starts: the join window's, or the start of the next epoch."""
+        join_start = self.join_start(cohort)
+        return join_start if join_start is not None and join_start >= least else cohort.next_boundary(cohort.slowest)
+
+    def shared_start(self, otherwise: int, trial: str | None = None, least: int = 0) -> tuple[Cohort, int]:
+        """Return the cohort and block where a newcomer waits least; ``otherwise`` if no other consumer is here.
+
+        The newcomer has already had the epochs before block ``least``. Other ranks of its ``trial`` that have not
+        started wait for it, and it starts with them.
+        """
+        for rank in self.of_trial(trial) if trial is not None else ():
+            if not rank.asked and rank.cursor >= least:
+                return self.cohorts[rank.cohort], rank.cursor
+        open_ones = [each for each in self._open_to_newcomers(trial) if self.entrance(each, least) >= least]
+        if not open_ones:
+            return self.new_cohort(), otherwise
+
+        # Least wait first, then the largest cohort: its blocks are shared by most consumers.
+        def wait(cohort: Cohort) -> tuple[int, int]:
+            return self.entrance(cohort, least) - cohort.slowest, -len(cohort.members)
+
+        cohort = min(open_ones, key=wait)
+        return cohort, self.entrance(cohort, least)
+
+    def _open_to_newcomers(self, trial: str | None = None) -> list[Cohort]:
+        # With `keeps_all` every consumer is alone. Ranks of the same trial that have started belong to an earlier run
+        # whose leases have not ended, so their cohort is not shared.
+        if self.keeps_all:
+            return []
+        return [
+            cohort
+            for cohort in self.cohorts.values()
+            if not self.epochs.is_aside(cohort.slowest)
+            and not all(member.trial == trial and member.asked for member in cohort.members)
+        ]
+
+    def start_now(self, otherwise: int, least: int | None) -> tuple[Cohort, int]:
+        """Return the cohort and block where a newcomer starts immediately, possibly in the middle of an epoch.
+
+        Without other consumers, that is block ``otherwise``. ``least`` is the end of the newcomer's last epoch: it
+        starts there, or with a cohort that is past that block.
+        """
+        if least is None:
+            found = self._find_now()
+        else:
+            cohort = self._find_cohort_ahead(least)
+            found = self._find_now(least) if cohort is None else (cohort, least)
+        return (self.new_cohort(), otherwise) if found is None else found
+
+    def _find_now(self, least: int = 0) -> tuple[Cohort, int] | None:
+        found = [(cohort, self._block_now(cohort)) for cohort in self._open_to_newcomers()]
+        # Prefer a cohort whose block is ready, then the largest: its blocks are shared by most consumers.
+        return min(
+            (each for each in found if each[1] >= least),
+            key=lambda each: (not self._window.is_ready(each[1]), -len(each[0].members)),
+            default=None,
+        )
+
+    def _block_now(self, cohort: Cohort) -> int:
+        slowest, join_start = cohort.slowest, self.join_start(cohort)
+        if join_start is not None and slowest <= join_start + 1:
+            return join_start  # the epoch has hardly begun
+        # The slowest member holds the block before its cursor. The newcomer can start there while the next one is
+        # prepared.
+        near = (block for block in (slowest, slowest - 1, slowest - 2) if self._window.is_ready(block))
+        block = next((block for block in near if self._window.has_all(range(block, slowest))), slowest)
+        # Blocks prepared ahead may already belong to the next epoch. Then that epoch has started and has ready blocks.
+        return block if self.epochs.can_begin(block) else self.epochs.next_boundary(block)
+
+    def _near_start(self, cohort: Cohort) -> int:
+        entrance = self.entrance(cohort)
+        return entrance if entrance <= cohort.horizon else self._block_now(cohort)
+
+    def cohort_at(self, start: int) -> Cohort:
+        """Return the cohort whose window contains ``start``, or a new one."""
+        for cohort in [] if self.keeps_all else self.cohorts.values():
+            if start <= cohort.horizon and self._window.has_all(range(start, cohort.slowest)):
+                return cohort
+        return self.new_cohort()
+
+    def _find_cohort_ahead(self, start: int) -> Cohort | None:
+        open_ones = [] if self.keeps_all else self.cohorts.values()
+        return next((each for each in open_ones if self.is_open_at(start, each) and start <= each.horizon), None)
+
+    def new_cohort(self) -> Cohort:
+        """Return a new cohort without members."""
+        cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks, self.slack_blocks)
+        self._next_cohort += 1
+        self.cohorts[cohort.number] = cohort
+        return cohort
+
+    # ---- merging and splitting cohorts ----
+
+    def merge(self, consumer: Consumer) -> str | None:
+        """Merge a consumer's cohort with one that its cursor has reached, or move it to an epoch of a cohort ahead.
+
+        Only a requesting consumer that is behind merges cohorts: a consumer ahead must not pull in a laggard before
+        that one moves. Returns a line for the log, or None if nothing happened.
+        """
+        own = self.cohorts[consumer.cohort]
+        others = [] if self.keeps_all else [each for each in self.cohorts.values() if each is not own]
+        for other in others:
+            # A restored or lagging consumer has caught up.
+            if (
+                consumer.cursor == own.slowest <= other.slowest
+                and self.can_merge(own, other)
+                and self._suits(own.group, other, own)
+            ):
+                return self._unite(other, own)
+        return self._begin_ahead(consumer, others) if self._may_move(consumer) else None
+
+    def _begin_ahead(self, consumer: Consumer, others: Sequence[Cohort]) -> str | None:
+        # Moving is safe because any epoch has every sample once. Without it, two cohorts of equal pace would never
+        # meet, and all of their blocks would be prepared twice.
+        own = self.cohorts[consumer.cohort]
+        is_alone = len(own.members) == 1
+        if not is_alone and not consumer.asked:
+            return None  # it makes its first request, and has just been assigned to this cohort
+        blocks = {other.number: self._near_start(other) for other in others}
+        ahead = [
+            other
+            for other in others
+            if consumer.cursor < blocks[other.number] <= other.horizon  # beyond it, it would wait for them
+            and not self.epochs.is_aside(other.slowest)
+        ]
+        suiting = [other for other in ahead if self._suits(consumer.group, other, own)]
+        # A consumer that is alone moves there even if that cohort is faster: its blocks stay useful while there is
+        # room.
+        found = next(iter(suiting or (ahead if is_alone else ())), None)
+        if found is None:
+            return None
+        # The trial may still use the last block of the epoch before; that block counts as held until it is released.
+        self.begin_at(consumer, blocks[found.number])
+        consumer.story.tell("moved on to block {}, where others are", consumer.cursor)
+        if not suiting:
+            return None
+        if is_alone:
+            return self._unite(found, own)
+        own.remove(consumer)
+        found.add(consumer)
+        found.held_up = found.uneven = None
+        consumer.apart = ""
+        return f"{consumer.name} joined the cohort of {', '.join(m.name for m in found.members if m is not consumer)}"
+
+    def groups(self, *but: Cohort) -> list[Group]:
+        """Return the known paces of all cohorts except ``but``."""
+        return [cohort.group for cohort in self.cohorts.values() if cohort not in but and cohort.group is not None]
+
+    def _suits(self, group: Group | None, cohort: Cohort, *own: Cohort) -> bool:
+        # A cohort suits trials that it does not slow down, or if paces are unknown. ``own`` is the present cohort of
+        # the trials.
+        if group is None or cohort.group is None or not self.prep_per_s:
+            return True
+        return may_unite(group, cohort.group, self.groups(cohort, *own), self.prep_per_s)
+
+    def _may_move(self, consumer: Consumer) -> bool:
+        begins = consumer.cursor == consumer.own_epoch.first and consumer.cursor != consumer.exact
+        return begins and consumer.moves
+
+    def begin_at(self, consumer: Consumer, block: int) -> None:
+        """Start a consumer's epoch at a block."""
+        consumer.go_to(block)
+        consumer.own_epoch = self.epochs.own_epoch(block)
+
+    def update_own_epoch(self, consumer: Consumer, began: int | None) -> bool:
+        """Update the consumer's epoch to its cursor; return whether it will get each of the epoch's samples exactly
+        once.
+
+        After the end of an epoch, the next starts at the cursor. It would lack samples there if the stream's next epoch
+        has already started without the needed segments; it then starts with that next epoch instead. ``began`` is the
+        epoch's first block according to the consumer, which may have missed the last answer; None if it does not track
+        epochs.
+        """
+        own = before = consumer.own_epoch
+        if consumer.cursor >= before.end:
+            consumer.has_gone_on = True
+            consumer.is_visitor = self.expects_visitors = False
+        if began is None:
+            if consumer.cursor < own.first:
+                own = self.epochs.around(consumer.cursor)
+            while consumer.cursor >= own.end:
+                own = self.epochs.own_epoch(own.end)
+        elif began != own.first:
+            own = self.epochs.own_epoch(began)
+        consumer.own_epoch = own
+        if consumer.cursor != own.first:
+            return own is before or self.epochs.keeps(own)
+        if not self.epochs.can_begin(consumer.cursor):
+            self.begin_at(consumer, self.epochs.next_boundary(consumer.cursor))
+        return True
+
+    # ---- between epochs ----
+
+    def rest(self, consumer: Consumer) -> None:
+        """Exclude a consumer between two epochs from its cohort's limits until its next request."""
+        consumer.transition(ConsumerState.RESTING, "it has not asked for its next epoch")
+        self.cohorts[consumer.cohort].active.remove(consumer)
+
+    def go_on(self, consumer: Consumer) -> None:
+        """Return a requesting consumer to a cohort after it rested, or after its cohort dropped its position.
+
+        It continues at its cursor while the blocks there are kept and the others are within the allowed lead. Otherwise
+        it starts its next epoch where another cohort is. If it may not move, it continues in a separate cohort.
+        """
+        cohort = self.cohorts[consumer.cohort]
+        cohort.remove(consumer)
+        if cohort.members and not self.is_open_at(consumer.cursor, cohort):
+            found = self._find_now(consumer.cursor) if self._may_move(consumer) else None
+            if found is None:
+                cohort = self._find_cohort_ahead(consumer.cursor) or self.new_cohort()
+            else:
+                cohort, block = found
+                self.begin_at(consumer, block)
+                if not self._suits(consumer.group, cohort):
+                    cohort = self.new_cohort()  # it still shares the blocks that are kept there
+            consumer.apart = "" if cohort.members else consumer.apart
+            consumer.story.tell("goes on at block {} in cohort {}", consumer.cursor, cohort.number)
+        cohort.add(consumer)
+
+    def _unite(self, keep: Cohort, gone: Cohort) -> str:
+        text = f"{gone} joined the cohort of {keep}"
+        keep.held_up = keep.uneven = None
+        for member in [*keep.members, *gone.members]:
+            member.apart = ""
+        for member in gone.members:
+            member.cohort = keep.number
+            member.story.tell("in cohort {} now, with {} others", keep.number, len(keep.members))
+        keep.members += gone.members
+        keep.active += gone.active
+        del self.cohorts[gone.number]
+        return text
+
+    def detach(self, consumers: Sequence[Consumer], why: str) -> Cohort:
+        """Move consumers of one cohort to a new one, with unchanged cursors."""
+        old = self.cohorts[consumers[0].cohort]
+        cohort = self.new_cohort()
+        old.uneven = None
+        for consumer in consumers:
+            old.remove(consumer)
+            cohort.add(consumer)
+            consumer.apart = why
+            consumer.story.tell("moved to cohort {}, split from cohort {}: {}", cohort.number, old.number, why)
+        return cohort
+
+    def needs_anew(self, place: int, given_as: int) -> bool:
+        """Return whether a kept block that lacks samples should be prepared again: they may be available by now.
+
+        ``place`` is the block's index in an epoch, ``given_as`` the number under which it was first delivered. It is
+        due when a consumer comes near it in a later epoch, or waits for blocks up to it. It stays while a trial is
+        halfway through it: all ranks, and a consumer that re-reads the block, must get the same version.
+        """
+        length, is_near = self.blocks_per_epoch, False
+        due: dict[str, int] = {}
+        for consumer in self.by_name.values():
+            if consumer.state is ConsumerState.RESERVED:
+                continue
+            first = consumer.released + (place - consumer.released) % length
+            if any(consumer.holds(number) for number in range(first, max(consumer.cursor, consumer.given), length)):
+                return False
+            needed = consumer.cursor + (place - consumer.cursor) % length
+            if due.setdefault(consumer.trial, needed) != needed:
+                return False  # one rank has received the block, another has not
+            is_later = needed // length > given_as // length
+            horizon = self.cohorts[consumer.cohort].horizon
+            if consumer.waiting:
+                horizon = max(horizon, consumer.cursor + consumer.want)
+            is_near = is_near or (consumer.asked and is_later and needed < horizon)
+        return is_near
+
+    def validate(self) -> None:
+        """Check that each consumer is in one cohort, and releases no more blocks than it received."""
+        listed = [m.name for c in self.cohorts.values() for m in c.members]
+        if sorted(listed) != sorted(self.by_name):
+            stories = [consumer.story for consumer in self.by_name.values()]
+            raise InvariantError(f"members of cohorts are {listed}, consumers {[*self.by_name]}", *stories)
+        for number, cohort in self.cohorts.items():
+            stories = [member.story for member in cohort.members]
+            if not cohort.members or any(member.cohort != number for member in cohort.members):
+                raise InvariantError(f"cohort {number} is empty, or a member counts itself to another", *stories)
+            active = [m.name for m in cohort.members if not m.rests]
+            if sorted(m.name for m in cohort.active) != sorted(active):
+                raise InvariantError(f"of cohort {number}, {active} do not rest: it has {cohort.active}", *stories)
+        for consumer in self.by_name.values():
+            if max(consumer.released, consumer.done) > consumer.cursor:
+                raise InvariantError(
+                    f"{consumer.name} let go of blocks that it was not given: {consumer}", consumer.story
+                )
+            if consumer.state is ConsumerState.GONE:
+                raise InvariantError(f"{consumer.name} is GONE and still counted", consumer.story)

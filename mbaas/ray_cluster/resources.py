@@ -1,0 +1,103 @@
+"""CPUs, GPUs, object stores and nodes of the cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import ray
+
+from mbaas.errors import ResourceError
+
+HEAD_RESOURCE = "node:__internal_head__"
+"""The resource that only the head node has."""
+
+
+def store_bytes(*, with_cpus: bool = False) -> dict[str, int]:
+    """Return the bytes of the object store of each of the cluster's nodes, by node id.
+
+    Args:
+        with_cpus: only nodes that offer CPUs, if there are any. Prep workers and caches run only there: a head that
+            runs Ray's services often has a small store and no CPUs.
+    """
+    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    chosen = {node: each for node, each in alive.items() if each.get("CPU", 0) > 0} if with_cpus else {}
+    return {node: int(each.get("object_store_memory", 0)) for node, each in (chosen or alive).items()}
+
+
+def cpus() -> int:
+    """Return the number of CPUs of the cluster."""
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
+def free_cpus() -> dict[str, float]:
+    """Return the unreserved CPUs of each node, by node id."""
+    return {node: each.get("CPU", 0.0) for node, each in ray._private.state.available_resources_per_node().items()}
+
+
+def gpus() -> int:
+    """Return the number of GPUs of the cluster."""
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def draining_nodes() -> frozenset[str]:
+    """Return the ids of the nodes that Ray will give up soon, such as reclaimed spot instances and evicted pods.
+
+    Ray's only public API for this is for Ray Train workers. Empty if this Ray version lacks the private one.
+    """
+    look: Callable[[], Mapping[str, int]] | None = getattr(ray._private.state.state, "get_draining_nodes", None)
+    return frozenset(look()) if look is not None else frozenset()
+
+
+def gpus_of(node: str) -> int:
+    """Return the number of GPUs of a node, by its id."""
+    return next((int(each["Resources"].get("GPU", 0)) for each in ray.nodes() if each["NodeID"] == node), 0)
+
+
+def cpus_per_gpu() -> float:
+    """Return the smallest ratio of CPUs to GPUs among nodes with GPUs; 0 without GPUs."""
+    has = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0)]
+    return min((each.get("CPU", 0.0) / each["GPU"] for each in has), default=0.0)
+
+
+def gpu_marker() -> dict[str, float]:
+    """Return resources that place an actor on a node with GPUs without reserving any; empty if Ray has no such
+    resource.
+
+    Ray gives GPU nodes a resource named after their GPU type for this purpose. With several types, the most frequent
+    one is used.
+    """
+    return {name: 0.001 for name, _ in _gpus_by_type().most_common(1)}
+
+
+def markable_gpus() -> int:
+    """Return the number of GPUs to which `gpu_marker` places actors: all of one type."""
+    return sum(amount for _, amount in _gpus_by_type().most_common(1)) or gpus()
+
+
+def _gpus_by_type() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for node in ray.nodes():
+        gpus = int(node["Resources"].get("GPU", 0)) if node["Alive"] else 0
+        found += Counter({name: gpus for name in node["Resources"] if name.startswith("accelerator_type:")})
+    return found
+
+
+def check_cpus(name: str, prep_workers: int) -> None:
+    """Raise a `ResourceError` if the cluster has fewer CPUs than prep workers."""
+    if prep_workers > cpus():
+        raise ResourceError(
+            f"feed {name!r} asks for {prep_workers} prep workers of 1 CPU each, the cluster has {cpus()} CPUs"
+        )
+
+
+def lasting_node(*, detached: bool) -> str:
+    """Return the id of the safest node for a feed's coordinator, which is least likely to die alone.
+
+    For a detached feed this is the head, which the cluster cannot do without; otherwise it is this program's node.
+    """
+    if detached:
+        heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
+        if heads:
+            return str(heads[0])
+    return str(ray.get_runtime_context().get_node_id())

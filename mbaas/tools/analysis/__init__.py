@@ -1,0 +1,1 @@
+"""The analysis of a workload: measurement, prediction, verdict and report. `mbaas.analysis` has its public names."""

@@ -1,0 +1,426 @@
+"""Measurement of P, the prep rate without training: against workers and threads, and of decoded samples.
+
+Samples are in memory. `MachineSpeed` compares the machine with the time when its rates were measured: it may be shared.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from mbaas.dataset import Dataset
+from mbaas.dataset.bounded import bounded
+from mbaas.dataset.storage.retry import PatientReader
+from mbaas.errors import BadSampleError
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.quantity import Quantity, measured
+from mbaas.prep.decoded import DecodedRows
+from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.probe import first_good
+from mbaas.samples.fields import Arrays, Field
+from mbaas.samples.order import in_share
+from mbaas.tools.analysis.measuring.effort import Effort, repeated
+from mbaas.transforms import Pipeline
+from mbaas.wire.samples import EngineName
+
+SUBSET_BYTES = 256 << 20
+SUBSET_SAMPLES = 4096
+"""Limits of the random part of the dataset that P is measured on."""
+
+BLOCK_SAMPLES = 64
+"""Samples that a worker prepares per call, into the same memory each time."""
+
+START_S = 0.05
+"""Delay before a window, so that all workers start together."""
+
+ANSWER_S = 120.0
+"""Timeout for starting a worker, and for each window in addition to its length."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Raw samples in memory, concatenated; prep workers read them in place.
+
+    Attributes:
+        sample_ids, uris, known: int64[n], URIs for messages, and the dataset's fields of the samples.
+        content, ends: uint8[bytes], and the end offset of each sample: int64[n].
+    """
+
+    sample_ids: NDArray[np.int64]
+    uris: tuple[str, ...]
+    content: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+    known: Arrays
+
+    def rows(self) -> list[NDArray[np.uint8]]:
+        """Return the bytes of each sample as views."""
+        starts = np.concatenate([[0], self.ends[:-1]])
+        return [self.content[start:end] for start, end in zip(starts.tolist(), self.ends.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class PrepRate:
+    """P and the CPU cost of a sample.
+
+    Attributes:
+        workers: samples/s against workers of one thread each.
+        threads: samples/s of one worker against its threads; None if only one thread was measured.
+        cpu_s: CPU seconds of a sample with a single worker.
+        from_memory: whether no page was read from a disk meanwhile.
+    """
+
+    workers: MeasuredCurve
+    threads: MeasuredCurve | None
+    cpu_s: Quantity
+    made: Field
+    from_memory: bool
+
+
+def subset(dataset: Dataset, *, samples: int = SUBSET_SAMPLES, seed: int = 0) -> Raw:
+    """Read a random part of the dataset, at most ``samples``, into memory; unreadable samples are left out."""
+    dataset = bounded(dataset)
+    # Random, because neighbors in a listing often share a class, a camera or a size.
+    order = np.random.default_rng(seed).permutation(len(dataset))[:samples]
+    lengths = dataset.lengths(order)
+    # at least one, whatever its size
+    order = order[: max(1, int(np.searchsorted(np.cumsum(lengths), SUBSET_BYTES, side="right")))]
+    reader, kept, ids, error = PatientReader(dataset.reader()), [], [], None
+    for sample, length in zip(order.tolist(), dataset.lengths(order).tolist(), strict=True):
+        raw = np.empty(length, np.uint8)
+        try:
+            reader.read_into(sample, raw)
+        except BadSampleError as bad:
+            error = error or bad
+        else:
+            kept.append(raw)
+            ids.append(sample)
+    if not kept:
+        assert error is not None
+        raise error
+    uris = tuple(dataset.uri(sample) for sample in ids)
+    known = dataset.values(np.array(ids))
+    return Raw(np.array(ids), uris, np.concatenate(kept), np.cumsum([len(raw) for raw in kept]), known)
+
+
+def prep_rate(
+    raw: Raw,
+    pipeline: Pipeline,
+    effort: Effort,
+    *,
+    workers: Sequence[int],
+    threads: Sequence[int] = (1,),
+    engine: EngineName = "cpu",
+    gpus_per_worker: float | None = None,
+    gpus: int = 0,
+    dali_share: float = 1.0,
+    seed: int = 0,
+    between: Callable[[], object] = lambda: None,
+) -> PrepRate:
+    """Measure each number of workers, and one worker with each number of threads; both ascend from 1. Requires Ray.
+
+    Args:
+        gpus_per_worker: GPUs that each worker reserves; None for dali workers that share all GPUs and reserve none.
+        gpus: number of GPUs.
+        dali_share: share of the samples that the dali engine prepares with DALI.
+        between: called after each number of workers.
+    """
+    made = made_of(raw, pipeline, seed)
+    # One copy in the object store, mapped by all workers.
+    options = (ray.put(raw), pipeline, engine, seed, made, dali_share)
+    device = (gpus_per_worker or 0.0, gpus if engine == "dali" and gpus_per_worker is None else 0)
+    points, cpu_s, faults = [], None, 0
+    for workers_of in _groups(workers, device, options, effort):
+        with workers_of as group:
+            count = group.count
+            points.append((float(count), group.rate(effort)))
+            # Only of the first number, one worker: several contend for caches and memory, which P against workers
+            # shows.
+            cpu_s = cpu_s or measured(group.cpu_s, unit="CPU-s")
+            faults += group.faults
+        between()
+    by_threads = []
+    for count in threads[1:]:
+        with _worker_group(1, count, device, options) as group:
+            by_threads.append((float(count), group.rate(effort)))
+            faults += group.faults
+    assert cpu_s is not None
+    return PrepRate(
+        workers=MeasuredCurve(tuple(points)),
+        threads=MeasuredCurve((points[0], *by_threads)) if by_threads else None,
+        cpu_s=cpu_s,
+        made=made,
+        from_memory=faults == 0,
+    )
+
+
+def made_of(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
+    """Return the shape and dtype of a prepared sample."""
+    # The shape does not depend on the engine, and this one needs no GPU.
+    engine, rows = make_engine("cpu", pipeline, seed=seed), raw.rows()
+
+    def made(number: int) -> Field:
+        known = {name: column[number : number + 1] for name, column in raw.known.items()}
+        return engine.field(rows[number], raw.uris[number], known)
+
+    try:
+        return first_good(made, len(rows))
+    finally:
+        engine.close()
+
+
+class _WorkerGroup:
+    """Workers that are measured together; ``cpu_s`` are CPU seconds of a sample by window, without the first."""
+
+    def __init__(self, actors: list[Any]) -> None:
+        self._actors = actors
+        self.cpu_s: list[float] = []
+        self._faults: list[int] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._actors)
+
+    def first(self, count: int) -> _WorkerGroup:
+        return _WorkerGroup(self._actors[:count])
+
+    @property
+    def faults(self) -> int:
+        """Pages read from a disk, in the windows after the first, which also loads code."""
+        return sum(self._faults)
+
+    def rate(self, effort: Effort) -> Quantity:
+        rate = repeated(lambda: self._window(effort.window_s), effort, unit="samples/s")
+        del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeated`
+        return rate
+
+    def _window(self, seconds: float) -> float:
+        # A common start time: otherwise the first workers would run with too little contention.
+        start = time.monotonic() + START_S
+        windows = ray.get([actor.run.remote(start, seconds) for actor in self._actors], timeout=ANSWER_S + seconds)
+        self.cpu_s.append(sum(window.cpu_s for window in windows) / sum(window.samples for window in windows))
+        self._faults.append(sum(window.faults for window in windows))
+        # Each worker by its own seconds: one that finishes a block late has also prepared more.
+        return sum(window.samples / window.seconds for window in windows)
+
+
+def _groups(
+    counts: Sequence[int], device: tuple[float, int], options: tuple[Any, ...], effort: Effort
+) -> Iterator[AbstractContextManager[_WorkerGroup]]:
+    if effort.is_whole:
+        # New workers for each number, so that none has warmer caches than the others.
+        yield from (_worker_group(count, 1, device, options) for count in counts)
+        return
+    with _worker_group(counts[-1], 1, device, options) as group:
+        yield from (nullcontext(group.first(count)) for count in counts)
+
+
+@contextmanager
+def _worker_group(
+    count: int, threads: int, device: tuple[float, int], options: tuple[Any, ...]
+) -> Iterator[_WorkerGroup]:
+    """Start workers; ``device`` is (GPUs that each reserves, GPUs that all share if none are reserved)."""
+    reserved, shared = device
+    made = [
+        PrepProcessActor.options(num_gpus=reserved).remote(
+            *options, threads, number, number % shared if shared else None
+        )
+        for number in range(count)
+    ]
+    try:
+        yield _WorkerGroup(made)
+    finally:
+        for actor in made:
+            ray.kill(actor)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A worker's window; ``faults`` are pages that were read from a disk."""
+
+    samples: int
+    seconds: float
+    cpu_s: float
+    faults: int
+
+
+class Blocks:
+    """Prepares the same samples repeatedly, from sample ``first``, a block at a time in the same memory."""
+
+    def __init__(self, raw: Raw, engine: Engine, made: Field, *, first: int = 0) -> None:
+        self._rows, self._ids, self._known = raw.rows(), raw.sample_ids, raw.known
+        self._engine = engine
+        self._at = first
+        self._epoch = 0
+        self._out = made.empty(min(BLOCK_SAMPLES, len(self._rows)))
+
+    def prepare(self) -> int:
+        """Prepare the next block; return its number of samples."""
+        if self._at >= len(self._rows):
+            self._at, self._epoch = 0, self._epoch + 1  # a new epoch has new random crops, as in a feed
+        rows = slice(self._at, self._at + len(self._out))
+        raw, known = self._rows[rows], {name: column[rows] for name, column in self._known.items()}
+        self._engine.prepare(raw, self._ids[rows], self._epoch, known, self._out[: len(raw)])
+        self._at = rows.stop
+        return len(raw)
+
+
+class PrepProcess:
+    """Actor that prepares the same samples repeatedly, like a prep worker, without delivering them."""
+
+    def __init__(
+        self,
+        raw: Raw,
+        pipeline: Pipeline,
+        engine: EngineName,
+        seed: int,
+        made: Field,
+        dali_share: float,
+        threads: int,
+        number: int,
+        gpu: int | None,
+    ) -> None:
+        # Ray shows an actor only its own GPUs, numbered from 0, but all GPUs if it reserved none.
+        device = 0 if ray.get_gpu_ids() else gpu
+        self._gpu = device
+        self._gpu_bytes_before = self.free_gpu_bytes()
+        made_by = make_engine(
+            engine,
+            pipeline,
+            seed=seed,
+            threads=threads,
+            device_id=device,
+            for_dali=None if dali_share == 1 else lambda sample_ids, _: in_share(sample_ids, dali_share),
+        )
+        # Workers start at different samples, as in a feed.
+        self._blocks = Blocks(raw, made_by, made, first=number * BLOCK_SAMPLES)
+
+    def free_gpu_bytes(self) -> int:
+        """Return the free memory of the worker's GPU in bytes; 0 without a GPU."""
+        if self._gpu is None:
+            return 0
+        import torch  # imported here because only GPU workers need it
+
+        free, _ = torch.cuda.mem_get_info(self._gpu)
+        return int(free)
+
+    def taken_gpu_bytes(self) -> int:
+        """Return the GPU bytes taken since the worker started; its own if no other process allocates meanwhile."""
+        return max(0, self._gpu_bytes_before - self.free_gpu_bytes())
+
+    def run(self, start: float, seconds: float) -> Seen:
+        """Prepare whole blocks for about ``seconds``, from time ``start`` of ``time.monotonic``."""
+        # The clock counts from boot, so all processes of a machine share it.
+        while (early := start - time.monotonic()) > 0:
+            time.sleep(early)
+        samples, cpu, faults = 0, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        began = time.monotonic()
+        while (elapsed := time.monotonic() - began) < seconds:
+            samples += self._blocks.prepare()
+        used = time.process_time() - cpu
+        return Seen(samples, elapsed, used, resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults)
+
+
+# No CPU is reserved: up to twice as many workers as cores are measured at the same time.
+PrepProcessActor: Any = ray.remote(num_cpus=0)(PrepProcess)
+
+
+def decoded(
+    raw: Raw, pipeline: Pipeline, *, engine: EngineName = "cpu", seed: int = 0, most_bytes: int = SUBSET_BYTES
+) -> Raw | None:
+    """Decode samples through the pipeline's deterministic prefix; return None if no sample can be cached decoded.
+
+    Samples that cannot be prepared are left out.
+
+    Args:
+        engine: engine that continues with them; decoded samples are specific to an engine. Decoding runs on the CPU.
+        seed: seed of random draws, which does not affect decoded samples.
+        most_bytes: limit for all decoded samples; the first ones that fit are taken.
+    """
+    out, encoded = made_of(raw, pipeline, seed).empty(BLOCK_SAMPLES), raw.rows()
+    decoding = make_engine(engine, pipeline, seed=seed)
+    kept, lengths, parts, left = [], [], [], most_bytes
+    try:
+        for start in range(0, len(encoded), BLOCK_SAMPLES):
+            block = slice(start, min(start + BLOCK_SAMPLES, len(encoded)))
+            keep = DecodedRows(range(block.stop - start), left)
+            known = {name: column[block] for name, column in raw.known.items()}
+            decoding.prepare(encoded[block], raw.sample_ids[block], 0, known, out[: block.stop - start], keep)
+            rows, sizes, packed = keep.taken()
+            kept.append(start + rows)
+            lengths.append(sizes)
+            parts.append(packed)
+            left -= len(packed)
+            if not len(rows):  # none can be cached, or the limit is reached
+                break
+    finally:
+        decoding.close()
+    rows = np.concatenate(kept)
+    if not len(rows):
+        return None
+    return Raw(
+        raw.sample_ids[rows],
+        tuple(raw.uris[row] for row in rows.tolist()),
+        np.concatenate(parts),
+        np.cumsum(np.concatenate(lengths)),
+        {name: column[rows] for name, column in raw.known.items()},
+    )
+
+
+MOST_SAMPLES = 512
+"""Largest number of samples: a small random subset could be slower than the dataset's mean."""
+
+WARM_S = 0.2
+"""Warm-up that does not count: after a pause, a core is a few percent slower."""
+
+WINDOW_S = 1.0
+"""Approximate time that counts in each measurement."""
+
+
+class MachineSpeed:
+    """Prepares samples from memory with the cpu engine on all cores; a context manager.
+
+    It uses all cores because the predicted feeds keep them busy, and one core's speed does not predict theirs. On a
+    virtual machine with two cores, P with two workers was 1.6 to 2.3 times P with one (three analyses on 27 November
+    2026). ``usual_per_s`` is the reference in samples/s, the first measurement until it is set.
+    """
+
+    def __init__(
+        self, dataset: Dataset, pipeline: Pipeline, cores: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
+        raw = subset(dataset, samples=MOST_SAMPLES)
+        made = made_of(raw, pipeline, 0)
+        self._engine = make_engine("cpu", pipeline, seed=0, threads=cores)
+        self._blocks = Blocks(raw, self._engine, made)
+        self.measure()  # loads code and touches memory
+        self.usual_per_s = self.measure()
+
+    def __enter__(self) -> MachineSpeed:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._engine.close()
+
+    def measure(self) -> float:
+        """Measure the samples/s that the machine prepares now."""
+        self._prepare(WARM_S)
+        return self._prepare(WINDOW_S)
+
+    def relative(self) -> float:
+        """Measure the machine's speed relative to ``usual_per_s``."""
+        return self.measure() / self.usual_per_s
+
+    def _prepare(self, seconds: float) -> float:
+        done, began = 0, self._clock()
+        while self._clock() < began + seconds:
+            done += self._blocks.prepare()
+        return done / (self._clock() - began)

@@ -1,0 +1,429 @@
+"""Measurements with real trials: speed, stalls and CPU costs of feeds, and prep on a GPU that also trains."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+
+import mbaas
+from mbaas.base import units
+from mbaas.core.layout import MIN_BLOCKS_STAGED, wanted_staging
+from mbaas.dataset import Dataset
+from mbaas.memory.budgets import default_staging
+from mbaas.model.rates import GpuRates, OnGpu, Rates
+from mbaas.prep.engines import workers_per_gpu
+from mbaas.ray_cluster import resources
+from mbaas.samples.fields import SAMPLE_ID, Field
+from mbaas.settings import FeedOptions
+from mbaas.tools.analysis.measuring.effort import Effort
+from mbaas.tools.analysis.measuring.portion import ColdDataset, drop, local_spans
+from mbaas.tools.analysis.measuring.prep import ANSWER_S, PrepProcessActor, Raw, Seen, decoded, prep_rate
+from mbaas.tools.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
+from mbaas.tools.analysis.measuring.storage import kept_cold, scratch
+from mbaas.tools.bench.cpu import TreeWatch
+from mbaas.transforms import Normalize, Pipeline
+from mbaas.wire.samples import SampleSpec
+
+EPOCH_S = 600.0
+"""Timeout of an epoch of a measurement."""
+
+SETTLED_EPOCHS = 4
+"""Epochs without a new decoded sample after which a feed counts as settled. By then, workers have also mapped most
+cached samples; a worker's first read of a sample is slower."""
+
+MOST_WARM_UP = 16
+"""Largest number of warm-up epochs while waiting for a feed to settle."""
+
+PREP_KIND = "PrepWorker"
+"""Process kind of a feed's prep workers in `TreeWatch`: the class name of their actors."""
+
+
+@dataclass(frozen=True)
+class EpochRun:
+    """One epoch of one trial.
+
+    ``wait_s`` is the time that the trial waited for data, according to its loader. Prep waited for bytes in the part
+    ``fetch_stall_s``, and was idle in ``peer_stall_s``, because trials waited for each other.
+    """
+
+    samples: int
+    seconds: float
+    wait_s: float
+    fetch_stall_s: float
+    peer_stall_s: float
+
+
+@dataclass(frozen=True)
+class ServiceRun:
+    """A measured run of a feed with its trials.
+
+    Attributes:
+        epochs: the epochs that count, by trial: [epoch][trial].
+        cpu_s, seconds: CPU seconds of the service and the trials in these epochs, by kind of process
+            (`mbaas.tools.bench.cpu.kind_of`), and their length.
+        background: cores kept busy by each kind of process while trials request nothing; empty if not measured.
+        decoded: share of the samples that the feed cached decoded in memory.
+    """
+
+    epochs: tuple[tuple[EpochRun, ...], ...]
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    background: Mapping[str, float] = field(default_factory=dict)
+    decoded: float = 0.0
+
+    @property
+    def background_cores(self) -> float:
+        """Cores kept busy by all processes while trials request nothing."""
+        return sum(self.background.values())
+
+    @property
+    def trial_per_s(self) -> float:
+        """Mean samples/s of a trial, over the time of the slowest trial."""
+        # Not by epoch: prefetching in one epoch shortens the next.
+        trials = list(zip(*self.epochs, strict=True))
+        return self.samples / len(trials) / max(sum(run.seconds for run in runs) for runs in trials)
+
+    @property
+    def samples(self) -> int:
+        """Samples delivered in the epochs that count, summed over trials."""
+        return sum(run.samples for runs in self.epochs for run in runs)
+
+
+def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
+    """Merge several runs of the same workload."""
+    seconds = sum(run.seconds for run in runs)
+    cpu_s, background = Counter[str](), Counter[str]()
+    for run in runs:
+        cpu_s.update(run.cpu_s)
+        background.update({kind: cores * run.seconds / seconds for kind, cores in run.background.items()})
+    return ServiceRun(
+        tuple(epoch for run in runs for epoch in run.epochs),
+        cpu_s,
+        seconds,
+        background,
+        sum(run.decoded for run in runs) / len(runs),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A training workload: data, step and options.
+
+    Attributes:
+        step: training step of every trial, or its maker (`steps`).
+        options: feed options. Measured feeds use separate folders on the disk tier's disk.
+        device: device of the steps' minibatches.
+        gpus_per_trial: GPUs that Ray reserves for each trial.
+    """
+
+    dataset: Dataset
+    pipeline: Pipeline
+    step: Callable[..., Any]
+    options: FeedOptions
+    device: str | None = None
+    gpus_per_trial: float = 0.0
+
+    @property
+    def known(self) -> tuple[Field, ...]:
+        """Dataset fields that prepared samples keep."""
+        return self.pipeline.known(self.dataset.fields)
+
+
+def measure_step(workload: Workload, made: Field, batch_sizes: Sequence[int], effort: Effort) -> list[StepRate]:
+    """Measure G at each batch size, in a process like a trial's."""
+    with training(workload, made, batch_sizes, effort) as ended:
+        found: list[StepRate] = ray.get(ended, timeout=EPOCH_S)
+    return found
+
+
+@contextmanager
+def training(
+    workload: Workload, made: Field, batch_sizes: Sequence[int], effort: Effort
+) -> Iterator[ray.ObjectRef[list[StepRate]]]:
+    """Start measuring G at each batch size, in a process like a trial's; yield a reference to the results."""
+    with _trials(workload, 1) as (trial,):
+        ray.get(trial.__ray_ready__.remote(), timeout=EPOCH_S)
+        yield trial.synthetic.remote(
+            SampleSpec(made, workload.known),
+            list(batch_sizes),
+            effort,
+            normalize=workload.pipeline.normalize,
+            has_images=workload.pipeline.has_images,
+        )
+
+
+def run_service(
+    workload: Workload,
+    *,
+    sample_bytes: float,
+    trials: int,
+    prep_workers: int,
+    cache_bytes: int | None,
+    disk_bytes: int = 0,
+    decoded: bool = False,
+    epochs: int = 3,
+    warm_up: int = 1,
+    cold: bool = False,
+    idle_s: float = 0.0,
+) -> ServiceRun:
+    """Serve the workload to a number of trials and let them train.
+
+    Trials continue from one epoch into the next, as in a search, and staging has the same size as there. Blocks
+    prepared ahead while trials stop, before the epochs that count, are used up in an extra epoch.
+
+    Args:
+        sample_bytes: size of a prepared sample.
+        cache_bytes: the feed's cache; None for the feed's default.
+        disk_bytes: the feed's disk tier, which requires a disk in the workload's options.
+        decoded: whether the feed may cache decoded samples.
+        epochs: number of epochs that count.
+        warm_up: epochs before these, at least 1; they fill the cache and the disk tier. With decoded samples, warm-up
+            continues until no more samples are added.
+        cold: keep reads of local dataset files and of the disk tier out of the page cache.
+        idle_s: time at the end without requests, for measuring background work.
+    """
+    name = f"analyze-{uuid.uuid4().hex[:8]}"  # another analysis may use the same cluster
+    store_bytes = min(resources.store_bytes().values())
+    if cold:
+        drop(local_spans(workload.dataset, range(len(workload.dataset))))
+    with (
+        _own_disk(workload, disk_bytes) as disk,
+        kept_cold(disk.path) if cold and disk is not None else nullcontext(),
+        mbaas.serve(
+            name,
+            ColdDataset.around(workload.dataset) if cold else workload.dataset,
+            workload.pipeline,
+            **{
+                **workload.options.given(),
+                "prep_workers": prep_workers,
+                "cache_bytes": cache_bytes,
+                "cache_decoded": decoded,
+                "staging_bytes": staged_bytes(workload, sample_bytes, prep_workers, store_bytes),
+                "disk": disk,
+                # Predictions are for a fixed number of workers, so the feed must not scale.
+                "scaling": replace(workload.options.scaling, max_prep_workers=None),  # the requested number
+            },
+        ) as feed,
+        _trials(workload, trials) as actors,
+        TreeWatch() as watch,
+    ):
+        consumers = [f"trial-{number}" for number in range(trials)]
+        mbaas.announce(feed.name, consumers)  # so that no epoch starts before all of them have joined
+        ray.get([trial.join.remote(name, c) for trial, c in zip(actors, consumers, strict=True)], timeout=EPOCH_S)
+        kept: list[int] = []
+        while len(kept) < warm_up - 1 or (decoded and not is_settled_after(kept)):
+            next(epochs_of(actors, 1))
+            status = feed.status()
+            kept.append(status.decoded.samples + status.decoded_on_disk.samples)
+        whole = epochs_of(actors, 1 + epochs)
+        next(whole)
+        began = watch.cpu()
+        runs = tuple(whole)
+        used = began.cores_until(ended := watch.cpu())
+        used.pop("host", None)  # this process drops files from the page cache and runs the watch
+        background = busy_while_idle(feed, watch, idle_s) if idle_s else {}
+        status = feed.status()
+        ray.get([trial.leave.remote() for trial in actors], timeout=EPOCH_S)  # before the feed shuts down
+    # average busy cores times seconds
+    seconds = ended.at_s - began.at_s
+    cpu_s = {kind: cores * seconds for kind, cores in used.items()}
+    return ServiceRun(runs, cpu_s, seconds, background, status.decoded.samples / status.samples)
+
+
+def is_settled_after(kept: Sequence[int]) -> bool:
+    """Return whether the decoded samples have stopped growing, given their number after each epoch so far."""
+    return len(kept) > MOST_WARM_UP or (len(kept) > SETTLED_EPOCHS and kept[-1] == kept[-1 - SETTLED_EPOCHS])
+
+
+@contextmanager
+def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None]:
+    if not disk_bytes:
+        yield None
+        return
+    assert workload.options.disk is not None
+    # A separate folder: the feed's would already hold samples, and these would stay there.
+    with scratch(workload.options.disk.path) as folder:
+        yield mbaas.Disk(path=str(folder), max_bytes=disk_bytes)
+
+
+def staged_bytes(workload: Workload, sample_bytes: float, workers: int, store_bytes: int) -> int | None:
+    """Return the staging budget of a measured feed, which may serve only a part of the workload's dataset.
+
+    It is the budget of the workload's real feed; None for the default of `mbaas.serve`. ``sample_bytes`` is the size of
+    a prepared sample, and ``store_bytes`` the size of the smallest object store.
+    """
+    options = workload.options
+    if options.shuffle or workload.pipeline.is_random:
+        return options.staging_bytes
+    # Identical epochs are prepared only once if an epoch fits into staging. The part needs less room than the dataset.
+    each = sample_bytes + sum(field.nbytes for field in (*workload.known, SAMPLE_ID))
+    epoch = int(each * max(MIN_BLOCKS_STAGED * options.batch_size, len(workload.dataset) - 1))
+    return min(options.staging_bytes or default_staging(store_bytes, wanted_staging(workers)), epoch)
+
+
+def epochs_of(actors: Sequence[Any], count: int) -> Iterator[tuple[EpochRun, ...]]:
+    """Run ``count`` epochs on all trials without a pause; yield each when the last trial has finished it."""
+    streams = [trial.epochs.remote(count) for trial in actors]
+    for number in range(count):
+        _, late = ray.wait(streams, num_returns=len(streams), timeout=EPOCH_S)
+        if late:
+            trials = units.counted(len(late), "trial")
+            raise TimeoutError(f"{trials} did not end epoch {number + 1} of {count} within {units.seconds(EPOCH_S)}")
+        yield tuple(ray.get([next(stream) for stream in streams], timeout=EPOCH_S))
+
+
+def busy_while_idle(feed: mbaas.Feed, watch: TreeWatch, idle_s: float) -> dict[str, float]:
+    """Return the cores kept busy by each kind of process when nothing is requested and nothing is prepared."""
+    deadline, before = time.monotonic() + EPOCH_S, -1
+    # Prefetching continues until staging is full.
+    while (made := feed.status().prepared_blocks) != before and time.monotonic() < deadline:
+        before, idle = made, watch.cpu()
+        time.sleep(idle_s)
+        background = idle.cores_until(watch.cpu())
+    background.pop("host", None)
+    return background
+
+
+@contextmanager
+def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
+    step = ray.put(workload.step)
+    # One OpenMP thread each: otherwise every trial's tensors would use all cores, which they share with prep.
+    options = {"num_gpus": workload.gpus_per_trial, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
+    made = [
+        _TrialActor.options(**options).remote(step, workload.options.batch_size, workload.device) for _ in range(count)
+    ]
+    try:
+        yield made
+    finally:
+        for actor in made:
+            ray.kill(actor)
+
+
+class _Trial:
+    def __init__(self, step: Callable[..., Any], batch_size: int, device: str | None) -> None:
+        # A maker is called in the process that runs the step, so that the model and the optimizer are created there.
+        self._step, self._batch_size, self._device = ready_step(step), batch_size, device
+
+    def synthetic(
+        self,
+        spec: SampleSpec,
+        batch_sizes: Sequence[int],
+        effort: Effort,
+        *,
+        normalize: Normalize | None,
+        has_images: bool,
+    ) -> list[StepRate]:
+        batches = (
+            synthetic_batch(spec, size, device=self._device, normalize=normalize, has_images=has_images)
+            for size in batch_sizes
+        )
+        return [step_rate(self._step, batch, effort) for batch in batches]
+
+    def join(self, feed: str, consumer: str) -> None:
+        self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device)
+
+    def epochs(self, count: int) -> Iterator[EpochRun]:
+        """Train for ``count`` epochs without a pause; yield each when it has finished."""
+        for _ in range(count):
+            before, began = self._loader.report(), time.monotonic()
+            for batch in self._loader:
+                self._step(batch)
+                del batch  # release it before the next request, as the loader does with its own references
+            seconds, after = time.monotonic() - began, self._loader.report()
+            yield EpochRun(
+                samples=after.samples - before.samples,
+                seconds=seconds,
+                wait_s=after.wait_s - before.wait_s,
+                fetch_stall_s=after.fetch_stall_s - before.fetch_stall_s,
+                peer_stall_s=after.peer_stall_s - before.peer_stall_s,
+            )
+
+    def leave(self) -> None:
+        self._loader.close()
+
+
+# No CPU is reserved: prep workers reserve one each, and a small machine would have none left for trials.
+_TrialActor: Any = ray.remote(num_cpus=0)(_Trial)
+
+
+def gpu_rates(
+    workload: Workload,
+    rates: Rates,
+    raw: Raw,
+    kept: Raw | None,
+    made: Field,
+    effort: Effort,
+    *,
+    gpus: int,
+    gpu: int | None = 0,
+) -> GpuRates:
+    """Measure the GPU rates of this machine on one of its GPUs. Requires Ray.
+
+    Args:
+        rates: rates measured without prep on a GPU.
+        raw, kept: samples in memory, and decoded for the dali engine (None if it caches none).
+        made: field of a prepared sample.
+        gpus: number of GPUs.
+        gpu: index of the GPU to measure; None for CPUs, to test this module.
+    """
+    decode, left = beside_training(workload, rates, raw, made, effort, gpu=gpu)
+    resize = None if kept is None else beside_training(workload, rates, kept, made, effort, gpu=gpu)[0]
+    cpu_s, decoded_cpu_s = (
+        None if samples is None else prep_rate(samples, workload.pipeline, effort, workers=[1]).cpu_s.value
+        for samples in (raw, decoded(raw, workload.pipeline, seed=workload.options.seed))
+    )
+    return GpuRates(
+        gpus=gpus,
+        memory_bytes=None if gpu is None else left,
+        decode=decode,
+        resize=resize,
+        cpu_s=cpu_s,
+        decoded_cpu_s=decoded_cpu_s,
+    )
+
+
+def beside_training(
+    workload: Workload, rates: Rates, raw: Raw, made: Field, effort: Effort, *, gpu: int | None
+) -> tuple[OnGpu, int]:
+    """Measure one worker of the dali engine while a trial trains on synthetic minibatches.
+
+    Returns the rates of both, and the GPU memory that training leaves free, including the worker's.
+    """
+    seed, threads = workload.options.seed, workload.options.threads.prep
+    worker = PrepProcessActor.options(num_gpus=0).remote(
+        ray.put(raw), workload.pipeline, "dali", seed, made, 1.0, threads, 0, gpu
+    )
+    seen: list[Seen] = []
+
+    def prepare() -> None:
+        asked = worker.run.remote(time.monotonic(), effort.window_s)
+        seen.append(ray.get(asked, timeout=ANSWER_S + effort.window_s))
+
+    try:
+        prepare()  # builds the graph; without training, the GPU memory taken is the worker's alone
+        memory_bytes: int = ray.get(worker.taken_gpu_bytes.remote(), timeout=ANSWER_S)
+        with training(workload, made, [workload.options.batch_size], effort) as ended:
+            while not ray.wait([ended], timeout=0)[0]:
+                prepare()
+            left: int = ray.get(worker.free_gpu_bytes.remote(), timeout=ANSWER_S)
+            (step,) = ray.get(ended, timeout=EPOCH_S)
+    finally:
+        ray.kill(worker)
+    # The first steps warm up, and training has ended before the end of the last window.
+    beside = seen[len(seen) // 2 : -1] or seen[-1:]
+    samples = sum(window.samples for window in beside)
+    found = OnGpu(
+        per_s=sum(window.samples / window.seconds for window in beside) / len(beside),
+        # A step that shares the GPU is not faster: more is noise.
+        step_per_s=min(step.rate.value, rates.step.value),
+        cpu_s=sum(window.cpu_s for window in beside) / samples,
+        memory_bytes=memory_bytes * workers_per_gpu(workload.pipeline),
+    )
+    return found, left + memory_bytes

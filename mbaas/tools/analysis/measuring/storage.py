@@ -1,0 +1,278 @@
+"""Measurement of read rates: S from cold storage, a disk tier's disk, and C from memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.base import units
+from mbaas.cache.disk.store import DiskStore
+from mbaas.cache.slab import pack
+from mbaas.dataset import Dataset
+from mbaas.dataset.bounded import bounded
+from mbaas.dataset.storage.retry import PatientReader
+from mbaas.errors import ConfigError
+from mbaas.model.curves import MeasuredCurve
+from mbaas.model.quantity import Quantity, stated
+from mbaas.tools.analysis.measuring.effort import Effort, repeated
+from mbaas.tools.analysis.measuring.portion import Span, drop, local_spans, resident_share
+from mbaas.tools.analysis.measuring.prep import Raw
+
+Part = TypeVar("Part")
+
+READERS = (1, 2, 4, 8, 16)
+"""Numbers of readers for S."""
+
+COLD = 0.02
+"""Storage counts as cold if at most this share of the data to read is in the page cache."""
+
+DISK_READERS = 8
+"""Concurrent readers of a disk tier, as many as a cache node starts with."""
+
+READ_SAMPLES = 16
+"""Samples per request of a thread to the disk tier."""
+
+DROP_S = 0.25
+"""Interval at which files are dropped from the page cache to keep them cold."""
+
+HELD_BYTES = 256 << 20
+"""Size of the copied buffer: much larger than processor caches."""
+
+
+@dataclass(frozen=True)
+class StorageRate:
+    """S, with the CPU cost of reading and the cold state of storage.
+
+    Attributes:
+        curve: samples/s against readers.
+        cpu_s: CPU seconds of this process for a sample, with the fastest number of readers.
+        resident: largest share of the data to read that was still in the page cache after being dropped; None if
+            unknown, as with remote storage, which may have its own cache.
+    """
+
+    curve: MeasuredCurve
+    cpu_s: Quantity
+    resident: float | None
+
+    @property
+    def note(self) -> str | None:
+        """The reason to doubt the rate, if any."""
+        if self.resident is None:
+            return "whether storage was cold cannot be known here; if it has a cache of its own, S is too high"
+        return _not_cold("storage", self.resident, "S")
+
+
+@dataclass(frozen=True)
+class DiskRate:
+    """Read rate of a disk: total bytes/s of all readers.
+
+    ``resident`` is the share of the data that was still in the page cache; None if unknown.
+    """
+
+    rate: Quantity
+    resident: float | None
+
+    @property
+    def note(self) -> str | None:
+        """The reason to doubt the rate, if any."""
+        # If page residency is unknown, pages were still dropped, and a disk has no other cache.
+        return _not_cold("the disk", self.resident or 0.0, "its rate")
+
+
+def _not_cold(what: str, resident: float, rate: str) -> str | None:
+    if resident <= COLD:
+        return None
+    lay = f"{units.percent(resident)} of what was read lay in the page cache"
+    return f"{what} could not be made cold: {lay}, so {rate} is too high"
+
+
+def storage_rate(
+    dataset: Dataset,
+    effort: Effort,
+    *,
+    readers: Sequence[int] = READERS,
+    seed: int = 0,
+) -> StorageRate:
+    """Measure random reads of samples dropped from the page cache, in windows of `Effort.window_s`.
+
+    Each window reads samples that no earlier window has read, as long as there are any.
+    """
+    readable = bounded(dataset)
+    reader, lengths = PatientReader(readable.reader()), readable.lengths(np.arange(len(dataset)))
+
+    def read(ids: Sequence[int]) -> int:
+        for sample in ids:
+            reader.read_into(sample, np.empty(int(lengths[sample]), np.uint8))
+        return len(ids)
+
+    order = np.random.default_rng(seed).permutation(len(dataset)).tolist()
+    samples = _ColdParts(order, lambda ids: local_spans(dataset, ids))
+    points, costs = [], []
+    for count in readers:
+        with ThreadPoolExecutor(count, thread_name_prefix="mbaas-measure") as threads:
+            # Each number of readers continues after the last one: no sample is read twice before all have been.
+            window = _Window(samples, read, threads, count, effort.window_s)
+            points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
+            costs.append(window.cpu_s)
+    # CPU costs depend on how much readers wait for each other. Predictions use the number of readers that helps.
+    fastest = max(range(len(points)), key=lambda i: points[i][1].value)
+    return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), samples.resident)
+
+
+class _ColdParts(Generic[Part]):
+    """Parts in random order, repeated endlessly, each dropped from the page cache before it is returned.
+
+    ``resident`` is the largest share of the returned parts that was still cached; None if unknown.
+    """
+
+    def __init__(self, order: Sequence[Part], spans: Callable[[Sequence[Part]], Sequence[Span]]) -> None:
+        self._turns, self._most, self._spans = cycle(order), len(order), spans
+        self.resident: float | None = None
+
+    def next(self, count: int) -> list[Part]:
+        parts = [next(self._turns) for _ in range(min(count, self._most))]
+        spans = self._spans(parts)
+        drop(spans)
+        # Checked after dropping: the kernel keeps dirty and mapped pages, and other programs may read the files.
+        if (share := resident_share(spans)) is not None:
+            self.resident = max(self.resident or 0.0, share)
+        return parts
+
+
+class _Window(Generic[Part]):
+    """Measurements with one number of readers; each window is sized by the rate of the last one."""
+
+    def __init__(
+        self,
+        parts: _ColdParts[Part],
+        read: Callable[[Sequence[Part]], int],
+        threads: ThreadPoolExecutor,
+        readers: int,
+        window_s: float,
+    ) -> None:
+        self._parts, self._read, self._threads, self._readers = parts, read, threads, readers
+        self._window_s = window_s
+        # At least two parts per reader: with one, a window is as long as its slowest read.
+        self._least = self._count = 2 * readers
+        self._done, self._cpu_s = 0, 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        return self._cpu_s / max(self._done, 1)
+
+    def rate(self) -> float:
+        """Measure one window; return its rate per second, in the units that ``read`` counts."""
+        parts = self._parts.next(self._count)
+        began, busy = perf_counter(), process_time()
+        # Each reader gets its list at once: one task per sample would measure the pool.
+        amount = sum(self._threads.map(self._read, [parts[i :: self._readers] for i in range(self._readers)]))
+        elapsed_s = max(perf_counter() - began, 1e-9)
+        self._done, self._cpu_s = self._done + len(parts), self._cpu_s + process_time() - busy
+        self._count = max(self._least, round(len(parts) * self._window_s / elapsed_s))
+        return amount / elapsed_s
+
+
+@contextmanager
+def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary folder on the disk; feeds' samples there are not touched."""
+    try:
+        Path(disk_path).mkdir(parents=True, exist_ok=True)
+        folder = TemporaryDirectory(dir=disk_path, prefix="mbaas-analyze-")
+    except OSError as error:
+        raise ConfigError(f"the disk tier needs a folder that it may write to, got {disk_path}: {error}") from None
+    with folder as name:
+        yield Path(name)
+
+
+def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, readers: int = DISK_READERS) -> DiskRate:
+    """Write samples to a disk tier and measure reading them back, in windows of `Effort.window_s`."""
+    lengths = np.diff(raw.ends, prepend=0)
+    with scratch(disk_path) as folder:
+        tier = DiskStore(folder, 2 * len(raw.content), "analyze", num_samples=int(raw.sample_ids.max()) + 1)
+
+        def read(parts: Sequence[NDArray[np.int64]]) -> int:
+            read_bytes = 0
+            for rows in parts:
+                buffer = np.empty(int(lengths[rows].sum()), np.uint8)
+                tier.get(raw.sample_ids[rows], lengths[rows], buffer=buffer, offsets=pack(lengths[rows]))
+                read_bytes += len(buffer)
+            return read_bytes
+
+        try:
+            kept = tier.put(raw.sample_ids, lengths, raw.content)
+            if not kept.all():
+                why = tier.stats().write_failure or "there was no room"
+                raise ConfigError(f"the disk tier at {disk_path} kept {kept.sum()} of {len(kept)} samples: {why}")
+            order = np.random.default_rng(0).permutation(len(lengths))
+            # Samples are packed into a few large files, and pages span several samples: drop all files each time.
+            spans = spans_of(folder)
+            parts = _ColdParts(np.array_split(order, max(1, len(lengths) // READ_SAMPLES)), lambda _: spans)
+            with ThreadPoolExecutor(readers, thread_name_prefix="mbaas-measure") as threads:
+                window = _Window(parts, read, threads, readers, effort.window_s)
+                rate = repeated(window.rate, effort, unit="bytes/s")
+        finally:
+            tier.close()
+    return DiskRate(rate, parts.resident)
+
+
+def spans_of(folder: Path) -> list[Span]:
+    """Return the spans of all files below a folder, after syncing them so that the page cache can drop them."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    for file in files:  # POSIX_FADV_DONTNEED keeps dirty pages
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return [Span(str(file), 0, size) for file in files if (size := file.stat().st_size)]
+
+
+@contextmanager
+def kept_cold(folder: str | Path) -> Iterator[None]:
+    """Drop the files below a folder from the page cache every `DROP_S`."""
+    is_over = threading.Event()
+
+    def forget() -> None:
+        while not is_over.wait(DROP_S):
+            # Listed each time: a disk tier creates files while it fills, and may delete one.
+            with suppress(FileNotFoundError):
+                drop(spans_of(Path(folder)))
+
+    thread = threading.Thread(target=forget, name="mbaas-measure-cold", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def memory_rate(sample_bytes: int, effort: Effort, *, seed: int = 0) -> Quantity:
+    """Measure the bytes/s of one thread that copies samples of this size from random offsets of a large buffer."""
+    held = np.ones(HELD_BYTES, np.uint8)  # not zeros, which would all map to the kernel's zero page
+    size = min(max(1, sample_bytes), HELD_BYTES // 2)
+    into = np.empty(size, np.uint8)
+    starts = np.random.default_rng(seed).integers(0, HELD_BYTES - size, 4096).tolist()
+
+    def rate() -> float:
+        copied, began = 0, perf_counter()
+        while perf_counter() - began < effort.window_s:
+            # Many copies per clock reading, which takes as long as copying a small sample.
+            for start in starts[: max(1, min(len(starts), (32 << 20) // size))]:
+                np.copyto(into, held[start : start + size])
+                copied += size
+        return copied / (perf_counter() - began)
+
+    return repeated(rate, effort, unit="bytes/s")

@@ -1,0 +1,274 @@
+"""Runs one row of the benchmark in its own process: the host.
+
+The host starts the row's service and trials, and watches them. All processes of a row are its descendants, so their
+costs can be measured, and none is left when the next row begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import IO, Any, NoReturn
+
+import psutil
+
+from mbaas.base.units import seconds
+from mbaas.tools.bench.cpu import TreeWatch
+from mbaas.tools.bench.rows import TrialSpec, open_service
+from mbaas.tools.bench.trial import Failed, Gate, Message, TrialResult, Warm, Window, run_trial
+
+HOST = "from mbaas.tools.bench.host import main; main()"
+"""Program of the host. With ``-m`` this module would exist twice there, and its classes would not unpickle."""
+
+STOP_S = 30.0
+"""Seconds that a trial may take to close before it is killed."""
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """A row to run: ``trials`` processes that each open ``trial``, with their own number, and take minibatches.
+
+    Attributes:
+        trial, trials: the source that each process opens, and the number of processes.
+        window: length of each measurement.
+        timeout_s: time limit of the row.
+        python: the row's interpreter, which must have mbaas and the row's libraries.
+    """
+
+    trial: TrialSpec
+    trials: int
+    window: Window
+    timeout_s: float
+    python: str = sys.executable
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """Result of one run of a row.
+
+    Attributes:
+        row, trials, batch: the row; for "prep", trials is the number of P's processes.
+        samples_per_s: delivered samples, summed over trials, each in its own window.
+        cores_by_kind: CPU seconds per second by kind of process (see `mbaas.tools.bench.cpu.kind_of`), busiest first,
+            while all trials were in their windows.
+        trial_us: CPU microseconds of a trial's process per sample.
+        peak_bytes: the largest sum of PSS.
+        spilled_bytes: bytes written to disk by Ray because its object store was full.
+        epochs, missing, repeated: see `TrialResult`; summed over trials.
+        error: reason why there is no result, or "".
+    """
+
+    row: str
+    trials: int
+    batch: int
+    samples_per_s: float = 0.0
+    cores_by_kind: tuple[tuple[str, float], ...] = ()
+    trial_us: float = 0.0
+    peak_bytes: int = 0
+    spilled_bytes: int = 0
+    epochs: int = 0
+    missing: int = 0
+    repeated: int = 0
+    error: str = ""
+
+    @property
+    def busy_cores(self) -> float:
+        """CPU seconds per second of all processes of the row."""
+        return sum(cores for _, cores in self.cores_by_kind)
+
+    @property
+    def cpu_s_per_1000(self) -> float:
+        """CPU seconds of the whole process tree per 1,000 delivered samples."""
+        return 1000 * self.busy_cores / self.samples_per_s
+
+
+def run_row(spec: RowSpec) -> RowRun:
+    """Run a row in its own process. If it fails or times out, the result has an error; nothing is raised."""
+    # a separate pipe, because libraries write other output to stdout
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as results, tempfile.TemporaryFile() as log, _own_temporary_files() as environment:
+        host = subprocess.Popen(
+            [spec.python, "-c", HOST, str(writing)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[writing],
+            env=environment,
+        )
+        os.close(writing)  # now only the host holds it: if the host dies, reading ends instead of waiting
+        try:
+            assert host.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it ended at once; its log contains the reason
+                host.stdin.write(pickle.dumps(spec))
+                host.stdin.flush()
+            host.wait(spec.timeout_s)  # its stdin stays open: closing it ends the host
+            return pickle.load(results)
+        except subprocess.TimeoutExpired:
+            return failed(
+                spec, f"took longer than {seconds(spec.timeout_s)}, the most that a row may take\n{_tail(log)}"
+            )
+        except EOFError:
+            return failed(spec, f"its process ended with exit code {host.returncode}\n{_tail(log)}")
+        finally:
+            if host.poll() is None:
+                kill_tree(host.pid)
+                host.wait()
+            assert host.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # unread input
+                host.stdin.close()
+
+
+@contextmanager
+def _own_temporary_files() -> Iterator[dict[str, str]]:
+    # So that no temporary files are left when the row's processes are killed. Ray's logs keep their usual folder,
+    # because the paths of its sockets must stay short.
+    usual = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="mbaas-", ignore_cleanup_errors=True) as folder:
+        yield {"RAY_TMPDIR": usual, **os.environ, "TMPDIR": folder}
+
+
+def failed(spec: RowSpec, error: str) -> RowRun:
+    """Return the run of a row that has no result."""
+    return RowRun(spec.trial.row, spec.trials, spec.trial.batch, error=error)
+
+
+def _tail(log: IO[bytes], size: int = 4000) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - size))
+    return log.read().decode(errors="replace")
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process, if it still runs, and all its descendants."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        for process in [top, *top.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                # It ends after the others, and cleans up after them.
+                if not any("resource_tracker" in part for part in process.cmdline()):
+                    process.kill()
+
+
+# ---- in the host ----
+
+
+def main() -> None:
+    """Run as the host: read a pickled `RowSpec` from stdin, write a pickled `RowRun` to the descriptor in argv."""
+    spec: RowSpec = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, name="mbaas-end-with-parent", daemon=True).start()
+    try:
+        run = measure(spec)
+    except Exception:  # from any library: report it, and let other rows run
+        run = failed(spec, traceback.format_exc())
+    with os.fdopen(int(sys.argv[1]), "wb") as results:
+        pickle.dump(run, results)
+
+
+def _end_with_parent() -> None:
+    """End this process and its descendants when the parent ends for any reason, which closes stdin."""
+    # Read the descriptor: a thread that waits in a Python file object holds its lock, and the interpreter could not
+    # exit.
+    while os.read(0, 4096):
+        pass
+    end_host()
+
+
+def end_host() -> NoReturn:
+    """End this process and its descendants, from any thread; the row's run then fails."""
+    for child in psutil.Process().children():
+        kill_tree(child.pid)
+    os._exit(1)
+
+
+def measure(spec: RowSpec) -> RowRun:
+    """Run a row in descendants of this process."""
+    with open_service(spec.trial, spec.trials) as service, TreeWatch() as watch:
+        trial = replace(spec.trial, address=service.address) if service is not None else spec.trial
+        with _tasks(spec, trial) as (connections, gate):
+            results, cores = _collect(connections, watch)
+            gate.stop.set()
+        spilled_bytes = service.spilled_bytes() if service is not None else 0
+        return _summary(spec, results, cores, watch.peak_bytes, spilled_bytes)
+
+
+@contextmanager
+def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[Any, Message]], Gate]]:
+    context = mp.get_context("spawn")  # forking a process with threads, such as a Ray server, may hang
+    gate = Gate(context.Barrier(spec.trials), context.Event())
+    connections, processes = [], []
+    for index in range(spec.trials):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=run_trial, args=(replace(trial, trial=index), spec.window, gate, theirs))
+        process.start()
+        theirs.close()  # so that the trial's end closes the connection, which `_received` detects
+        connections.append(ours)
+        processes.append(process)
+    try:
+        yield connections, gate
+        for process in processes:
+            process.join(STOP_S)
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                kill_tree(process.pid)
+            process.join()
+
+
+def _collect(
+    connections: Sequence[Connection[Any, Message]], watch: TreeWatch
+) -> tuple[list[TrialResult], dict[str, float]]:
+    # Cores are measured from the last `Warm` to the last `TrialResult`: all trials work during this time, including
+    # those that have finished.
+    results: list[TrialResult] = []
+    warm, open_ones = 0, list(connections)
+    began = watch.cpu()
+    while open_ones:
+        for ready in wait(open_ones):
+            connection: Any = ready
+            message = _received(connection)
+            if isinstance(message, TrialResult):
+                results.append(message)
+                open_ones.remove(connection)
+                continue
+            warm += 1
+            if warm == len(connections):
+                began = watch.cpu()
+    return results, began.cores_until(watch.cpu())
+
+
+def _received(connection: Connection[Any, Message]) -> Warm | TrialResult:
+    try:
+        message = connection.recv()
+    except EOFError:
+        raise RuntimeError("a trial's process ended without a word") from None
+    if isinstance(message, Failed):
+        raise RuntimeError(message.reason)
+    return message
+
+
+def _summary(
+    spec: RowSpec, results: Sequence[TrialResult], cores: dict[str, float], peak_bytes: int, spilled_bytes: int
+) -> RowRun:
+    return RowRun(
+        spec.trial.row,
+        spec.trials,
+        spec.trial.batch,
+        samples_per_s=sum(result.samples / result.seconds for result in results),
+        cores_by_kind=tuple(cores.items()),
+        trial_us=1e6 * sum(result.cpu_s for result in results) / sum(result.samples for result in results),
+        peak_bytes=peak_bytes,
+        spilled_bytes=spilled_bytes,
+        epochs=sum(result.epochs for result in results),
+        missing=sum(result.missing for result in results),
+        repeated=sum(result.repeated for result in results),
+    )

@@ -1,0 +1,147 @@
+"""Row "dataloader": a separate PyTorch DataLoader in every trial, set up as an expert would.
+
+The engine of mbaas decodes, so that decoders are not compared. One ``__getitems__`` prepares a whole minibatch, and
+files are read into reused memory. Persistent workers write pixels and spectrograms directly to shared memory. They are
+copied to a GPU from pinned memory. Boxes travel as two small packed arrays, and the trial cuts them into a list: one
+tensor per image would cost an open file and a mapping each.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
+
+from mbaas.prep.engines import Engine, make_engine
+from mbaas.samples.fields import Field, Packed
+from mbaas.tools.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
+from mbaas.tools.bench.tasks.base import Samples, Task
+
+TorchMinibatch = tuple[torch.Tensor, torch.Tensor, list[Packed]]
+"""[n, *shape], int64[n] sample ids, and fields of varying length."""
+
+
+def workers_for(cores: int, trials: int) -> int:
+    """Return the workers of each trial's DataLoader: the cores divided by the trials, at least one.
+
+    With none, a trial would decode in its own process, between its training steps.
+    """
+    return max(1, cores // trials)
+
+
+class Minibatches(Dataset[Any]):
+    """Prepares whole minibatches; an index is epoch * samples + sample id, as workers do not get the epoch."""
+
+    def __init__(self, samples: Samples, task: Task, seed: int) -> None:
+        self._samples, self._task, self._seed = samples, task, seed
+        self._largest_bytes = max(file.stat().st_size for file in samples.files)
+        self._encoded = np.empty(0, np.uint8)
+        self._engine: Engine | None = None
+
+    def __len__(self) -> int:
+        return len(self._samples.files)
+
+    def __getitems__(self, indices: list[int]) -> TorchMinibatch:
+        epoch, first = divmod(indices[0], len(self))
+        ids = np.array(indices, np.int64) - (indices[0] - first)  # no minibatch spans two epochs
+        raw = self._read(ids.tolist())
+        if self._engine is None:  # made in the worker process
+            self._engine = make_engine("cpu", self._task.pipeline(), seed=self._seed)
+        out = _empty(len(ids), self._task.made)
+        prepared = self._engine.prepare(raw, ids, epoch, known_of(self._samples, ids), out.numpy())
+        refuse_bad(prepared.bad, ids, self._samples.files)
+        return out, torch.from_numpy(ids), [prepared.known[name] for name in self._task.beside]
+
+    def _read(self, ids: list[int]) -> list[NDArray[np.uint8]]:
+        # Into one array that the next call overwrites: new memory would cost a page fault per page.
+        if len(self._encoded) < len(ids) * self._largest_bytes:
+            self._encoded = np.empty(len(ids) * self._largest_bytes, np.uint8)
+        raw, start = [], 0
+        for i in ids:
+            with self._samples.files[i].open("rb", buffering=0) as file:
+                stop = start + file.readinto(self._encoded[start:].data)
+            raw.append(self._encoded[start:stop])
+            start = stop
+        return raw
+
+
+def _empty(n: int, made: Field) -> torch.Tensor:
+    """Return an empty [n, *shape]; in a worker it is in shared memory, which avoids a copy."""
+    shape = made.empty(0).shape[1:]
+    # as in torch's default_collate; there is no public way
+    out = torch.empty(0, dtype=getattr(torch, made.dtype))
+    if get_worker_info() is not None:
+        storage = out._typed_storage()._new_shared(n * math.prod(shape), device=out.device)
+        out = out.new(storage)
+    return out.resize_(n, *shape)
+
+
+class _Indices(Sampler[int]):
+    """Random sampler whose indices include the epoch."""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        self._samples = samples
+        self._random = RandomSampler(range(samples), generator=torch.Generator().manual_seed(seed))
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __iter__(self) -> Iterator[int]:
+        first, self._epoch = self._epoch * self._samples, self._epoch + 1
+        return (first + index for index in self._random)
+
+
+def _as_is(minibatch: Any) -> Any:
+    # `Minibatches` makes whole minibatches. Not a lambda, which cannot be pickled for workers.
+    return minibatch
+
+
+def make_loader(spec: TrialSpec, workers: int, collate: Callable[[Any], Any] = _as_is) -> DataLoader[Any]:
+    """Make a DataLoader of `Minibatches` with ``workers`` processes; ``collate`` is applied to each minibatch."""
+    samples = spec.samples()
+    with warnings.catch_warnings():
+        # torch compares one trial's workers with the cores; the benchmark counts all trials
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        return DataLoader(
+            Minibatches(samples, spec.task, spec.seed + spec.trial),
+            batch_size=spec.batch,
+            sampler=_Indices(len(samples.files), spec.seed + spec.trial),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            prefetch_factor=2 if workers else None,
+            pin_memory=spec.gpu,
+            collate_fn=collate,
+        )
+
+
+class PerTrialLoader:
+    """A DataLoader. See `mbaas.tools.bench.rows.EpochLoader`."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        self.samples = len(spec.samples().files)
+        self._loader: DataLoader[TorchMinibatch] = make_loader(spec, spec.workers)
+        self._iterator: Iterator[TorchMinibatch] | None = None
+        self._on_gpu = spec.gpu
+
+    def epoch(self) -> Iterator[Minibatch]:
+        self._iterator = iter(self._loader)
+        for made, ids, beside in self._iterator:
+            values = made.to("cuda", non_blocking=True) if self._on_gpu else made.numpy()
+            yield [values, *(value for column in beside for value in listed(column))], ids.numpy()
+
+    def close(self) -> None:
+        """Drop the loader; persistent workers are joined with their iterator, or end with the trial's process."""
+        self._iterator = None
+        del self._loader
+
+
+def open_loader(spec: TrialSpec) -> PerTrialLoader:
+    """Open the loader of one trial."""
+    return PerTrialLoader(spec)

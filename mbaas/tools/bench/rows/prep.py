@@ -1,0 +1,161 @@
+"""Rows "prep" and "prep-decoded": P and P', the rates at which all cores prepare samples without any transport.
+
+One process per core goes through the dataset with the engine and the block size of an mbaas prep worker. On a GPU there
+are as many processes as a feed has, with the dali engine and page-locked output arrays. Encoded bytes are in the
+process's own memory, decoded samples in shared memory. The output array is reused for every block. P (encoded) and P'
+(decoded) are upper limits for any row on these cores or GPU.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.core.layout import block_samples, wanted_staging
+from mbaas.errors import MbaasError
+from mbaas.memory import pinned
+from mbaas.prep.decoded import DecodedBuffer, DecodedRows
+from mbaas.prep.engines import make_engine
+from mbaas.samples.order import SampleOrder
+from mbaas.tools.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
+from mbaas.wire.samples import EngineName
+
+TOGETHER = 16
+"""Samples decoded per call."""
+
+MOST_BYTES = 1 << 30
+"""Maximum bytes of their decoded forms; untouched memory costs nothing."""
+
+
+class Service:
+    """Decodes all samples into memory that other processes can map. See `mbaas.tools.bench.rows.Service`."""
+
+    def __init__(self, spec: TrialSpec, trials: int) -> None:  # noqa: ARG002
+        self._spec = spec
+        self.address = ""
+
+    def __enter__(self) -> Service:
+        # anonymous memory: it is released however this process ends
+        self._memory = os.memfd_create("mbaas-decoded")
+        self.address = f"/proc/{os.getpid()}/fd/{self._memory}"
+        with open(self._memory, "wb", closefd=False) as file:
+            _decode_all(self._spec, file)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self._memory)
+
+    def spilled_bytes(self) -> int:
+        """Return 0: the service uses memory only."""
+        return 0
+
+
+def _decode_all(spec: TrialSpec, file: BinaryIO) -> None:
+    """Write the lengths of all containers, int64[n], and the containers from the next multiple of 64 on."""
+    samples = spec.samples()
+    engine, memory = make_engine("cpu", spec.task.pipeline(), seed=spec.seed, threads=spec.cores), DecodedBuffer()
+    lengths = np.empty(len(samples.files), np.int64)
+    out = spec.task.made.empty(TOGETHER)
+    file.seek(_start(len(lengths)))
+    for first in range(0, len(lengths), TOGETHER):
+        ids = np.arange(first, min(first + TOGETHER, len(lengths)))
+        raw = [np.fromfile(samples.files[i], np.uint8) for i in ids.tolist()]
+        keep = DecodedRows(range(len(ids)), MOST_BYTES, memory)
+        prepared = engine.prepare(raw, ids, 0, known_of(samples, ids), out[: len(ids)], keep=keep)
+        refuse_bad(prepared.bad, ids, samples.files)
+        rows, sizes, containers = keep.taken()
+        if len(rows) < len(ids):
+            missing = samples.files[ids[min({*range(len(ids))} - {*rows.tolist()})]]
+            raise MbaasError(f"{missing} cannot be kept decoded, so there is no P' with this data")
+        file.writelines(each.data for each in _by_row(rows, sizes, containers))
+        lengths[ids[rows]] = sizes
+    file.seek(0)
+    file.write(lengths.data)
+    engine.close()
+
+
+def _by_row(
+    rows: NDArray[np.int64], sizes: NDArray[np.int64], containers: NDArray[np.uint8]
+) -> list[NDArray[np.uint8]]:
+    # An engine's threads keep samples in any order.
+    views = np.split(containers, np.cumsum(sizes)[:-1])
+    return [views[place] for place in np.argsort(rows)]
+
+
+def _start(samples: int) -> int:
+    return -(-8 * samples // 64) * 64
+
+
+def _decoded(path: str, samples: int) -> list[NDArray[np.uint8]]:
+    memory = np.memmap(path, np.uint8, "r")
+    bounds = [
+        start := _start(samples),
+        *(start + end for end in accumulate(memory[: 8 * samples].view(np.int64).tolist())),
+    ]
+    return [memory[start:stop] for start, stop in pairwise(bounds)]
+
+
+class PrepRate:
+    """Prepares blocks in this process. See `mbaas.tools.bench.rows.EpochLoader`."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        self._all = spec.samples()
+        self._beside = spec.task.beside
+        self.samples = len(self._all.files)
+        self._raw: Sequence[NDArray[np.uint8]]
+        if spec.row == "prep-decoded":
+            self._raw = _decoded(spec.address, self.samples)
+        else:
+            self._raw = [np.fromfile(file, np.uint8) for file in self._all.files]
+        self._order = SampleOrder(self.samples, spec.seed + spec.trial, _block_samples(spec, self.samples))
+        kind: EngineName = "dali" if spec.gpu else "cpu"
+        self._engine = make_engine(kind, spec.task.pipeline(), seed=spec.seed, device_id=0 if spec.gpu else None)
+        self._out = spec.task.made.empty(self._order.block_samples)
+        if spec.gpu:
+            self._out = _locked(self._out)
+        self._epoch = 0
+
+    def epoch(self) -> Iterator[Minibatch]:
+        blocks = self._order.blocks_per_epoch
+        first, epoch, self._epoch = self._epoch * blocks, self._epoch, self._epoch + 1
+        for block in range(first, first + blocks):
+            ids = self._order.sample_ids(block)
+            out = self._out[: len(ids)]
+            raw, known = [self._raw[i] for i in ids], known_of(self._all, ids)
+            prepared = self._engine.prepare(raw, ids, epoch, known, out)
+            refuse_bad(prepared.bad, ids, self._all.files)
+            yield [out, *(value for name in self._beside for value in listed(prepared.known[name]))], ids
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _locked(like: NDArray[Any]) -> NDArray[Any]:
+    pages = np.frombuffer(mmap.mmap(-1, -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
+    pinned.gpu(0).lock(pages)
+    return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+def _block_samples(spec: TrialSpec, samples: int) -> int:
+    """Return the block size of an mbaas feed with an ample staging budget."""
+    sample_bytes = spec.task.made.nbytes
+    return block_samples(
+        num_samples=samples,
+        batch_size=spec.batch,
+        sample_bytes=sample_bytes,
+        staging_bytes=max(wanted_staging(spec.trials), 8 * spec.batch * sample_bytes),
+        workers=spec.trials,
+        most_workers=spec.trials,
+        sample_s=0.0,
+    )
+
+
+def open_loader(spec: TrialSpec) -> PrepRate:
+    """Open the loader of one process of P."""
+    return PrepRate(spec)

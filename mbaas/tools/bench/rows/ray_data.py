@@ -1,0 +1,136 @@
+"""Row "ray-data": Ray Data prepares each epoch once into Ray's object store, and all trials read it.
+
+Ray Data has no sharing between trials, but a materialized dataset may be passed to any process in the cluster. So an
+actor prepares each epoch, one ahead of the trials, by tasks on all cores with the engine of mbaas. Two whole epochs
+must fit into the object store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import ray
+
+from mbaas.prep.engines import Engine, make_engine
+from mbaas.ray_cluster import actor_names, connection
+from mbaas.samples.fields import IMAGE
+from mbaas.samples.order import SampleOrder
+from mbaas.tools.bench.rows import Minibatch, TrialSpec, known_of, refuse_bad
+from mbaas.tools.bench.rows.feed import spilled_bytes
+from mbaas.tools.bench.tasks.base import Samples
+
+EPOCHS = "bench-epochs"
+ID, EPOCH = "sample_id", "epoch"
+
+
+class Service:
+    """A Ray cluster with an actor that prepares epochs. See `mbaas.tools.bench.rows.Service`."""
+
+    def __init__(self, spec: TrialSpec, trials: int) -> None:
+        self._spec, self._trials = spec, trials
+        self.address = ""
+
+    def __enter__(self) -> Service:
+        connection.start_ray(self._spec.cores)
+        self.address = ray.get_runtime_context().gcs_address
+        remote: Any = ray.remote
+        actor = remote(num_cpus=0, max_concurrency=self._trials)(Epochs)
+        named = actor.options(name=EPOCHS, namespace=actor_names.NAMESPACE)
+        self._epochs = named.remote(self._spec, self._trials)  # keeps the actor alive
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        ray.shutdown()
+
+    def spilled_bytes(self) -> int:
+        """Return the bytes that the object store wrote to disk."""
+        return spilled_bytes()
+
+
+class Epochs:
+    """An actor that prepares each epoch once."""
+
+    def __init__(self, spec: TrialSpec, trials: int) -> None:
+        self._spec = spec
+        self._order = SampleOrder(len(spec.samples().files), spec.seed, spec.batch)
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(1)
+        self._asked = [0] * trials
+        """The epoch last requested by each trial."""
+        self._made: dict[int, Future[Any]] = {}
+        """Epochs in preparation, or still readable by trials."""
+
+    def get(self, trial: int, number: int) -> Any:
+        """Return an epoch, from 0; each trial requests them in order."""
+        with self._lock:
+            self._asked[trial] = number
+            for epoch in (number, number + 1):
+                if epoch not in self._made:
+                    self._made[epoch] = self._pool.submit(self._make, epoch)
+            for old in [epoch for epoch in self._made if epoch < min(self._asked)]:
+                del self._made[old]
+            made = self._made[number]
+        return made.result()
+
+    def close(self) -> None:
+        """End the thread; not needed in an actor."""
+        self._pool.shutdown()
+
+    def _make(self, number: int) -> Any:
+        """Prepare all samples of an epoch in order: a dataset in memory whose blocks are minibatches."""
+        import pyarrow as pa
+        from ray.data import DataContext, from_arrow
+
+        DataContext.get_current().enable_progress_bars = False
+        blocks = self._order.blocks_per_epoch
+        some = [self._order.sample_ids(block) for block in range(number * blocks, (number + 1) * blocks)]
+        todo: Any = from_arrow([pa.table({ID: ids, EPOCH: np.full(len(ids), number)}) for ids in some])
+        return todo.map_batches(_prepare, batch_size=None, fn_kwargs={"spec": self._spec}).materialize()
+
+
+@cache
+def _tools(spec: TrialSpec) -> tuple[Samples, Engine]:
+    return spec.samples(), make_engine("cpu", spec.task.pipeline(), seed=spec.seed)
+
+
+def _prepare(todo: dict[str, Any], spec: TrialSpec) -> dict[str, Any]:
+    samples, engine = _tools(spec)
+    ids = np.asarray(todo[ID])
+    raw = [np.fromfile(samples.files[sample], np.uint8) for sample in ids]
+    out = spec.task.made.empty(len(ids))
+    prepared = engine.prepare(raw, ids, int(todo[EPOCH][0]), known_of(samples, ids), out)
+    refuse_bad(prepared.bad, ids, samples.files)
+    return {IMAGE: out, ID: ids}
+
+
+class MaterialisedEpochs:
+    """A trial's view of the epochs. See `mbaas.tools.bench.rows.EpochLoader`."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        os.environ["RAY_ADDRESS"] = spec.address
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        self.samples = len(spec.samples().files)
+        self._trial, self._batch = spec.trial, spec.batch
+        self._epochs: Any = ray.get_actor(EPOCHS, namespace=actor_names.NAMESPACE)
+        self._next = 0
+
+    def epoch(self) -> Iterator[Minibatch]:
+        number, self._next = self._next, self._next + 1
+        dataset = ray.get(self._epochs.get.remote(self._trial, number))
+        for minibatch in dataset.iter_batches(batch_size=self._batch, batch_format="numpy"):
+            yield [np.ascontiguousarray(minibatch[IMAGE])], minibatch[ID]
+
+    def close(self) -> None:
+        ray.shutdown()
+
+
+def open_loader(spec: TrialSpec) -> MaterialisedEpochs:
+    """Open the loader of one trial."""
+    return MaterialisedEpochs(spec)

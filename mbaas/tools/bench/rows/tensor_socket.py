@@ -1,0 +1,114 @@
+"""Row "tensorsocket": one DataLoader for all trials, shared by TensorSocket (Robroek et al., 2024).
+
+A producer process wraps the DataLoader of row "dataloader", with workers on all cores, and sends each minibatch to the
+consumers in all trials. All options but one are TensorSocket's defaults. By default it joins eight minibatches before
+it sends them, and drops the last eight of an epoch, and any smaller one. With two it loses the fewest; with one
+(version 0.0.5) it ends with an error.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from multiprocessing.connection import wait
+from typing import Any
+
+from mbaas.tools.bench.host import end_host, kill_tree
+from mbaas.tools.bench.rows import Minibatch, TrialSpec
+
+SENT_TOGETHER = 2
+"""Minibatches of the DataLoader that TensorSocket joins into one message."""
+
+LOOK_S = 0.1
+
+
+class Service:
+    """The producer, in its own process. See `mbaas.tools.bench.rows.Service`."""
+
+    def __init__(self, spec: TrialSpec, trials: int) -> None:
+        ports = _free_ports(4)
+        self.address = ",".join(map(str, ports))
+        self._process = mp.get_context("spawn").Process(target=_produce, args=(spec, trials, ports))
+        self._stopped = False
+
+    def __enter__(self) -> Service:
+        self._process.start()
+        threading.Thread(target=self._watch, name="tensorsocket-watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stopped = True
+        assert self._process.pid is not None
+        kill_tree(self._process.pid)  # it produces epochs forever
+        self._process.join()
+
+    def _watch(self) -> None:
+        # End the row if the producer ends: its consumers would wait forever.
+        wait([self._process.sentinel])
+        if not self._stopped:
+            end_host()  # the producer has written the reason
+
+    def spilled_bytes(self) -> int:
+        """Return 0: the service stores nothing."""
+        return 0
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _produce(spec: TrialSpec, trials: int, ports: list[int]) -> None:
+    from tensorsocket import producer
+
+    from mbaas.tools.bench.rows.dataloader import make_loader
+
+    producer.LOCALHOST = "tcp://127.0.0.1"  # by default it listens on all interfaces
+    data, acknowledged, *heart = ports
+    sender = producer.TensorProducer(
+        make_loader(spec, spec.cores, _tensors),
+        port=data,
+        ack_port=acknowledged,
+        heart_ports=tuple(heart),
+        producer_batch_size=SENT_TOGETHER,
+    )
+    while len(sender.hb.consumers) < trials:  # otherwise late consumers would miss minibatches
+        time.sleep(LOOK_S)
+    while True:
+        for _ in sender:
+            pass
+
+
+def _tensors(minibatch: Any) -> Any:
+    # Only pixels and sample ids: TensorSocket cannot send packed fields.
+    return minibatch[:2]
+
+
+class Consumer:
+    """A consumer in a trial. See `mbaas.tools.bench.rows.EpochLoader`."""
+
+    def __init__(self, spec: TrialSpec) -> None:
+        from tensorsocket import TensorConsumer
+
+        self.samples = len(spec.samples().files)
+        data, acknowledged, *heart = map(int, spec.address.split(","))
+        self._consumer = TensorConsumer(data, acknowledged, tuple(heart), batch_size=spec.batch)
+
+    def epoch(self) -> Iterator[Minibatch]:
+        for pixels, ids in self._consumer:
+            yield [pixels.numpy()], ids.numpy()
+
+    def close(self) -> None:
+        """Do nothing: its threads are daemons, and TensorConsumer cannot be closed."""
+
+
+def open_loader(spec: TrialSpec) -> Consumer:
+    """Open the loader of one trial."""
+    return Consumer(spec)

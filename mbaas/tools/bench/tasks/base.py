@@ -1,0 +1,98 @@
+"""Base class for tasks of the benchmark: the samples, their pipeline, and the fields that a trial reads.
+
+Only the row with a feed reads samples through `mbaas.dataset`. Other rows use file paths, like a program without mbaas,
+and have no extra cost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from mbaas.errors import DatasetError
+from mbaas.samples.fields import Arrays, Field
+from mbaas.transforms import Pipeline
+
+if TYPE_CHECKING:
+    from mbaas.dataset import Dataset
+
+Report = Callable[[str], None]
+"""Called with one line per progress message."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Folder of the samples, and a COCO JSON file with the objects in the images, if there is one."""
+
+    folder: Path
+    annotations: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Files of all samples (a sample's id is its index), and fields that are not in the files: name -> values."""
+
+    files: Sequence[Path]
+    known: Arrays = field(default_factory=dict)
+
+
+class Task(ABC):
+    """The data side of a training task. Picklable."""
+
+    name: ClassVar[str]
+    things: ClassVar[str]
+    """Plural noun for the samples, for messages: "images"."""
+    work: ClassVar[str]
+    """Description of the pipeline, for messages."""
+    made: ClassVar[Field]
+    """Field prepared from a sample's bytes."""
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Further dataset fields that a trial reads; they vary in length, and a trial gets lists of arrays."""
+
+    @abstractmethod
+    def make(self, cache_dir: Path, count: int, *, seed: int, report: Report) -> Data:
+        """Generate ``count`` samples in ``cache_dir``, or find those generated earlier with the same arguments.
+
+        Raises:
+            DatasetError: a package for generating them is missing.
+        """
+
+    @abstractmethod
+    def find(self, data: Path, image_folder: Path | None) -> Data:
+        """Find a user's own samples in ``data``; if it is a file, it lists the images of ``image_folder``.
+
+        Raises:
+            DatasetError: ``data`` has no samples for this task.
+        """
+
+    @abstractmethod
+    def samples(self, data: Data) -> Samples:
+        """Return the samples, as a program without mbaas would list them."""
+
+    @abstractmethod
+    def dataset(self, data: Data) -> Dataset:
+        """Return the same samples, in any order, as a dataset for a feed."""
+
+    @abstractmethod
+    def pipeline(self) -> Pipeline:
+        """Return the pipeline. Row "dali" does the same with DALI's operators."""
+
+
+def files_below(folder: Path, extensions: Sequence[str]) -> tuple[Path, ...]:
+    """Return the files of a class-per-folder tree, sorted, without hidden ones, like the readers of mbaas."""
+
+    def is_sample(path: Path) -> bool:
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        return path.suffix.lower() in extensions and not is_hidden
+
+    return tuple(sorted(filter(is_sample, folder.glob("*/**/*"))))
+
+
+def checked_folder(path: Path, wanted: str) -> Path:
+    """Return ``path``; raise DatasetError, which ends with ``wanted``, if it is not a folder."""
+    if not path.is_dir():
+        raise DatasetError(f"{path} {'is no folder' if path.exists() else 'does not exist'}; {wanted}")
+    return path

@@ -1,0 +1,286 @@
+"""Executes faults on a running cluster, and records their targets."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from mbaas.base.units import counted, seconds
+from mbaas.tools.chaos.network import Network
+from mbaas.tools.chaos.nodes import Nodes
+from mbaas.tools.chaos.participants import Participant, alive, kill, participants, pause, resume
+from mbaas.tools.chaos.plan import Fault, Strike
+from mbaas.tools.chaos.server import Server
+from mbaas.tools.chaos.storage import Trouble
+
+FIND_S = 5.0
+"""Longest wait of a fault for a target, which may still be recovering from an earlier fault."""
+
+LEAVE_S = 1.0
+"""Pause between checks of a temporary node that has not started yet."""
+
+LOOK_S = 0.1
+"""Interval between checks for targets and for due undo actions."""
+
+CPUS = 2
+"""CPUs of each node in Ray: enough for all workers of a feed."""
+
+TRIES = 5
+"""Attempts to start a node: on a busy machine, Ray gives up on nodes that start slowly."""
+
+SLOW_MBIT_PER_S = 5
+"""Bandwidth of a slow link, each way."""
+
+
+@dataclass
+class Injected:
+    """The outcome of a fault.
+
+    Attributes:
+        at: time of the fault, in seconds of the machine's monotonic clock.
+        kind: kind of fault, as in the plan.
+        met, pids: descriptions of the targets hit, and their processes.
+        happened: every strike hit a live process or a read.
+    """
+
+    at: float
+    kind: str
+    met: list[str] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+    happened: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {', '.join(self.met) or 'met nobody'}"
+
+
+@dataclass(order=True)
+class _Due:
+    at: float
+    order: int
+    undo: Callable[[], Any] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class OurSearch:
+    """The parts of the default search that faults can hit: the program that serves its feed, and its storage."""
+
+    server: Server
+    trouble: Trouble
+
+
+class Injector:
+    """Executes faults, and undoes the temporary ones. `search` is None if a user's command runs."""
+
+    def __init__(self, nodes: Nodes | Network, say: Callable[[str], None]) -> None:
+        self._nodes, self._say = nodes, say
+        self.search: OurSearch | None = None
+        self._due: list[_Due] = []
+        self._orders = itertools.count()
+        self._end_trouble: Callable[[], Any] = lambda: None
+        # Processes that were paused. Recorded here, because a process on a busy machine takes time to stop, and its
+        # state would still be "running".
+        self._still: set[int] = set()
+        self._porter = ThreadPoolExecutor(1)  # nodes take seconds to start; faults continue meanwhile
+        self._coming: list[Future[Any]] = []
+        self.log: list[Injected] = []
+
+    def inject(self, fault: Fault) -> Injected:
+        """Execute a fault now."""
+        injected = Injected(time.monotonic(), fault.kind)
+        # Find all targets before striking any: finding takes time, and the strikes must be simultaneous.
+        strikes: list[Callable[[], Any]] = []
+        taken: set[int] = set()
+        for strike in fault.strikes:
+            if (found := self._aim(strike, taken, injected, is_burst=len(fault.strikes) > 1)) is None:
+                injected.happened = False
+            else:
+                strikes.append(found)
+        injected.at = time.monotonic()  # after the search for targets
+        for each in strikes:
+            each()
+        self.log.append(injected)
+        return injected
+
+    def _aim(self, strike: Strike, taken: set[int], injected: Injected, *, is_burst: bool) -> Callable[[], Any] | None:
+        if strike.target == "storage":
+            return lambda: self._disturb(strike, injected)
+        if strike.target == "driver":
+            return lambda: self._strike_driver(strike, injected)
+        if strike.action == "add":
+            return lambda: self._add_for_a_while(strike, injected)
+        if strike.target in ("node", "nodes", "raylet", "link"):
+            there = self._wait(lambda: [node for node in self._nodes.there if self._stands(node)])
+            if not there:
+                return None
+            if strike.target == "link":
+                node = there[int(strike.which * len(there))]
+                return lambda: self._strike_link(strike, node, injected)
+            chosen = there if strike.target == "nodes" else [there[int(strike.which * len(there))]]
+            return lambda: self._strike_nodes(strike, chosen, injected)
+        pool = self._wait(lambda: self._pool(strike, taken, is_burst=is_burst))
+        if not pool:
+            return None
+        victim = pool[int(strike.which * len(pool))]
+        taken.add(victim.pid)
+        return lambda: self._strike_process(strike, victim, injected)
+
+    def _wait(self, look: Callable[[], list[Any]]) -> list[Any]:
+        end = time.monotonic() + FIND_S
+        while not (found := look()) and time.monotonic() < end:
+            self.undo_what_is_due()
+            time.sleep(LOOK_S)
+        return found
+
+    # ---- strikes ----
+
+    def _strike_process(self, strike: Strike, victim: Participant, injected: Injected) -> None:
+        label = f"{victim.name or victim.target} ({victim.pid})"
+        try:
+            (kill if strike.action == "kill" else pause)(victim.pid)
+        except ProcessLookupError:  # ended since it was found
+            injected.happened = False
+            return
+        injected.pids.add(victim.pid)
+        if strike.action == "pause":
+            label += f" for {seconds(strike.lasts_s)}"
+            self._still.add(victim.pid)
+            self._later(strike.lasts_s, partial(self._go_on, [victim.pid], partial(resume, victim.pid)))
+        injected.met.append(label)
+
+    def _strike_driver(self, strike: Strike, injected: Injected) -> None:
+        if self.search is None or not alive(pid := self.search.server.pid):  # still restarting
+            injected.happened = False
+            return
+        self.search.server.kill(strike.lasts_s)
+        injected.met.append(f"the program that serves ({pid}), back in {seconds(strike.lasts_s)}")
+
+    def _strike_nodes(self, strike: Strike, chosen: list[Any], injected: Injected) -> None:
+        for node in chosen:
+            pids = self._nodes.pids(node)
+            injected.pids.update(pids)
+            label = f"node {node.node_id[:8]} ({len(pids)} processes)"
+            if strike.action == "pause":
+                label += f" for {seconds(strike.lasts_s)}"
+                self._still.update(pids)
+                go_on = self._nodes.pause(node)
+                self._later(strike.lasts_s, partial(self._go_on, pids, go_on))
+            elif strike.action == "drain":
+                label += f", {seconds(strike.lasts_s)} after notice"
+                self._nodes.drain(node, strike.lasts_s)
+                self._bring()  # like an autoscaler, which also receives the notice
+                self._later(strike.lasts_s, partial(self._reclaim, node))
+            else:
+                self._end_node(strike, node)
+                self._later(strike.lasts_s, self._bring)
+            injected.met.append(label)
+
+    def _strike_link(self, strike: Strike, node: Any, injected: Injected) -> None:
+        assert isinstance(self._nodes, Network), "links are not in a plan where nodes have none of their own"
+        mend = self._nodes.cut(node) if strike.action == "cut" else self._nodes.limit(node, SLOW_MBIT_PER_S)
+        self._later(strike.lasts_s, mend)
+        injected.met.append(f"node {node.node_id[:8]} for {seconds(strike.lasts_s)}")
+
+    def _reclaim(self, node: Any) -> None:
+        if node in self._nodes.there:  # an idle node may have exited already
+            self._nodes.kill(node)
+
+    def _end_node(self, strike: Strike, node: Any) -> None:
+        if strike.action == "remove":
+            self._nodes.remove(node)
+        elif strike.target == "raylet":
+            self._nodes.kill_raylet(node)
+        else:
+            self._nodes.kill(node)
+
+    def _add_for_a_while(self, strike: Strike, injected: Injected) -> None:
+        injected.met.append(f"a node for {seconds(strike.lasts_s)}")
+        coming = self._bring()
+
+        def leave() -> None:
+            if not coming.done():
+                self._later(LEAVE_S, leave)
+                return
+            node = coming.result()
+            # Another fault may have hit the node. The last node stays, because it would not be replaced.
+            if node in self._nodes.there and self._stands(node) and len(self._nodes.there) > 1:
+                self._nodes.remove(node)
+
+        self._later(strike.lasts_s, leave)
+
+    def _disturb(self, strike: Strike, injected: Injected) -> None:
+        if self.search is None:
+            injected.happened = False
+            return
+        self._end_trouble()  # one at a time: all processes share one switch
+        trouble = self.search.trouble
+        before, over = trouble.met, False
+        trouble.begin(strike.action)
+        injected.met.append(f"for {seconds(strike.lasts_s)}")
+
+        def end() -> None:
+            nonlocal over
+            if over:
+                return
+            over = True
+            trouble.end()
+            # Only known now: a disturbance without reads has no effect.
+            reads = trouble.met - before
+            injected.happened = reads > 0
+            injected.met.append(counted(reads, "read"))
+
+        self._end_trouble = end
+        self._later(strike.lasts_s, end)
+
+    # ---- undoing faults ----
+
+    def _later(self, after_s: float, undo: Callable[[], Any]) -> None:
+        heapq.heappush(self._due, _Due(time.monotonic() + after_s, next(self._orders), undo))
+
+    def undo_what_is_due(self, *, all_of_it: bool = False) -> None:
+        """End pauses and disturbances that are due, or all of them, and replace nodes that are gone."""
+        while self._due and (all_of_it or self._due[0].at <= time.monotonic()):
+            heapq.heappop(self._due).undo()
+        for node in list(self._nodes.there):
+            if not alive(self._nodes.raylet(node)):  # paused until Ray declared it dead; it exited when it found out
+                self._nodes.kill(node)
+                self._bring()
+        if self.search is not None:
+            self.search.server.look_after(at_once=all_of_it)
+        if all_of_it:
+            for coming in self._coming:
+                coming.result()
+        self._coming = [coming for coming in self._coming if not coming.done()]
+
+    def _bring(self) -> Future[Any]:
+        self._coming.append(self._porter.submit(self._come))
+        return self._coming[-1]
+
+    def _come(self) -> Any:
+        for _ in range(TRIES):
+            try:
+                return self._nodes.add(CPUS)
+            except Exception as error:  # Ray has no specific exception for this
+                self._say(f"another node is started: {error}")
+        return None
+
+    def _go_on(self, pids: list[int], resume: Callable[[], Any]) -> None:
+        self._still.difference_update(pids)
+        resume()
+
+    def _stands(self, node: Any) -> bool:
+        return self._works(self._nodes.raylet(node))
+
+    def _works(self, pid: int) -> bool:
+        return pid not in self._still and alive(pid)
+
+    def _pool(self, strike: Strike, taken: set[int], *, is_burst: bool) -> list[Participant]:
+        """Return possible targets of a strike: all of its kind. In a burst, any process if none is left."""
+        others = [each for each in participants() if each.pid not in taken and self._works(each.pid)]
+        same = [each for each in others if each.target == strike.target]
+        return same or (others if is_burst else [])

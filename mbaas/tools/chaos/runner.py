@@ -1,0 +1,343 @@
+"""Runs a search under faults on a separate cluster, from the first node to the report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from mbaas.base.units import counted, seconds
+from mbaas.coordinator.background import BROKEN
+from mbaas.errors import ConfigError, WaitTimeoutError
+from mbaas.ray_cluster import actor_names
+from mbaas.ray_cluster.bugs import INTERNAL_ERROR
+from mbaas.tools.chaos import records, search, usage
+from mbaas.tools.chaos.checker import Row
+from mbaas.tools.chaos.injector import CPUS, Injector, OurSearch
+from mbaas.tools.chaos.network import Network, why_not
+from mbaas.tools.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment, own_token
+from mbaas.tools.chaos.plan import OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
+from mbaas.tools.chaos.records import Incarnation
+from mbaas.tools.chaos.report import Checked, Report, checked, kinds_of
+from mbaas.tools.chaos.server import Server
+from mbaas.tools.chaos.storage import Trouble
+from mbaas.tools.chaos.usage import Usage
+from mbaas.tools.chaos.watch import FeedWatch
+
+NODES = 2
+"""Nodes besides the head, before the first fault."""
+
+WARM_UP_S = 60.0
+"""Longest wait for the trials' first minibatches, before the first fault."""
+
+HUNG_S = 120.0
+"""Time without a record after which a trial counts as hung; several times the longest fault."""
+
+HOLD_S = 30.0
+"""Faults pause while a trial has recorded nothing for this long, since nodes may die faster than they are replaced."""
+
+CALM_S = 150.0
+"""Longest wait for trials to end their epochs after the last fault."""
+
+HASTE_S = 10.0
+"""The same after Ctrl-C, and for a command to end."""
+
+LOOK_S = 0.05
+USAGE_S = 3.0
+"""Seconds between checks for due actions, and between measurements of resource use."""
+
+GONE_S = 15.0
+"""Time after the end at which remaining processes count as left behind."""
+
+RUN = "MBAAS_CHAOS_RUN"
+"""Environment variable that identifies the processes of a run."""
+
+ENVIRONMENT = {
+    **FAST_DETECTION,
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_free_objects_period_milliseconds": "20",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # otherwise Ray examines each of its processes every 5 s
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "MBAAS_VALIDATE": "1",
+}
+"""Settings of the cluster, for a single machine. Coordinators validate their own state."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ChaosSettings:
+    """Settings of a run.
+
+    Attributes:
+        seed, faults: determine the plan, with the number of its faults.
+        every_s: mean seconds between faults.
+        kinds: patterns of kinds, such as ``kill-*``; empty for all kinds possible here.
+        ranks: ranks of a data-parallel trial that reads the feed next to the others, while newcomers join mid-epoch; 0
+            for none.
+        command: program and arguments to run instead of the default search, on the cluster in RAY_ADDRESS.
+    """
+
+    seed: int = 0
+    faults: int = 20
+    every_s: float = 6.0
+    kinds: tuple[str, ...] = ()
+    ranks: int = 0
+    command: tuple[str, ...] = ()
+
+    def plan(self) -> tuple[Fault, ...]:
+        """Draw the faults. Raises ConfigError, also for a kind that is not possible here."""
+        if self.ranks == 1 or self.ranks < 0:
+            raise ConfigError(f"--ranks must be 0 or at least 2, got {self.ranks}")
+        if self.ranks and self.command:
+            raise ConfigError(f"--ranks {self.ranks} is for the search that runs without a command")
+        kinds = chosen_kinds(self.kinds or ("*",))
+        named = chosen_kinds([pattern for pattern in self.kinds if pattern != "*"])
+        for impossible, reason in (
+            (OF_OUR_SEARCH, "a program serves a feed of its own" if self.command else None),
+            (OF_LINKS, why_not() if set(kinds) & set(OF_LINKS) else None),
+        ):
+            if reason is not None:
+                if wrong := [kind for kind in named if kind in impossible]:
+                    raise ConfigError(f"--kinds has {' and '.join(wrong)}, which cannot happen here: {reason}")
+                kinds = tuple(kind for kind in kinds if kind not in impossible)
+        return plan(self.seed, faults=self.faults, every_s=self.every_s, kinds=kinds)
+
+
+def run(settings: ChaosSettings, say: Say) -> Report:
+    """Run a search under faults. Ctrl-C ends it early with a report of the results so far.
+
+    Raises:
+        ConfigError: an invalid setting.
+        MbaasError: the search did not start.
+    """
+    faults = settings.plan()
+    shared, mark = usage.shared_files(), uuid.uuid4().hex
+    # In /tmp regardless of TMPDIR: Ray's sockets are inside, and their paths have at most 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+    report, left = None, []
+    try:
+        with (
+            environment({**ENVIRONMENT, RUN: mark, **address_kept_in(str(folder))}),
+            own_token(),
+            (folder / "ray.out").open("w") as told,
+            contextlib.redirect_stdout(told),  # Ray's driver writes pages about each death to stdout
+        ):
+            report = _Run(settings, faults, folder, mark, say).report()
+    finally:
+        left = _end_what_is_left(mark) + [f"/dev/shm/{each}" for each in sorted(usage.shared_files() - shared)]
+        is_kept = report is not None and not (report.is_sound and not report.bugs)
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
+    return replace(report, left_behind=tuple(left), kept=str(folder) if is_kept else None)
+
+
+class _Run:
+    def __init__(self, settings: ChaosSettings, faults: Sequence[Fault], folder: Path, mark: str, say: Say) -> None:
+        self._settings, self._faults, self._folder, self._mark, self._say = settings, faults, folder, mark, say
+        self._records = folder / "records"
+        self._records.mkdir()
+        self._usage: list[Usage] = []
+        self._hung: list[str] = []
+        self._watch = FeedWatch(folder / "feeds.log")
+        self._was_interrupted = False
+        self._seconds = 0.0
+        self._code: int | None = None
+
+    def report(self) -> Report:
+        has_links = any(fault.kind in OF_LINKS for fault in self._faults)
+        with self._cluster("faults", NODES, Network if has_links else Nodes) as nodes:
+            injector = Injector(nodes, self._say)
+            try:
+                (self._run_command if self._settings.command else self._run_search)(nodes, injector)
+            except KeyboardInterrupt:
+                self._was_interrupted = True
+        incarnations = records.read(self._records)
+        found = self._checked(incarnations)
+        return Report(
+            seed=self._settings.seed,
+            seconds=self._seconds,
+            kinds=kinds_of(self._faults, injector.log, incarnations),
+            checked=found,
+            feeds_ended=self._watch.ended,
+            hung=tuple(self._hung),
+            inexact_epochs=sum(self._watch.inexact.values()),
+            bugs=_bugs(self._folder),
+            growth=tuple(usage.growth(self._usage)),
+            command_code=self._code,
+            was_interrupted=self._was_interrupted,
+        )
+
+    @contextlib.contextmanager
+    def _cluster(self, name: str, count: int, kind: type[Nodes] | type[Network] = Nodes) -> Iterator[Nodes | Network]:
+        self._say(f"starting a Ray cluster with {counted(count, 'node')}")
+        nodes = kind(str(self._folder / name))
+        try:
+            nodes.connect()
+            for _ in range(count):
+                nodes.add(CPUS)
+            yield nodes
+        finally:
+            nodes.end()
+
+    def _checked(self, incarnations: Mapping[str, Sequence[Incarnation]]) -> Checked:
+        """Check the trials' records. After Ctrl-C, which may also arrive in here, the fault-free run is omitted."""
+        reference = None
+        epochs = {
+            step.delivery.epoch + bool(step.delivery.begin)
+            for each in incarnations.values()
+            for process in each
+            for step in process.steps
+        }
+        if epochs and not self._was_interrupted:
+            try:
+                # Afterwards, on a separate cluster: next to the faults it would also be hit.
+                reference = self._reference(max(epochs) + 1)
+            except KeyboardInterrupt:
+                self._was_interrupted = True
+        return checked(incarnations, reference, samples=search.SAMPLES)
+
+    def _reference(self, epochs: int) -> dict[int, list[Row]]:
+        with self._cluster("calm", 1):
+            self._say(f"the same without faults: {counted(epochs, 'epoch')}")
+            return search.reference(self._folder / "reference", self._data, epochs)
+
+    # ---- searches under faults ----
+
+    def _run_search(self, nodes: Nodes | Network, injector: Injector) -> None:
+        self._data = search.dataset(self._folder)
+        readers = search.readers(self._settings.ranks)
+        with Server(self._folder, nodes.address) as server:
+            injector.search = OurSearch(server, Trouble(self._folder))
+            trials = search.Trials(self._records, readers)
+            self._wait_for_trials(len(readers))
+            try:
+                self._strike(injector, lambda: not self._hung)
+            except KeyboardInterrupt:
+                self._was_interrupted = True
+                self._say("interrupted; trials end, a moment for the report")
+            # Undo all faults before trials are judged: a trial that waits for a paused process is not hung.
+            injector.undo_what_is_due(all_of_it=True)
+            patience_s = HASTE_S if self._was_interrupted or self._hung else CALM_S
+            late = trials.stop(patience_s, injector.undo_what_is_due)
+            if late and not self._was_interrupted:
+                self._hung.append(
+                    f"{counted(late, 'trial')} did not end an epoch within {seconds(patience_s)} after the faults"
+                )
+            self._watch.look(search.FEED)
+
+    def _run_command(self, nodes: Nodes | Network, injector: Injector) -> None:
+        command = self._settings.command
+        variables = {**os.environ, "RAY_ADDRESS": nodes.address}
+        try:  # stdout is reserved for --json
+            process = subprocess.Popen(command, env=variables, stdout=sys.stderr, start_new_session=True)
+        except OSError as error:
+            raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from None
+        try:
+            while not actor_names.feed_names() and process.poll() is None:
+                time.sleep(LOOK_S)
+            self._strike(injector, lambda: process.poll() is None)
+            self._say("no more faults; the command goes on to its end")
+            while process.poll() is None:
+                injector.undo_what_is_due()
+                time.sleep(LOOK_S)
+            self._code = process.returncode
+        finally:
+            injector.undo_what_is_due(all_of_it=True)
+            _end(process)
+
+    def _strike(self, injector: Injector, goes_on: Callable[[], bool]) -> None:
+        began = time.monotonic()
+        held_s, looked_at, waits = 0.0, began, False
+        self._watch.start()
+        try:
+            for number, fault in enumerate(self._faults, 1):
+                # A hold delays all later faults; otherwise they would all happen at its end.
+                while (waits or time.monotonic() < began + held_s + fault.at_s) and goes_on():
+                    injector.undo_what_is_due()
+                    if (passed_s := time.monotonic() - looked_at) >= USAGE_S:
+                        looked_at += passed_s
+                        held_s += passed_s if waits else 0.0
+                        waits = self._look()
+                    time.sleep(LOOK_S)
+                if not goes_on():
+                    break
+                injected = injector.inject(fault)
+                self._say(f"{injected.at - began:7.1f} s  {number}/{len(self._faults)}  {injected}")
+        finally:
+            self._watch.stop()
+            self._seconds = time.monotonic() - began
+
+    def _look(self) -> bool:
+        self._usage.append(Usage.now([os.getpid(), *usage.pids_with(RUN, self._mark)]))
+        newest: dict[str, float] = {}
+        # From file times, because hung trials would not respond to calls.
+        for path in self._records.iterdir():
+            if path.suffix == records.SUFFIX:
+                trial = path.name.partition(".")[0]
+                newest[trial] = max(newest.get(trial, 0.0), path.stat().st_mtime)
+        waits_s = {trial: time.time() - at for trial, at in newest.items()}
+        self._hung += [
+            f"{trial} got nothing for {seconds(HUNG_S)}" for trial, wait_s in waits_s.items() if wait_s > HUNG_S
+        ]
+        return any(wait_s > HOLD_S for wait_s in waits_s.values())
+
+    def _wait_for_trials(self, count: int) -> None:
+        """Wait until each trial has a minibatch, so that faults do not hit the feed's startup."""
+        end = time.monotonic() + WARM_UP_S
+        while True:
+            found = records.read(self._records).items()
+            if len({name.partition(".")[0] for name, each in found if any(process.steps for process in each)}) >= count:
+                return
+            if time.monotonic() > end:
+                raise WaitTimeoutError(
+                    f"waited {seconds(WARM_UP_S)} for a first minibatch of each of {count} trials, before any fault"
+                )
+            time.sleep(LOOK_S)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(HASTE_S)
+
+
+def _end_what_is_left(mark: str) -> list[str]:
+    """Kill processes of the run that remain after `GONE_S`, and return their descriptions."""
+    end = time.monotonic() + GONE_S
+    # Found by environment variable: Ray's processes outlive their parents, and no complete list exists.
+    while (pids := set(usage.pids_with(RUN, mark)) - {os.getpid()}) and time.monotonic() < end:
+        time.sleep(LOOK_S)
+    said = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            said.append(f"process {pid}, {' '.join(process.cmdline())[:80]}")
+            process.kill()
+    return said
+
+
+def _bugs(folder: Path) -> tuple[str, ...]:
+    found = []
+    for log in sorted(folder.glob("faults/session_*/logs/worker-*.err")):
+        lines = log.read_text(errors="replace").splitlines()
+        for at, line in enumerate(lines):
+            if INTERNAL_ERROR in line or BROKEN in line:
+                raised = [text for text in lines[at + 1 : at + 200] if text and not text[0].isspace()]
+                found.append(f"{log.name}: {' '.join([line, *raised[1:2]])}")
+    return tuple(found)

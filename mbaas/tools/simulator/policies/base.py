@@ -1,0 +1,199 @@
+"""Base class of policies, and the policies without a cache or with a separate cache per worker.
+
+A policy determines the tier that each sample is read from, the threads that read, and the read-ahead. A distributed
+sampler assigns the samples to workers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from mbaas.tools.simulator.chance import Lru
+from mbaas.tools.simulator.world import NOWHERE, Codes, Floats, Load, Traffic, World, fetch_seconds, write_seconds
+
+
+class Policy(ABC):
+    """A way to load data.
+
+    Attributes:
+        name: identifier in files, commands and results.
+        about: one-sentence description with its source.
+        is_shared: all trials share one pass over the data; otherwise each trial has a pass of its own, on the same
+            threads.
+        prefetches: reads during training.
+        overlaps: separate threads fetch and prepare; otherwise each thread does both for its sample.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    is_shared: ClassVar[bool] = False
+    prefetches: ClassVar[bool] = True
+    overlaps: ClassVar[bool] = False
+
+    @abstractmethod
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        """Yield the traffic of each epoch."""
+
+    def read_s(self, world: World, traffic: Traffic) -> Floats:
+        """Return the seconds of reading for each step, by worker and tier: float64[H, N, tiers].
+
+        The last tier is prep and writing to the staging buffer. By default, p_0 threads of each worker read in parallel
+        and divide their time among the passes.
+        """
+        machine = world.system.machine
+        write_s = write_seconds(traffic.nbytes, machine=machine)
+        # A thread does not read from the PFS while it prepares.
+        seconds = fetch_seconds(traffic.nbytes, tiers=world.tiers, other_s=float(write_s.sum()))
+        seconds[..., -1] = write_s  # tier `staged`, which has no fetches
+        seconds *= self.passes(world) / machine.staging.threads
+        return seconds
+
+    def cores_s(self, world: World, load: Load, traffic: Traffic) -> Floats:
+        """Return the seconds of each step on all cores of a worker's machine together: float64[H, N].
+
+        If the policy prefetches, training runs on the same cores and is included.
+        """
+        making_s = self.passes(world) * load.making_s(traffic.nbytes, tiers=world.tiers)
+        taking_s = load.delivering_s(traffic.nbytes)
+        if self.prefetches:  # otherwise training follows reading, and `simulate` adds it separately
+            taking_s = taking_s + load.training_s(traffic.nbytes)
+        return making_s + taking_s[:, None]
+
+    def passes(self, world: World) -> int:
+        """Return how often a worker reads and prepares each minibatch: once, or once per trial."""
+        return 1 if self.is_shared else world.system.training.trials
+
+    def ahead(self, world: World) -> int:
+        """Return the number of minibatches per trial that fit into the staging buffer, at least one."""
+        system = world.system
+        # An unlimited buffer holds all minibatches; int() cannot convert infinity.
+        most = system.training.epochs * system.steps
+        minibatch_bytes = self.staged_bytes(world) * system.training.batch * self.passes(world)
+        return max(1, int(min(system.machine.staging.capacity_bytes / minibatch_bytes, most)))
+
+    def staged_bytes(self, world: World) -> float:
+        """Return the mean bytes of a sample in the staging buffer."""
+        # In the paper, prepared samples have their raw size. Only the policies of this project stage pixels.
+        return world.system.dataset.sample_bytes
+
+    def preload_s(self, _world: World) -> float:
+        """Return the seconds that reading from the PFS before training takes on the slowest worker."""
+        return 0.0
+
+    def remark(self, _world: World) -> str | None:
+        """Return a limitation of the result or a note on it as one clause, or None."""
+        return None
+
+
+class Perfect(Policy):
+    name = "perfect"
+    about = "Every minibatch is there before it is needed: training alone, the lower bound of all others (NoPFS)."
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        for epoch in world.epochs:
+            samples = world.dealt(epoch)
+            yield world.traffic(samples, np.full(len(samples), world.tiers.staged, dtype=np.int8))
+
+    def cores_s(self, _world: World, _load: Load, traffic: Traffic) -> Floats:
+        """Return zeros, because minibatches need no prep and no delivery."""
+        return np.zeros(traffic.nbytes.shape[:2])
+
+
+class StagingBuffer(Policy):
+    name = "staging_buffer"
+    about = "Threads read from the PFS in access order, ahead of training by what the staging buffer holds (NoPFS)."
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        return (world.from_pfs(world.dealt(epoch)) for epoch in world.epochs)
+
+
+class Naive(StagingBuffer):
+    name = "naive"
+    about = "One thread per trial reads from the PFS when training asks, and training waits (NoPFS)."
+    prefetches = False
+
+    def read_s(self, world: World, traffic: Traffic) -> Floats:
+        """Return the seconds with one thread per trial; with fewer threads than trials, trials wait for each other."""
+        machine, training = world.system.machine, world.system.training
+        # Without read-ahead, the PFS has at most one reader per trial and worker.
+        threads = min(training.trials, machine.staging.threads)
+        seconds = traffic.nbytes * machine.pfs_s_per_byte(training.workers * threads)
+        seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine)
+        seconds *= training.trials / threads
+        return seconds
+
+
+class Minio(Policy):
+    name = "minio"
+    about = (
+        "CoorDL's MinIO cache (VLDB 2021), one per worker: keeps samples as they are first read, until it is full, and "
+        "never evicts."
+    )
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        caches = [_Minio(world) for _ in range(world.workers)]
+        for epoch in world.epochs:
+            samples = world.dealt(epoch)
+            held = np.empty(len(samples), dtype=np.int8)
+            for worker, cache in enumerate(caches):
+                held[worker :: world.workers] = cache.read(samples[worker :: world.workers])
+            yield world.traffic(samples, world.own_tiers(held))
+
+
+class _Minio:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
+        self._used_bytes = 0.0
+        # Nothing is evicted: once a sample does not fit, the cache stays full.
+        self._full = not world.classes
+
+    def read(self, samples: np.typing.NDArray[np.int32]) -> Codes:
+        """Return the class of each sample before this read, and admit the missing ones: int8[n]."""
+        held = self._held[samples]
+        if not self._full:
+            missed = samples[held == NOWHERE]
+            admitted = self._world.admitted(self._world.sizes[missed], self._world.classes, used_bytes=self._used_bytes)
+            self._held[missed] = admitted
+            self._held[self._world.samples] = NOWHERE  # the padding sample of the last step
+            kept = missed[admitted != NOWHERE]
+            self._used_bytes += float(self._world.sizes[kept].sum(dtype=np.float64))
+            self._full = len(kept) < len(missed)
+        return held
+
+
+class LruPolicy(Policy):
+    name = "lru"
+    about = (
+        "A cache per worker that evicts what was not read for longest, as a page cache does; faster classes hold what "
+        "was read last."
+    )
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        # Cache k has the capacity of class k and all faster ones together. A sample in cache k but in no smaller cache
+        # was read less recently than the contents of the faster classes, so it is in class k.
+        capacities = np.cumsum([each.capacity_bytes for each in world.classes])
+        caches = [
+            [Lru(capacity_bytes=float(capacity), sizes=world.sizes) for capacity in capacities]
+            for _ in range(world.workers)
+        ]
+        for epoch in world.epochs:
+            samples = world.dealt(epoch)
+            held = np.full(len(samples), NOWHERE, dtype=np.int8)
+            for worker, tiers in enumerate(caches):
+                mine = slice(worker, None, world.workers)
+                real = samples[mine] < world.samples
+                for number, cache in reversed(list(enumerate(tiers))):  # the fastest last, to overwrite the others
+                    hits = np.zeros(len(real), dtype=bool)
+                    hits[real] = cache.read(samples[mine][real])
+                    held[mine][hits] = number
+            yield world.traffic(samples, world.own_tiers(held))
+
+    def remark(self, world: World) -> str | None:
+        if world.system.training.trials == 1:
+            return None
+        return "trials that read the same cache in different orders are taken to hit as often as one alone"

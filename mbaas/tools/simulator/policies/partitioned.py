@@ -1,0 +1,403 @@
+"""Policies that cache each sample on one worker.
+
+The caching worker sends the sample to the others, trains on it (sharding, locality-aware loading), or prepares it for
+all trials (mbaas), from encoded samples or from decoded ones if the time saved is worth the room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.base import units
+from mbaas.model.forms import TOLERANCE, FormPlan, SampleCosts, plan_forms
+from mbaas.model.tiers import StorageClass
+from mbaas.tools.simulator.policies.base import Policy
+from mbaas.tools.simulator.system import Sizes
+from mbaas.tools.simulator.world import (
+    NOWHERE,
+    Codes,
+    Floats,
+    Load,
+    Owners,
+    Traffic,
+    World,
+    fetch_seconds,
+    write_seconds,
+)
+
+
+def classes_at_home(world: World, classes: Sequence[StorageClass]) -> Codes:
+    """Return each sample's class on its home: int8[F + 1].
+
+    A home admits its samples until it is full. The real order of admission is random; here it is by id.
+    """
+    held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
+    for home in range(world.workers):
+        held[home : world.samples : world.workers] = world.admitted(
+            world.sizes[home : world.samples : world.workers], classes
+        )
+    return held
+
+
+def classes_at_first_readers(world: World, classes: Sequence[StorageClass]) -> Codes:
+    """Return each sample's class on the worker that reads it in the first epoch: int8[F + 1]."""
+    held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
+    for worker in range(world.workers):
+        samples = world.dealt(0)[worker :: world.workers]
+        held[samples] = world.admitted(world.sizes[samples], classes)
+    held[world.samples] = NOWHERE  # the padding sample, which may be admitted because it has no bytes
+    return held
+
+
+class Caching(Policy):
+    """A policy that caches each sample in a storage class of one worker.
+
+    Attributes:
+        memory_only: caches only in the first storage class, as the simulated system does.
+        preloads: fills caches before training starts; otherwise by the reads of the first epoch.
+    """
+
+    memory_only: ClassVar[bool] = False
+    preloads: ClassVar[bool] = False
+
+    def classes(self, world: World) -> Sequence[StorageClass]:
+        return world.classes[:1] if self.memory_only else world.classes
+
+    def preload_s(self, world: World) -> float:
+        """Return the seconds until every worker has filled its classes from the PFS with all its threads."""
+        if not self.preloads:
+            return 0.0
+        held = classes_at_home(world, self.classes(world)) != NOWHERE
+        nbytes = np.bincount(world.homes[held], weights=world.sizes[held], minlength=world.workers)
+        machine = world.system.machine
+        return float(nbytes.max() * machine.pfs_s_per_byte(world.tiers.readers) / machine.staging.threads)
+
+
+class Partitioned(Caching):
+    """A policy whose workers read from each other's caches; uncached samples come from the PFS."""
+
+    def owned(self, world: World) -> tuple[Owners, Codes]:
+        """Return the worker that may cache each sample (by default its home), and the sample's class there: [F + 1]."""
+        return world.homes, classes_at_home(world, self.classes(world))
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        owners, held = self.owned(world)
+        for epoch in world.epochs:
+            samples = world.dealt(epoch)
+            if epoch == 0 and not self.preloads:
+                yield world.from_pfs(samples)
+            else:
+                yield world.traffic(samples, world.shared_tiers(held[samples], owners[samples] == world.turn))
+
+
+class DeepioOrdered(Partitioned):
+    name = "deepio_ordered"
+    about = (
+        "DeepIO (MASCOTS 2018) as NoPFS simulates it: each worker's memory holds a part of the dataset, and samples "
+        "come from there in the given order."
+    )
+    memory_only = True
+
+
+class Lbann(Partitioned):
+    """The LBANN data store, which keeps all samples, in memory only."""
+
+    memory_only = True
+
+    def remark(self, world: World) -> str | None:
+        room_bytes = world.workers * sum(each.capacity_bytes for each in self.classes(world))
+        nbytes = world.system.dataset.nbytes
+        if nbytes <= room_bytes:
+            return None
+        return (
+            f"LBANN itself needs the dataset ({units.size(nbytes)}) to fit the memory of all workers "
+            f"({units.size(room_bytes)}); here the rest comes from the PFS"
+        )
+
+
+class LbannDynamic(Lbann):
+    name = "lbann_dynamic"
+    about = (
+        "LBANN's data store, dynamic mode, as NoPFS simulates it: the worker that reads a sample first keeps it, and "
+        "gives it to the others from then on."
+    )
+
+    def owned(self, world: World) -> tuple[Owners, Codes]:
+        return world.readers(0), classes_at_first_readers(world, self.classes(world))
+
+
+class LbannPreload(Lbann):
+    name = "lbann_preload"
+    about = "LBANN's data store, preloading mode: each worker reads its part into memory before training starts."
+    preloads = True
+
+
+class PartitionedMinio(Partitioned):
+    name = "partitioned_minio"
+    about = (
+        "CoorDL's partitioned cache (VLDB 2021): each worker owns a part of the dataset and caches it as it is first "
+        "read, never evicts, and gives it to the others."
+    )
+
+
+class Sharded(Caching):
+    """A policy whose workers train only on their own part of the dataset; uncached samples come from the PFS."""
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        held = classes_at_home(world, self.classes(world))
+        for epoch in world.epochs:
+            samples = world.by_home(epoch)
+            if epoch == 0 and not self.preloads:
+                yield world.from_pfs(samples)
+            else:
+                yield world.traffic(samples, world.own_tiers(held[samples]))
+
+    def remark(self, world: World) -> str | None:
+        return "samples are shuffled within a worker only" if world.workers > 1 else None
+
+
+class DeepioOptimistic(Sharded):
+    name = "deepio_optimistic"
+    about = (
+        "DeepIO's opportunistic mode as NoPFS simulates it: as deepio_ordered, but a worker changes the order to train "
+        "on what its own memory holds."
+    )
+    memory_only = True
+
+
+class ParallelStaging(Sharded):
+    name = "parallel_staging"
+    about = (
+        "Sharding: before training starts each worker copies a part of the dataset to its own storage, and trains on "
+        "that part alone (NoPFS)."
+    )
+    preloads = True
+
+
+class LocalityAware(Policy):
+    name = "locality_aware"
+    about = (
+        "Locality-aware loading (2019): from every global minibatch each worker takes the samples it has cached; only "
+        "what evens out their numbers travels."
+    )
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        owners, held = world.readers(0), classes_at_first_readers(world, world.classes)
+        yield world.from_pfs(world.dealt(0))  # caches are empty, so the sampler's assignment is as good as any
+        for epoch in world.epochs[1:]:
+            samples = world.dealt(epoch)
+            owned = np.where(held[samples] == NOWHERE, np.uint16(0), owners[samples] + np.uint16(1))
+            workers = assigned(owned.reshape(world.steps, -1), world)
+            tiers = world.shared_tiers(held[samples], owners[samples] == workers)
+            yield world.traffic(samples, tiers, workers=workers)
+
+
+def assigned(owned: Owners, world: World) -> Owners:
+    """Assign each sample of each global minibatch to a worker: uint16[H B N].
+
+    Each worker takes samples from its own cache, at most B. Workers with fewer get uncached samples, then the surplus
+    of other workers.
+
+    Args:
+        owned: uint16[H, B N], number of the worker that caches each sample, from 1; 0 if it is not cached.
+        world: source of N and B.
+    """
+    workers, batch = world.workers, world.batch
+    # All minibatches at once. Each row is sorted by owner, so a sample's rank within its owner's group shows whether
+    # the owner has room for it. For bytes, NumPy's stable sort is a single-pass radix sort.
+    small = owned.astype(np.uint8) if workers < 255 else owned
+    sorting = np.argsort(small, axis=1, kind="stable").astype(np.int32)
+    rows = np.arange(len(owned), dtype=np.int64)[:, None]
+    groups = np.bincount((rows * (workers + 1) + owned).reshape(-1), minlength=len(owned) * (workers + 1)).reshape(
+        len(owned), workers + 1
+    )
+    starts = np.cumsum(groups, axis=1) - groups
+    owner = np.take_along_axis(owned, sorting, axis=1)
+    rank = np.arange(owned.shape[1], dtype=np.int32) - np.take_along_axis(
+        starts.astype(np.int32), owner.astype(np.intp), axis=1
+    )
+    moves = (owner == 0) | (rank >= batch)
+    # The gradient depends only on the set of samples in a global minibatch, so any worker may take the others.
+    takers = np.where(moves, np.uint16(0), owner - np.uint16(1))
+    lacks = batch - np.minimum(groups[:, 1:], batch)
+    takers[moves] = np.repeat(np.tile(np.arange(workers, dtype=np.uint16), len(owned)), lacks.reshape(-1))
+    result: Owners = np.empty_like(takers)
+    np.put_along_axis(result, sorting.astype(np.intp), takers, axis=1)
+    return result.reshape(-1)
+
+
+class Mbaas(Policy):
+    name = "mbaas"
+    about = (
+        "mbaas: each minibatch is fetched and prepared once for all trials; each sample by its home, from its home's "
+        "MinIO cache, and only pixels travel (coordinated prep and partitioned cache of CoorDL, VLDB 2021)."
+    )
+    is_shared = True
+    overlaps = True
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        held = classes_at_home(world, world.classes)
+        for epoch in world.epochs:
+            samples = world.dealt(epoch)
+            homes = world.homes[samples]
+            if epoch == 0:
+                yield world.from_pfs(samples, workers=homes)  # homes also read in the first epoch; only pixels travel
+            else:
+                yield world.traffic(samples, world.own_tiers(held[samples]), workers=homes)
+
+    def read_s(self, world: World, traffic: Traffic) -> Floats:
+        """Return the seconds of p_0 read-ahead threads, p_0 prep workers, and the transfer of pixels."""
+        seconds = fetch_seconds(self.moved_bytes(world, traffic), tiers=world.tiers)
+        seconds[..., -1] = self.prep_s(world, traffic)
+        # On average, each worker is the home of 1 / N of the samples of its minibatch. The last step may be partial.
+        global_batch = world.batch * world.workers
+        full = np.minimum(world.samples - np.arange(world.steps) * global_batch, global_batch) / global_batch
+        travelling_bytes = world.batch * (world.workers - 1) / world.workers * self.staged_bytes(world)
+        travel_s = travelling_bytes / world.system.machine.network_bytes_per_s
+        seconds[..., world.tiers.pixels] = (full * travel_s)[:, None]
+        seconds /= world.system.machine.staging.threads
+        return seconds
+
+    def moved_bytes(self, _world: World, traffic: Traffic) -> Floats:
+        """Return the bytes that the read-ahead threads move from each tier: float64[H, N, tiers]."""
+        return traffic.nbytes
+
+    def prep_s(self, world: World, traffic: Traffic) -> Floats:
+        """Return the thread-seconds of prep for each step: float64[H, N]."""
+        return write_seconds(traffic.nbytes, machine=world.system.machine)
+
+    def staged_bytes(self, world: World) -> float:
+        return world.system.dataset.staged_bytes  # the staging buffer contains prepared samples
+
+
+Flags = NDArray[np.bool_]
+
+
+class MbaasDecoded(Mbaas):
+    name = "mbaas_decoded"
+    about = (
+        "As mbaas, but the first two classes of a home keep samples decoded or encoded, in the shares with which an "
+        "epoch is shortest (a linear programme); what is kept decoded is only transformed."
+    )
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        plan = planned(world)
+        if plan is None or not plan.decoded:
+            yield from super().traffic(world)
+            return
+        held, decoded = classes_by_form(world, plan)
+        for epoch in world.epochs:
+            samples = world.dealt(epoch)
+            homes = world.homes[samples]
+            if epoch == 0:
+                yield world.from_pfs(samples, workers=homes)
+            else:
+                # The PFS has no decoded samples, so they are read from the cache even if the PFS is faster.
+                tiers = np.where(decoded, held, world.own_tiers(held))
+                yield world.traffic(samples, tiers[samples], workers=homes, decoded=decoded[samples])
+
+    def moved_bytes(self, world: World, traffic: Traffic) -> Floats:
+        if traffic.decoded is None:
+            return traffic.nbytes
+        moved = traffic.nbytes - traffic.decoded
+        moved[..., 1:] += traffic.decoded[..., 1:] * _times_as_large(world)
+        return moved  # prep reads decoded samples in memory, the first class, without moving them
+
+    def prep_s(self, world: World, traffic: Traffic) -> Floats:
+        machine = world.system.machine
+        if traffic.decoded is None:
+            return write_seconds(traffic.nbytes, machine=machine)
+        encoded_s = write_seconds(traffic.nbytes - traffic.decoded, machine=machine)
+        decoded_s: Floats = traffic.decoded.sum(axis=-1) * decoded_s_per_byte(world)
+        return encoded_s + decoded_s
+
+    def cores_s(self, world: World, load: Load, traffic: Traffic) -> Floats:
+        seconds = super().cores_s(world, load, traffic)
+        if traffic.decoded is None:
+            return seconds
+        speedup = world.system.dataset.decoded_speedup
+        return seconds - self.passes(world) * load.saved_s(traffic.decoded.sum(axis=-1), speedup=speedup)
+
+    def remark(self, world: World) -> str | None:
+        plan = planned(world)
+        if plan is None:
+            return "nothing is said about decoded samples, so none are kept"
+        if not plan.decoded:
+            return "; ".join(plan.told) or "no room is worth decoded samples"
+        return f"{units.percent(plan.decoded)} of the samples are kept decoded"
+
+
+def planned(world: World) -> FormPlan | None:
+    """Return the plan for each worker's cache; None without a cache, or if the size of decoded samples is unknown.
+
+    The first storage class is the plan's memory, the second its disk.
+    """
+    dataset, machine, threads = world.system.dataset, world.system.machine, world.system.machine.staging.threads
+    if dataset.decoded_bytes is None or not world.classes:
+        return None
+    memory, *slower = world.classes
+    disk = slower[0] if slower else None
+    costs = SampleCosts(
+        encoded_bytes=dataset.sample_bytes,
+        decoded_bytes=dataset.decoded_bytes,
+        encoded_s=dataset.sample_bytes * machine.write_s_per_byte,
+        decoded_s=dataset.sample_bytes * decoded_s_per_byte(world),
+        # with all threads of all workers reading
+        storage_s=dataset.sample_bytes * machine.pfs_s_per_byte(world.tiers.readers) / threads,
+        # by all threads of this worker
+        disk_bytes_per_s=threads / float(world.tiers.fetch_s_per_byte()[1]) if disk is not None else None,
+    )
+    return plan_forms(
+        costs,
+        samples=world.samples / world.workers,
+        threads=threads,
+        memory_bytes=memory.capacity_bytes,
+        disk_bytes=disk.capacity_bytes if disk is not None else 0.0,
+    )
+
+
+def decoded_s_per_byte(world: World) -> float:
+    """Return the thread-seconds to prepare and stage a sample cached decoded, per raw byte."""
+    machine = world.system.machine
+    faster = machine.prep_bytes_per_s * world.system.dataset.decoded_speedup
+    return 1 / min(faster, machine.staging.thread_bytes_per_s)  # as `Machine.write_s_per_byte`
+
+
+def classes_by_form(world: World, plan: FormPlan) -> tuple[Codes, Flags]:
+    """Return each sample's class on its home, and whether it is decoded: int8[F + 1], bool[F + 1]."""
+    held, decoded = np.full(world.samples + 1, NOWHERE, dtype=np.int8), np.zeros(world.samples + 1, dtype=np.bool_)
+    for home in range(world.workers):
+        mine = slice(home, world.samples, world.workers)
+        held[mine], decoded[mine] = _filled(world, plan, world.sizes[mine])
+    return held, decoded
+
+
+def _filled(world: World, plan: FormPlan, sizes: Sizes) -> tuple[Codes, Flags]:
+    """Fill one home's classes in order with samples of the given sizes."""
+    held, decoded = np.full(len(sizes), NOWHERE, dtype=np.int8), np.zeros(len(sizes), dtype=np.bool_)
+    encoded_bytes, ends, start = world.system.dataset.sample_bytes, np.cumsum(sizes, dtype=np.float64), 0
+    for number, is_decoded, share in (
+        (0, True, plan.memory_decoded),
+        (0, False, plan.memory_encoded),
+        (1, True, plan.disk_decoded),
+        (1, False, plan.disk_encoded),
+    ):
+        # The plan assumes equally many samples of mean size on each worker. Samples of other sizes fill the same bytes.
+        until = (ends[start - 1] if start else 0.0) + share * world.samples / world.workers * encoded_bytes
+        stop = int(np.searchsorted(ends, until * (1 + TOLERANCE), side="right"))
+        held[start:stop], decoded[start:stop] = number, is_decoded
+        start = max(start, stop)
+    # Classes after the second cache the rest encoded.
+    rest = world.admitted(sizes[start:], world.classes[2:])
+    held[start:] = np.where(rest == NOWHERE, NOWHERE, rest + np.int8(2))
+    return held, decoded
+
+
+def _times_as_large(world: World) -> float:
+    """Return the ratio of decoded to raw bytes."""
+    dataset = world.system.dataset
+    return (dataset.decoded_bytes or dataset.sample_bytes) / dataset.sample_bytes

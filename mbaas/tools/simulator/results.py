@@ -1,0 +1,204 @@
+"""Results of the simulator as plain data for JSON, as tables for a terminal, and as plots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mbaas.base import units
+from mbaas.model.quantity import plain_fields, stated
+from mbaas.tools.analysis import plots
+from mbaas.tools.simulator.chance import Frequency, Imbalance
+from mbaas.tools.simulator.simulation import Axis, Outcome, Sweep, locations_of
+from mbaas.tools.simulator.system import System
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def plain_outcomes(system: System, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the inputs and each policy's results, in the order of ``outcomes``."""
+    policies = {each.policy: plain_fields(each) for each in outcomes}
+    for said in policies.values():
+        del said["policy"]
+    return {
+        "system": system.name,
+        "samples": system.dataset.samples,
+        "dataset_bytes": system.dataset.nbytes,
+        **plain_fields(system.training),
+        "policies": policies,
+    }
+
+
+def plain_sweep(swept: Sweep) -> dict[str, Any]:
+    """Return axes, and seconds as rows of ``y``."""
+    speedup = swept.speedup
+    return {
+        "policy": swept.policy,
+        "versus": swept.versus,
+        "x": plain_fields(swept.x),
+        "y": plain_fields(swept.y),
+        "total_s": swept.total_s.tolist(),
+        "versus_total_s": swept.versus_s.tolist() if swept.versus_s is not None else None,
+        "speedup": speedup.tolist() if speedup is not None else None,
+    }
+
+
+def outcomes_table(system: System, outcomes: Sequence[Outcome]) -> RenderableType:
+    """Return a table with one row per policy, fastest first, and notes on the model's limits."""
+    shown = fastest_first(outcomes)
+    used = [name for name in locations_of(system) if any(each.seconds[name] for each in shown)]
+    table = Table(title=f"{title_of(system)}; seconds", title_justify="left", title_style="bold")
+    table.add_column("policy", no_wrap=True)
+    for name in ("total", *used):
+        table.add_column(name, justify="right", no_wrap=True, style="bold" if name == "total" else None)
+    # The same decimals in the whole table, for comparison: three digits for the slowest policy.
+    decimals = max(0, 2 - math.floor(math.log10(max(each.total_s for each in shown))))
+    for each in shown:
+        values = [each.total_s, *(each.seconds[name] for name in used)]
+        table.add_row(each.policy, *(_cell(value, decimals) for value in values))
+    # below the table, because one remark often applies to several policies
+    notes = ["compute is training; what stands beside it is waiting, by location.", *_remarks(shown)]
+    return Group(table, Text("\n".join(notes), style="dim"))
+
+
+def sweep_table(swept: Sweep, *, labels: tuple[Sequence[str], Sequence[str]]) -> RenderableType:
+    """Return a table of seconds, or of speedups over the other policy; ``labels`` are for the x and y values."""
+    speedup = swept.speedup
+    title = f"{swept.policy}: seconds" if speedup is None else f"{swept.policy}: times as fast as {swept.versus}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column(f"{swept.y.name} \\ {swept.x.name}")
+    for label in labels[0]:
+        table.add_column(label, justify="right")
+    cells = swept.total_s if speedup is None else speedup
+    for label, row in zip(labels[1], cells, strict=True):
+        table.add_row(label, *(seconds(cell) if speedup is None else units.number(cell) for cell in row))
+    return table
+
+
+def fastest_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return sorted(outcomes, key=lambda each: each.total_s)
+
+
+def title_of(system: System) -> str:
+    training = system.training
+    parts = [
+        units.counted(training.epochs, "epoch"),
+        units.counted(training.workers, "worker"),
+        f"minibatches of {training.batch}",
+        *([f"{training.trials} trials"] if training.trials > 1 else []),
+    ]
+    return f"{system.name}: {', '.join(parts)}"
+
+
+def seconds(value: float) -> str:
+    """Format seconds without larger units, for comparison: "0.742 s", "8,640 s"; empty for 0."""
+    return "" if value == 0 else f"{units.number(value)} s"
+
+
+def axis_labels(axis: Axis) -> list[str]:
+    """Format the values of an axis with units: "50 GB", "400 MB/s", "16"."""
+    if axis.name.endswith("_per_s"):
+        return [units.rate(value) for value in axis.values]
+    if axis.name.endswith("_bytes"):
+        return [units.size(value) for value in axis.values]
+    return [units.count(value) for value in axis.values]
+
+
+def _cell(value: float, decimals: int) -> str:
+    """Format a table cell; small values never look like zero."""
+    return "" if value == 0 else (f"{value:,.{decimals}f}" if round(value, decimals) else "~0")
+
+
+def _remarks(outcomes: Sequence[Outcome]) -> list[str]:
+    about: dict[str, list[str]] = {}
+    for each in outcomes:
+        if each.remark is not None:
+            about.setdefault(each.remark, []).append(each.policy)
+    return [f"{', '.join(names)}: {remark}." for remark, names in about.items()]
+
+
+COLOURS = {
+    "compute": plots.GREY,
+    "staging": plots.SERIES[4],
+    "ram": plots.SERIES[2],
+    "ssd": plots.BLUE,
+    "remote": plots.SERIES[3],
+    "pfs": plots.RED,
+}
+"""Color of each location, the same in all plots, so that plots of different systems are comparable."""
+
+
+def policies_figure(system: System, outcomes: Sequence[Outcome]) -> Figure:
+    """Return a bar chart with one bar per policy, fastest on top, stacked by location."""
+    shown = fastest_first(outcomes)
+    return plots.stacked_bars(
+        {each.policy: {name: each.seconds[name] for name in locations_of(system)} for each in shown},
+        title=title_of(system),
+        axis="seconds: training, and waiting by location",
+        ends=[seconds(each.total_s) for each in shown],
+        colours=COLOURS,
+    )
+
+
+def sweep_figure(system: System, swept: Sweep) -> Figure:
+    """Return a heat map of seconds, or of the speedup over the policy that it is compared with."""
+    speedup = swept.speedup
+    return plots.heat_map(
+        swept.total_s if speedup is None else speedup,
+        title=f"{system.name}: {swept.policy}" + (f" versus {swept.versus}" if swept.versus else ""),
+        x=(swept.x.name, axis_labels(swept.x)),
+        y=(swept.y.name, axis_labels(swept.y)),
+        unit="seconds" if speedup is None else "times as fast",
+    )
+
+
+def hit_rates_figure(policy: str, cached: float, hits: Sequence[float]) -> Figure:
+    """Return a plot of the hit rate in each epoch, and of the cache's share of the samples."""
+    return plots.lines(
+        {
+            f"{policy} serves": [(epoch, stated(100 * hit, unit="%")) for epoch, hit in enumerate(hits)],
+            f"{policy} holds": [(epoch, stated(100 * cached, unit="%")) for epoch in range(len(hits))],
+        },
+        title=f"A {policy} cache of {units.percent(cached)} of the samples",
+        x="epoch",
+        y="samples, %",
+    )
+
+
+def frequency_figure(found: Frequency, *, samples: int, workers: int, epochs: int) -> Figure:
+    """Return a histogram of samples by the number of times that one worker reads them."""
+    # The tails are long and invisible: show only counts with at least half a sample expected.
+    shown = np.flatnonzero(found.expected_counts >= 0.5)
+    first, last = (int(shown[0]), int(shown[-1]) + 1) if len(shown) else (0, epochs + 1)
+    series: dict[str, Any] = {"expected": found.expected_counts[first:last]}
+    if found.simulated_counts is not None:
+        series["counted"] = found.simulated_counts[first:last]
+    return plots.histogram(
+        series,
+        title=f"{samples:,} samples, {workers} workers, {epochs} epochs",
+        axis=("times that one worker reads a sample", "samples"),
+        first=first,
+        marks={"mean": epochs / workers, f"from {found.least} times": found.least - 0.5},
+    )
+
+
+def imbalance_figure(found: Imbalance, *, nodes: int, local_batch: int) -> Figure:
+    """Return a histogram of the share of a global minibatch that travels."""
+    percent = 100 * found.fractions
+    # Small minibatches have few possible shares: more bins than these would leave gaps.
+    counts, edges = np.histogram(percent, bins=min(30, len(np.unique(percent))))
+    return plots.histogram(
+        {"steps": counts},
+        title=f"{nodes} nodes, {local_batch} samples a node",
+        axis=("share of the global minibatch that travels, %", "steps"),
+        first=float(edges[0] + edges[1]) / 2,
+        step=float(edges[1] - edges[0]),
+        marks={"median": 100 * found.median},
+    )

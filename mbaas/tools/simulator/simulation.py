@@ -1,0 +1,318 @@
+"""Simulation of policies on a system: their seconds by location, alone or over any two parameters of the system."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.base.units import WANTED_BYTES, WANTED_BYTES_PER_S, parse_bytes, parse_bytes_per_s
+from mbaas.errors import ConfigError
+from mbaas.model.rates import Rates, Setup
+from mbaas.model.supply import form_plan
+from mbaas.tools.simulator.policies import POLICIES, Policy
+from mbaas.tools.simulator.system import System, system_of
+from mbaas.tools.simulator.world import Floats, Orders, Steps, StepTimeline, Tiers, World
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Result of a policy on a system.
+
+    Attributes:
+        total_s: time from the first read to the end of the last step, over all epochs.
+        seconds: seconds by location, adding up to ``total_s``. ``compute`` is training. All others are waits: for
+            samples from a storage class, from other workers (``remote``) or from shared storage (``pfs``), or for
+            samples to be prepared and written (``staging``).
+        samples: samples that one trial read, by the tier of their bytes; they add up to F E.
+        epoch_s: seconds of each epoch; reads before training count in the first.
+        remark: a limitation of the model, or None.
+    """
+
+    policy: str
+    total_s: float
+    seconds: Mapping[str, float]
+    samples: Mapping[str, int]
+    epoch_s: tuple[float, ...]
+    remark: str | None = None
+
+
+def locations_of(system: System) -> tuple[str, ...]:
+    """Return the locations of results, in display order."""
+    return ("compute", "staging", *(each.name for each in system.machine.classes), "remote", "pfs")
+
+
+def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the policies to simulate: the given ones, or the system's own, or all."""
+    chosen = tuple(names or system.policies or POLICIES)
+    unknown = [name for name in chosen if name not in POLICIES]
+    if unknown:
+        raise ConfigError(f"a policy must be one of {', '.join(POLICIES)}, got {unknown[0]!r}")
+    return tuple(dict.fromkeys(chosen))
+
+
+def simulate(
+    system: System, policies: Sequence[str] | None = None, *, orders: Orders | None = None
+) -> Iterator[Outcome]:
+    """Simulate policies one after the other.
+
+    ``policies`` defaults to the system's own, or all. Pass ``orders`` of the same samples and seed to avoid recomputing
+    them.
+    """
+    # Eagerly, not in the generator: a wrong name raises here.
+    names = policies_of(system, policies)
+    world = World(system, orders=orders)
+    return (_simulated(world, POLICIES[name]) for name in names)
+
+
+def _simulated(world: World, policy: Policy) -> Outcome:
+    system = world.system
+    preload_s = policy.preload_s(world)  # of the slowest worker, because all workers share the steps
+    timeline = StepTimeline(workers=world.workers, ahead=policy.ahead(world), start_s=preload_s)
+    step_bytes_per_s = world.workers * system.machine.compute_bytes_per_s
+    compute_s, waits_s, ends = 0.0, np.zeros(world.tiers.count), [0.0]
+    waits_s[world.tiers.pfs] = preload_s  # reading before training counts as waiting
+    samples = np.zeros(world.tiers.count, dtype=np.int64)
+    # Epoch by epoch: the bytes of one epoch's steps fit into memory, but a whole training may not.
+    for traffic in policy.traffic(world):
+        # By the mean bytes of a worker's minibatch, so that `perfect` takes as long in every order, and no policy beats
+        # it.
+        training_s = traffic.nbytes.sum(axis=(1, 2)) / step_bytes_per_s
+        reads_s = policy.read_s(world, traffic)
+        if world.load is not None:
+            training_s = np.maximum(training_s, world.load.training_s(traffic.nbytes))
+            _wait_for_cores(reads_s, policy.cores_s(world, world.load, traffic), world.tiers, policy)
+        steps = (
+            _steps(policy, timeline, reads_s, training_s, world.tiers)
+            if policy.prefetches
+            else (_one_after_the_other(reads_s.sum(axis=2), training_s, ends[-1]))
+        )
+        waits_s += _by_tier(steps, reads_s, world.tiers, overlaps=policy.overlaps)
+        compute_s += float(training_s.sum())
+        samples += traffic.samples
+        ends.append(steps.end_s)
+    names = world.tiers.names
+    return Outcome(
+        policy=policy.name,
+        total_s=ends[-1],
+        seconds={"compute": compute_s} | _merged(system, names, waits_s.tolist()),
+        samples=_merged(system, names, samples.tolist()),
+        epoch_s=tuple(np.diff(ends).tolist()),
+        remark=policy.remark(world),
+    )
+
+
+def _wait_for_cores(reads_s: Floats, cores_s: Floats, tiers: Tiers, policy: Policy) -> None:
+    """Extend prep to the time that cores need for the step, [H, N]; fetching by other threads overlaps."""
+    # Only the excess over the threads' time, which overlaps with it.
+    alone_s = reads_s[..., tiers.pixels :] if policy.overlaps else reads_s
+    reads_s[..., tiers.staged] += np.maximum(0.0, cores_s - alone_s.sum(axis=2))
+
+
+def _steps(policy: Policy, timeline: StepTimeline, reads_s: Floats, training_s: Floats, tiers: Tiers) -> Steps:
+    if not policy.overlaps:
+        return timeline.run(reads_s.sum(axis=2), training_s)
+    # Pixels of other workers, and staging, come after fetching.
+    fetch_s, prep_s = np.split(reads_s, [tiers.pixels], axis=2)
+    return timeline.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
+
+
+def _one_after_the_other(reads_s: Floats, training_s: Floats, start_s: float) -> Steps:
+    waits_s = reads_s.max(axis=1)  # the slowest worker's, because gradients are summed at the end of each step
+    end_s = start_s + float(waits_s.sum() + training_s.sum())
+    return Steps(waits_s, reads_s.argmax(axis=1), np.ones(len(reads_s), dtype=bool), end_s)
+
+
+def _by_tier(steps: Steps, reads_s: Floats, tiers: Tiers, *, overlaps: bool) -> Floats:
+    """Divide the wait before each step in proportion to the slowest worker's reading: float64[tiers]."""
+    parts = reads_s[np.arange(len(reads_s)), steps.slowest]
+    if overlaps:
+        parts[steps.late_fetch, tiers.pixels :] = 0
+        parts[~steps.late_fetch, : tiers.pixels] = 0
+    sums = parts.sum(axis=1)
+    parts[sums == 0, tiers.staged] = 1  # a wait without reading is for prep
+    fractions = parts / np.where(sums == 0, 1, sums)[:, None]
+    by_tier: Floats = steps.waits_s @ fractions
+    return by_tier
+
+
+def _merged(system: System, names: Sequence[str], values: Sequence[Number]) -> dict[str, Number]:
+    # Several tiers are one location: classes of other workers, and pixels from them, are all "remote".
+    totals: dict[str, Number] = {}
+    for name, value in zip(names, values, strict=True):
+        totals[name] = totals[name] + value if name in totals else value
+    return {location: totals[location] for location in locations_of(system)[1:]}  # in the order of all results
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A named parameter: a description of valid values, a parser (None if invalid), and a setter."""
+
+    wanted: str
+    parse: Callable[[object], float | None]
+    change: Callable[[System, float], System]
+
+
+def changed(system: System, name: str, value: float) -> System:
+    return parameter(system, name).change(system, value)
+
+
+def parameter(system: System, name: str) -> Parameter:
+    """Return a parameter: one of `PARAMETERS`, ``<class>_bytes`` for a storage class's capacity, or ``cores``."""
+    own = {f"{each.name}_bytes": each.name for each in system.machine.classes}
+    if name in own:
+        return _size(lambda given, value: _with_capacity(given, own[name], value))
+    has_cores = system.machine.cores is not None  # a number of cores is meaningless without the cost of a sample
+    if name == "cores" and has_cores:
+        return _count(_to("machine", "cores", "count"))
+    if name not in PARAMETERS:
+        known = [*PARAMETERS, *own, *(["cores"] if has_cores else [])]
+        raise ConfigError(f"a parameter must be one of {', '.join(known)}, got {name!r}")
+    return PARAMETERS[name]
+
+
+def parse(system: System, name: str, text: str) -> float:
+    """Parse a user's value of a parameter: "16", "50 GB", "400 MB/s"."""
+    known = parameter(system, name)
+    value = known.parse(text)
+    if value is None:
+        raise ConfigError(f"{name} must be {known.wanted}, got {text!r}")
+    return value
+
+
+def _parse_count(text: object) -> float | None:
+    written = str(text).strip().replace("_", "")  # as Python writes large numbers: 1_281_167
+    # Hundreds of digits become infinity as a float, which is not a count.
+    return number if written.isdecimal() and math.isfinite(number := float(written)) else None
+
+
+def _count(change: Callable[[System, int], System]) -> Parameter:
+    return Parameter("a whole number", _parse_count, lambda system, value: change(system, int(value)))
+
+
+def _size(change: Callable[[System, float], System]) -> Parameter:
+    return Parameter(WANTED_BYTES, parse_bytes, change)
+
+
+def _rate(change: Callable[[System, float], System]) -> Parameter:
+    return Parameter(WANTED_BYTES_PER_S, parse_bytes_per_s, change)
+
+
+def _to(*path: str) -> Callable[[System, Any], System]:
+    """Return a setter of the attribute at the end of a path: ``_to("machine", "staging", "threads")``."""
+
+    def put(thing: Any, names: Sequence[str], value: object) -> Any:
+        name, *rest = names
+        return replace(thing, **{name: put(getattr(thing, name), rest, value) if rest else value})
+
+    return lambda system, value: put(system, path, value)
+
+
+def _with_capacity(system: System, name: str, capacity_bytes: float) -> System:
+    classes = tuple(
+        replace(each, capacity_bytes=capacity_bytes) if each.name == name else each for each in system.machine.classes
+    )
+    return _to("machine", "classes")(system, classes)
+
+
+def _with_cache(system: System, capacity_bytes: float) -> System:
+    """Leave only the fastest class, with this capacity: it then holds everything cached."""
+    if not system.machine.classes:
+        raise ConfigError(f"cache_bytes needs a storage class to change, and {system.name} has none")
+    return _to("machine", "classes")(system, (replace(system.machine.classes[0], capacity_bytes=capacity_bytes),))
+
+
+def _with_pfs(system: System, bytes_per_s: float) -> System:
+    """Scale the curve so that it saturates at another rate, with as many readers as before."""
+    curve = system.machine.storage
+    return _to("machine", "storage")(system, curve.scaled(bytes_per_s / curve.peak().rate_per_s))
+
+
+PARAMETERS: dict[str, Parameter] = {
+    "cache_bytes": _size(_with_cache),
+    "workers": _count(_to("training", "workers")),
+    "trials": _count(_to("training", "trials")),
+    "batch": _count(_to("training", "batch")),
+    "epochs": _count(_to("training", "epochs")),
+    "threads": _count(_to("machine", "staging", "threads")),
+    "staging_bytes": _size(_to("machine", "staging", "capacity_bytes")),
+    "compute_bytes_per_s": _rate(_to("machine", "compute_bytes_per_s")),
+    "prep_bytes_per_s": _rate(_to("machine", "prep_bytes_per_s")),
+    "network_bytes_per_s": _rate(_to("machine", "network_bytes_per_s")),
+    "pfs_bytes_per_s": _rate(_with_pfs),
+    "samples": _count(_to("dataset", "samples")),
+    "sample_bytes": _size(_to("dataset", "sample_bytes")),
+    "pixel_bytes": _size(_to("dataset", "pixel_bytes")),
+}
+"""Parameters of every system. Each class also has ``<class>_bytes``, and there may be ``cores``."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values of a parameter, in its units."""
+
+    name: str
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ConfigError(f"{self.name} must have at least one value, got none")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Seconds of a policy at each pair of values, float64[y, x], with or without another policy to compare with."""
+
+    policy: str
+    versus: str | None
+    x: Axis
+    y: Axis
+    total_s: NDArray[np.float64]
+    versus_s: NDArray[np.float64] | None
+
+    @property
+    def speedup(self) -> NDArray[np.float64] | None:
+        """Speedup of the policy over the other one: float64[y, x]."""
+        return None if self.versus_s is None else self.versus_s / self.total_s
+
+
+def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None = None) -> Sweep:
+    """Simulate a policy, and another to compare with, at each pair of values."""
+    if x.name == y.name:
+        raise ConfigError(f"x and y must be two parameters, got {x.name!r} twice")
+    names = [policy] if versus is None else [policy, versus]
+    # Check everything first: a sweep takes minutes, and an invalid name or value should fail immediately.
+    policies_of(system, names)
+    systems = [[changed(changed(system, x.name, at), y.name, up) for at in x.values] for up in y.values]
+    kept: dict[int, Orders] = {}
+    seconds = np.array([[_seconds(each, names, kept) for each in row] for row in systems])
+    return Sweep(policy, versus, x, y, seconds[..., 0], seconds[..., 1] if versus is not None else None)
+
+
+def _seconds(system: System, names: Sequence[str], kept: dict[int, Orders]) -> list[float]:
+    """Simulate policies, reusing the orders of the last number of samples, which are slow to make."""
+    samples = system.dataset.samples
+    if samples not in kept:
+        kept.clear()  # up to `KEPT_BYTES` each, so keep only the last ones
+        kept[samples] = Orders(samples, seed=system.training.seed)
+    found = {each.policy: each.total_s for each in simulate(system, names, orders=kept[samples])}
+    return [found[name] for name in names]
+
+
+def simulated_epoch_s(rates: Rates, setup: Setup) -> float:
+    """Return the simulated seconds of a steady epoch.
+
+    With a shared feed, the policy is mbaas; otherwise each trial has a private MinIO cache of encoded samples.
+    """
+    kept = "mbaas_decoded" if form_plan(rates, setup) is not None else "mbaas"
+    policy = kept if setup.sharing else "minio"
+    system = system_of(rates, setup, policies=(policy,))
+    (outcome,) = simulate(system)
+    return mean(outcome.epoch_s[1:]) * rates.samples / system.dataset.samples  # the dataset may be scaled down

@@ -1,0 +1,279 @@
+"""Inputs of a simulation: dataset, machines and training (NoPFS, SC 2021, section 4).
+
+Shared storage is called the PFS here, as in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.errors import ConfigError
+from mbaas.model.curves import ThroughputCurve
+from mbaas.model.rates import Rates, Setup
+from mbaas.model.supply import node_prep_rate
+from mbaas.model.tiers import StagingClass, StorageClass
+from mbaas.samples.order import check_seed
+
+Sizes = NDArray[np.float32]
+
+
+def check_counts(**counts: int) -> None:
+    """Check that counts are at least 1."""
+    for name, value in counts.items():
+        if not value >= 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetShape:
+    """Number and sizes of the samples.
+
+    Attributes:
+        samples: F.
+        sample_bytes: mean size of a raw sample.
+        sigma_bytes: standard deviation of the normal distribution of sizes.
+        pixel_bytes: size of a prepared sample; None for the raw size. Used only by policies that move prepared samples
+            between machines, or stage them.
+        decoded_bytes: mean size of a decoded sample; None if unknown. Used only by policies that cache decoded samples.
+        decoded_speedup: speed of prep from a decoded sample, relative to a raw one.
+    """
+
+    samples: int
+    sample_bytes: float
+    sigma_bytes: float = 0.0
+    pixel_bytes: float | None = None
+    decoded_bytes: float | None = None
+    decoded_speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.samples < 2**31:  # ids are int32: the orders of all epochs take half the memory of int64
+            raise ConfigError(f"samples must be in [1, 2**31), got {self.samples}")
+        if not self.sample_bytes > 0:
+            raise ConfigError(f"sample_bytes must be above 0, got {self.sample_bytes}")
+        if self.sigma_bytes < 0:
+            raise ConfigError(f"sigma_bytes must be at least 0, got {self.sigma_bytes}")
+        if self.decoded_bytes is not None and not self.decoded_bytes > 0:
+            raise ConfigError(f"decoded_bytes must be above 0, got {self.decoded_bytes}")
+        if not 0 < self.decoded_speedup < math.inf:
+            raise ConfigError(f"decoded_speedup must be above 0 and finite, got {self.decoded_speedup}")
+
+    @property
+    def nbytes(self) -> float:
+        """Total bytes of all raw samples."""
+        return self.samples * self.sample_bytes
+
+    @property
+    def staged_bytes(self) -> float:
+        return self.sample_bytes if self.pixel_bytes is None else self.pixel_bytes
+
+    def sizes(self, seed: int) -> Sizes:
+        """Draw the bytes of each sample: float32[F], deterministic for a seed.
+
+        Sizes are normally distributed, floored at a hundredth of the mean, then scaled back to the mean. The floor
+        alone would enlarge a dataset with widely varying sizes.
+        """
+        if not self.sigma_bytes:
+            return np.full(self.samples, self.sample_bytes, dtype=np.float32)
+        # float32 and in place: a dataset has up to 2**31 samples, and sizes need no more digits
+        drawn = np.random.default_rng(seed).standard_normal(self.samples, dtype=np.float32)
+        drawn *= np.float32(self.sigma_bytes)
+        drawn += np.float32(self.sample_bytes)
+        np.maximum(drawn, np.float32(self.sample_bytes / 100), out=drawn)
+        drawn *= np.float32(self.sample_bytes / drawn.mean(dtype=np.float64))
+        return drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Data-parallel training by ``trials`` concurrent trials, each on the same dataset and on all N ``workers``.
+
+    A worker is a machine with an accelerator for each trial. ``batch`` is the minibatch of one worker. The seed
+    determines the sizes and the order of each epoch.
+    """
+
+    workers: int = 1
+    batch: int = 1
+    epochs: int = 1
+    trials: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        check_counts(workers=self.workers, batch=self.batch, epochs=self.epochs, trials=self.trials)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cores:
+    """Cores shared by prep, reading and training, and the CPU seconds of a mean-sized sample.
+
+    Attributes:
+        count: number of cores of a machine.
+        staging_cpu_s, delivery_cpu_s: once for a prepared sample, and for each trial that takes it.
+        step_cpu_s: a trial's step; 0 on an accelerator.
+        read_cpu_s: reading from shared storage.
+        prep_cpu_s, decoded_cpu_s: preparing a raw and a decoded sample; None for ``prep_cpu_s / decoded_speedup``.
+        background: cores that are always busy with other work.
+    """
+
+    count: int
+    prep_cpu_s: float = 0.0
+    staging_cpu_s: float = 0.0
+    delivery_cpu_s: float = 0.0
+    step_cpu_s: float = 0.0
+    read_cpu_s: float = 0.0
+    decoded_cpu_s: float | None = None
+    background: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.count >= 1:
+            raise ConfigError(f"count of cores must be at least 1, got {self.count}")
+        if not 0 <= self.background < self.count:
+            raise ConfigError(f"background must be 0 or more and below {self.count} cores, got {self.background}")
+        for name in CORE_COSTS:
+            cost = getattr(self, name)
+            if cost is not None and not 0 <= cost < math.inf:
+                raise ConfigError(f"{name} must be 0 or more and finite, got {cost}")
+
+
+CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "read_cpu_s", "decoded_cpu_s")
+"""Fields of `Cores` with the cost of a sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A worker's machine; all workers have the same.
+
+    Attributes:
+        compute_bytes_per_s: c, raw bytes/s of the samples that a worker trains on.
+        prep_bytes_per_s: raw bytes/s that one thread prepares on the way into staging (beta).
+        network_bytes_per_s: rate between two machines (b_c).
+        storage: total rate of shared storage against the number of reading threads of all machines (t).
+        staging: the buffer that training reads.
+        classes: storage classes, from level 0.
+        cores: cores shared by prep, reading and training; None for enough.
+    """
+
+    compute_bytes_per_s: float
+    prep_bytes_per_s: float = math.inf
+    network_bytes_per_s: float
+    storage: ThroughputCurve
+    staging: StagingClass
+    classes: tuple[StorageClass, ...] = ()
+    cores: Cores | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("compute_bytes_per_s", "prep_bytes_per_s", "network_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        names = [each.name for each in self.classes]  # results are by name
+        if len(set(names)) < len(names):
+            raise ConfigError(f"storage classes must have different names, got {', '.join(names)}")
+
+    @property
+    def write_s_per_byte(self) -> float:
+        """Seconds of one staging thread per byte: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0))."""
+        return 1 / min(self.prep_bytes_per_s, self.staging.thread_bytes_per_s)
+
+    def pfs_s_per_byte(self, readers: int) -> float:
+        """Return the seconds per byte of one of ``readers`` readers: 1 / (t(gamma) / gamma)."""
+        return 1 / self.storage.rate_of_each(readers)
+
+    def idle_pfs_s_per_byte(self, most: int) -> float:
+        """Return the seconds per byte of one reader at its best: the minimum of gamma / t(gamma) up to ``most``."""
+        # Not simply the rate of one: some storage gives each of a few readers more than a single one.
+        counts = np.arange(1.0, most + 1)
+        return float((counts / self.storage.rates(counts)).min())
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """All inputs of a simulation; ``name`` is for titles, and no ``policies`` means all."""
+
+    name: str
+    machine: Machine
+    dataset: DatasetShape
+    training: Training
+    policies: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Minibatches of an epoch; the last may not be full."""
+        return -(-self.dataset.samples // (self.training.workers * self.training.batch))
+
+
+EPOCHS = 3
+"""The first epoch fills caches; the others are the same."""
+
+MOST_SAMPLES = 200_000
+"""Maximum number of simulated samples. Larger datasets and their caches are scaled down; times are proportional."""
+
+MEMORY_BYTES_PER_S = 1e12
+"""Limit of a cache's rate."""
+
+
+def system_of(
+    rates: Rates, setup: Setup, *, name: str = "measured", epochs: int = EPOCHS, policies: tuple[str, ...] = ()
+) -> System:
+    """Return the simulator's system for measured rates and a setup; each node is one of its workers.
+
+    The simulator spreads a trial's samples over all workers, while here a trial trains on one node at G. Each simulated
+    worker therefore trains at G / nodes, which gives the same epoch time.
+    """
+    part, nbytes = min(1.0, MOST_SAMPLES / rates.samples), rates.sample_bytes
+    workers, cores = setup.workers_of(rates.cores), setup.cores_of(rates.cores)
+    made_per_s = node_prep_rate(rates, setup)
+    # Simulated storage reaches its full rate, here the fastest measured one, with a number of readers. A node has at
+    # most as many reading threads as workers, so a larger number would never be reached.
+    readers, storage = rates.storage.fastest
+    storage_per_s = storage.value * setup.storage_factor * (1 if setup.storage_shared else setup.nodes)
+    # The simulator's rates are of a number of threads together. A measured rate is one point of such a curve.
+    cached = {"ram": (setup.cache_bytes * part, min(rates.cache.value, MEMORY_BYTES_PER_S))}
+    if rates.disk is not None and setup.disk_bytes:
+        cached["disk"] = (setup.disk_bytes * part, rates.disk.value)
+    return System(
+        name=name,
+        machine=Machine(
+            compute_bytes_per_s=rates.step.value * setup.accelerator_factor / setup.nodes * nbytes,
+            prep_bytes_per_s=made_per_s * nbytes / workers,
+            network_bytes_per_s=setup.network_bytes_per_s,
+            storage=ThroughputCurve.through({min(round(readers), workers): storage_per_s * nbytes}),
+            staging=StagingClass(capacity_bytes=math.inf, threads=workers),
+            classes=tuple(
+                StorageClass(
+                    name=tier,
+                    capacity_bytes=capacity_bytes,
+                    threads=workers,
+                    read=ThroughputCurve.through({workers: bytes_per_s}),
+                )
+                for tier, (capacity_bytes, bytes_per_s) in cached.items()
+            ),
+            cores=Cores(
+                count=cores,
+                background=cores - rates.free_cores(cores),
+                prep_cpu_s=rates.prepared_cpu_s.value,
+                staging_cpu_s=rates.staging_cpu_s.value,
+                delivery_cpu_s=rates.delivery_cpu_s.value,
+                step_cpu_s=rates.step_cpu_s.value / setup.accelerator_factor,
+                read_cpu_s=rates.read_cpu_s.value,
+                decoded_cpu_s=rates.cpu_s(1.0).value,
+            ),
+        ),
+        dataset=DatasetShape(
+            samples=round(rates.samples * part),
+            sample_bytes=nbytes,
+            pixel_bytes=rates.pixel_bytes,
+            decoded_bytes=rates.decoded_bytes if setup.decoded else None,
+            decoded_speedup=node_prep_rate(rates, setup, decoded=1.0) / made_per_s,
+        ),
+        training=Training(
+            workers=setup.nodes,
+            batch=rates.batch_size if setup.batch_size is None else setup.batch_size,
+            epochs=epochs,
+            trials=setup.trials,
+        ),
+        policies=policies,
+    )

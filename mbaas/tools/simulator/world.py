@@ -1,0 +1,494 @@
+"""NoPFS's performance model, for whole minibatches and all workers at once, and the data that policies share.
+
+For sample k, ``fetch(k)`` is its size over the rate of the fastest tier that has it. ``write(k)`` prepares it and
+writes it to the staging buffer, and ``read(k) = fetch(k) + write(k)``. With p_0 reading threads, data is ready and
+training takes it at
+
+    avail(f) = sum_{k<=f} read(R_k) / p_0 and t_f = max(avail(f), t_{f-1} + s/c).
+
+All terms are proportional to sizes, so a minibatch needs only its bytes by tier. Here f counts minibatches: a step
+begins when a whole minibatch is ready. With minibatches of one sample, this is the paper's recurrence.
+
+There are two additions. Workers synchronize at the end of each step to sum gradients, so a step begins when the slowest
+worker has its minibatch. The staging buffer is finite, which limits read-ahead.
+
+If a machine's cores are given, prep, reading and training share them (`Load`), as in the row ``cores`` of
+`mbaas.model.pace`. With T trials on N workers, a step needs, in CPU seconds on each machine,
+
+    made (prep + staging) + read from shared storage x read + T / N x trained (delivery + step)
+
+and takes that time divided by the number of cores.
+
+`World` has the sizes and orders of samples, assigns them to workers, and counts bytes by tier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.model.tiers import StorageClass
+from mbaas.samples.order import SampleOrder, Shuffle
+from mbaas.tools.simulator.system import Cores, Machine, Sizes, System
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Numbering of the tiers that bytes come from.
+
+    The local classes come first, then the same classes of other workers and the PFS. The last two are pixels prepared
+    by another worker, which take time but read no samples, and samples that are already staged. ``readers`` are the
+    threads of all workers that may read from the PFS concurrently.
+    """
+
+    machine: Machine
+    readers: int
+
+    @property
+    def remote(self) -> int:
+        """Number of the first class of other workers."""
+        return len(self.machine.classes)
+
+    @property
+    def pfs(self) -> int:
+        return 2 * len(self.machine.classes)
+
+    @property
+    def pixels(self) -> int:
+        return self.pfs + 1
+
+    @property
+    def staged(self) -> int:
+        """Number for samples that are already staged, without a fetch; its column of seconds is ``write``."""
+        return self.pfs + 2
+
+    @property
+    def count(self) -> int:
+        return self.pfs + 3
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        own = tuple(each.name for each in self.machine.classes)
+        return (*own, *("remote" for _ in own), "pfs", "remote", "staging")
+
+    def fetch_s_per_byte(self) -> Floats:
+        """Return the seconds of one thread per byte from each tier, with an unsaturated PFS: float64[count]."""
+        # Another worker's class: min(b_c, r_j(p_j) / p_j).
+        own = [each.thread_bytes_per_s for each in self.machine.classes]
+        rates = [*own, *(min(self.machine.network_bytes_per_s, rate) for rate in own)]
+        return np.array([*(1 / rate for rate in rates), self.machine.idle_pfs_s_per_byte(self.readers), 0.0, 0.0])
+
+    def fastest(self) -> NDArray[np.int8]:
+        """Return the tier to fetch from for a sample in each tier and, as always, on the PFS: int8[count].
+
+        The choice uses the rate of an unsaturated PFS, so that caching a sample never makes reading it slower.
+        """
+        codes = np.arange(self.count, dtype=np.int8)
+        cost = self.fetch_s_per_byte()
+        return np.where(cost <= cost[self.pfs], codes, np.int8(self.pfs))
+
+
+def fetch_seconds(nbytes: Floats, *, tiers: Tiers, other_s: float = 0.0) -> Floats:
+    """Return the thread-seconds of fetching, by tier: [..., tiers].
+
+    t(gamma) / gamma needs gamma, the concurrent readers of the PFS. These are fewer than all threads, which also read
+    elsewhere and prepare. Here each reader gets the highest rate that a reader can get, until the total demand exceeds
+    t(all threads). Beyond that, all readers together get exactly that rate. If t has saturated, this is exact, because
+    the PFS is then busy all the time.
+
+    Args:
+        nbytes: raw bytes from each tier.
+        tiers: rates; its readers are all threads that fetch.
+        other_s: thread-seconds that the same threads spend on other work.
+    """
+    seconds = nbytes * tiers.fetch_s_per_byte()
+    # If the PFS is saturated, moving these bytes at t(all threads) takes as long as the threads are busy, there and
+    # elsewhere. Work elsewhere overlaps with it, so it is subtracted from the time per byte.
+    pfs_bytes = float(nbytes[..., tiers.pfs].sum())
+    if pfs_bytes:
+        beside_s = other_s + float(seconds.sum() - seconds[..., tiers.pfs].sum())
+        full = tiers.machine.pfs_s_per_byte(tiers.readers) - beside_s / pfs_bytes
+        seconds[..., tiers.pfs] = nbytes[..., tiers.pfs] * max(full, float(tiers.fetch_s_per_byte()[tiers.pfs]))
+    return seconds
+
+
+def write_seconds(nbytes: Floats, *, machine: Machine) -> Floats:
+    """Return the thread-seconds to prepare bytes and write them to staging: [...], from nbytes [..., tiers]."""
+    # the last tier holds samples that are already staged
+    seconds: Floats = nbytes[..., :-1].sum(axis=-1) * machine.write_s_per_byte
+    return seconds
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Results of consecutive steps.
+
+    Attributes:
+        waits_s: float64[H], wait of training before each step.
+        slowest: int64[H], the worker whose minibatch came last.
+        late_fetch: bool[H], whether that worker's prep only waited for its fetching; always True if the same threads do
+            both.
+        end_s: end of the last step.
+    """
+
+    waits_s: Floats
+    slowest: Ints
+    late_fetch: NDArray[np.bool_]
+    end_s: float
+
+
+class StepTimeline:
+    """Times of training steps by the recurrence, computed for one stretch of steps after the other.
+
+    For step h and worker i,
+
+        avail[h, i] = max(avail[h-1, i], t[h - ahead]) + read[h, i]
+        t[h] = max(max_i avail[h, i], t[h-1] + compute[h-1]).
+
+    If separate threads prepare, the first line is ``fetched[h, i]``, and
+    ``avail[h, i] = max(avail[h-1, i], fetched[h, i]) + prep[h, i]``. Within ``ahead`` steps no term depends on the
+    steps' own t, so all are running maxima of differences of sums. A stretch is computed ``ahead`` steps at a time.
+
+    Args:
+        workers: N.
+        ahead: minibatches that the staging buffer holds; each leaves it when its step begins.
+        start_s: start of reading.
+    """
+
+    def __init__(self, *, workers: int, ahead: int, start_s: float = 0.0) -> None:
+        self._ahead = ahead
+        self._fetched = np.full(workers, start_s)  # end of fetching of each worker's last minibatch
+        self._avail = np.full(workers, start_s)  # end of prep of each worker's last minibatch
+        self._begun = np.zeros(0)  # starts of the last ``ahead`` steps, each of which freed room for a minibatch
+        self._start_s = start_s
+        self._end_s = start_s  # end of the last step
+
+    def run(self, reads_s: Floats, compute_s: Floats, *, prep_s: Floats | None = None) -> Steps:
+        """Run the next steps.
+
+        Args:
+            reads_s: float64[H, N], seconds of reading for each step, by all threads of a worker together.
+            compute_s: float64[H], seconds of training.
+            prep_s: float64[H, N], seconds of prep by separate threads; None if the same threads prepare.
+        """
+        steps = len(reads_s)
+        waits, slowest, late = np.empty(steps), np.empty(steps, dtype=np.int64), np.empty(steps, dtype=bool)
+        # Reading for a step waits for the room freed ``ahead`` steps before, so the steps of a part are independent.
+        for low in range(0, steps, self._ahead):
+            part = slice(low, low + self._ahead)
+            avail, late_fetch = self._ready(reads_s[part], prep_s[part] if prep_s is not None else None)
+            slowest[part] = avail.argmax(axis=1)
+            late[part] = late_fetch[np.arange(len(avail)), slowest[part]]
+            waits[part] = self._train(avail.max(axis=1), compute_s[part])
+        return Steps(waits, slowest, late, self._end_s)
+
+    def _ready(self, reads_s: Floats, prep_s: Floats | None) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the time at which each worker has each minibatch, and whether it waited for fetching: [steps, N]."""
+        gates = np.broadcast_to(self._gates(len(reads_s))[:, None], reads_s.shape)
+        fetched = _one_by_one(gates, reads_s, self._fetched)
+        self._fetched = fetched[-1]
+        if prep_s is None:
+            return fetched, np.ones(fetched.shape, dtype=bool)
+        avail = _one_by_one(fetched, prep_s, self._avail)
+        # Prep of a minibatch starts when it is fetched and the one before is prepared; the later event caused the wait.
+        late = fetched >= np.concatenate([self._avail[None], avail[:-1]])
+        self._avail = avail[-1]
+        return avail, late
+
+    def _train(self, ready_s: Floats, compute_s: Floats) -> Floats:
+        """Return the wait before each step, given the times at which minibatches are ready."""
+        # begin[h] = max(ready[h], end[h-1]). Minus the training before it, that is a running maximum of ready times.
+        before = np.cumsum(compute_s) - compute_s
+        lead = ready_s - before
+        lead[0] = max(lead[0], self._end_s)
+        lead = np.maximum.accumulate(lead)
+        waits = np.diff(lead, prepend=self._end_s)
+        self._end_s = float(lead[-1] + before[-1] + compute_s[-1])
+        self._begun = np.concatenate([self._begun, lead + before])[-self._ahead :]
+        return waits
+
+    def _gates(self, steps: int) -> Floats:
+        """Return the time at which there is room for each of the next steps: float64[steps]."""
+        # The first ``ahead`` steps find an empty buffer.
+        missing = self._ahead - len(self._begun)
+        early = np.full(min(missing, steps), self._start_s)
+        return np.concatenate([early, self._begun[: steps - len(early)]])
+
+
+def _one_by_one(gates: Floats, lengths_s: Floats, last_s: Floats) -> Floats:
+    """Return the ends of consecutive tasks, each starting at its gate or at the end of the one before: float64[H, N].
+
+    end[h] = max(end[h-1], gate[h]) + length[h] is S[h] + max over k <= h of (gate[k] - S[k-1]), with S the running sum.
+    """
+    sums = np.cumsum(lengths_s, axis=0)
+    lead = gates - (sums - lengths_s)
+    lead[0] = np.maximum(lead[0], last_s)
+    return sums + np.maximum.accumulate(lead, axis=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """CPU demand of steps: seconds of all cores of a machine, for raw bytes [H, N, tiers].
+
+    ``sample_bytes`` is the mean size of a sample. The N workers' machines share T trials evenly.
+    """
+
+    cores: Cores
+    sample_bytes: float
+    workers: int
+    trials: int
+
+    def making_s(self, nbytes: Floats, *, tiers: Tiers) -> Floats:
+        """Return the seconds to read, prepare and stage these bytes once: [H, N]."""
+        # Pixels from other workers were prepared, and counted, there. Only reading from the PFS costs CPU time.
+        prepared = self._per_core(nbytes[..., : tiers.staged].sum(axis=-1))
+        read = self._per_core(nbytes[..., tiers.pfs])
+        return prepared * (self.cores.prep_cpu_s + self.cores.staging_cpu_s) + read * self.cores.read_cpu_s
+
+    def saved_s(self, nbytes: Floats, *, speedup: float) -> Floats:
+        """Return the seconds of prep saved if samples with these raw bytes are cached decoded: [H, N]."""
+        cores = self.cores
+        decoded_cpu_s = cores.prep_cpu_s / speedup if cores.decoded_cpu_s is None else cores.decoded_cpu_s
+        return self._per_core(nbytes) * (cores.prep_cpu_s - decoded_cpu_s)
+
+    def delivering_s(self, nbytes: Floats) -> Floats:
+        """Return the seconds of delivering minibatches to trials: [H]."""
+        return self._taken_per_core(nbytes) * self.cores.delivery_cpu_s
+
+    def training_s(self, nbytes: Floats) -> Floats:
+        """Return the seconds of the trials' steps: [H]."""
+        return self._taken_per_core(nbytes) * self.cores.step_cpu_s
+
+    def _taken_per_core(self, nbytes: Floats) -> Floats:
+        """Return the samples that a machine's trials take, per core: [H]."""
+        return self._per_core(nbytes.sum(axis=(1, 2))) * (self.trials / self.workers)
+
+    def _per_core(self, nbytes: Floats) -> Floats:
+        """Return the number of mean-sized samples in these bytes, per core."""
+        return nbytes / (self.sample_bytes * (self.cores.count - self.cores.background))
+
+
+Samples = NDArray[np.int32]
+
+KEPT_BYTES = 1 << 30
+"""Memory for cached orders: 209 of ImageNet-1k, 18 of ImageNet-22k."""
+
+_PIECE = 1 << 20
+"""Positions of an order that are computed together, to keep temporary 64-bit arrays small."""
+
+
+class Orders:
+    """Order of the samples in each epoch, by mbaas's own keyed permutation.
+
+    Recent orders are cached, up to ``kept_bytes`` of memory; at least one is cached.
+    """
+
+    def __init__(self, samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> None:
+        self.samples = samples
+        self.seed = seed
+        self._order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
+        self._kept: OrderedDict[int, Samples] = OrderedDict()
+        self._room = max(kept_bytes // (4 * samples), 1)
+
+    def __call__(self, epoch: int) -> Samples:
+        """Return the sample ids in the order of ``epoch``: int32[F], read-only."""
+        if epoch not in self._kept:
+            while len(self._kept) >= self._room:
+                self._kept.popitem(last=False)
+            self._kept[epoch] = self._made(epoch)
+        self._kept.move_to_end(epoch)
+        return self._kept[epoch]
+
+    def _made(self, epoch: int) -> Samples:
+        order = np.empty(self.samples, dtype=np.int32)
+        for start in range(0, self.samples, _PIECE):
+            stop = min(start + _PIECE, self.samples)
+            order[start:stop] = self._order.samples_at(Shuffle(epoch), start, stop)
+        order.flags.writeable = False
+        return order
+
+
+Codes = NDArray[np.int8]
+"""Numbers of storage classes (`NOWHERE` for none), or of tiers."""
+
+Owners = NDArray[np.uint16]
+
+NOWHERE = np.int8(-1)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that the workers read for the steps of one epoch.
+
+    Attributes:
+        nbytes: raw bytes by step, reading worker and tier: float64[H, N, tiers].
+        samples: samples by tier, int64[tiers]; their sum is F.
+        decoded: the part of ``nbytes`` whose samples are cached decoded; None for none.
+    """
+
+    nbytes: Floats
+    samples: Ints
+    decoded: Floats | None = None
+
+
+class World:
+    """A system with its sizes and orders.
+
+    Sequences of samples are flat: step after step, and within a step worker by worker in turn. Position q belongs to
+    step q // (B N) and worker q % N, as in a distributed sampler. The last step is padded with sample F, which has no
+    bytes.
+    """
+
+    def __init__(self, system: System, *, orders: Orders | None = None) -> None:
+        self.system = system
+        training, dataset = system.training, system.dataset
+        self.workers, self.batch, self.steps = training.workers, training.batch, system.steps
+        self.epochs = range(training.epochs)
+        self.samples = dataset.samples
+        self.orders = orders if orders is not None else Orders(dataset.samples, seed=training.seed)
+        self.tiers = Tiers(system.machine, readers=training.workers * system.machine.staging.threads)
+        self._dealt: tuple[int, Samples] | None = None
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Bytes of each sample, and 0 for the padding sample: float32[F + 1]."""
+        return np.append(self.system.dataset.sizes(self.system.training.seed), np.float32(0))
+
+    @property
+    def classes(self) -> tuple[StorageClass, ...]:
+        return self.system.machine.classes
+
+    @cached_property
+    def load(self) -> Load | None:
+        """CPU demand of steps on each machine; None if there are enough cores."""
+        system = self.system
+        if system.machine.cores is None:
+            return None
+        return Load(
+            cores=system.machine.cores,
+            sample_bytes=system.dataset.sample_bytes,
+            workers=self.workers,
+            trials=system.training.trials,
+        )
+
+    def dealt(self, epoch: int) -> Samples:
+        """Return the samples of an epoch in the order of a distributed sampler: int32[H B N]."""
+        # Policies run epoch by epoch, so only the last one is requested again.
+        if self._dealt is None or self._dealt[0] != epoch:
+            # Sample F has no bytes, so the last step needs no special case.
+            full = np.full(self.steps * self.batch * self.workers, self.samples, dtype=np.int32)
+            full[: self.samples] = self.orders(epoch)
+            self._dealt = (epoch, full)
+        return self._dealt[1]
+
+    def readers(self, epoch: int) -> Owners:
+        """Return the worker to which a distributed sampler assigns each sample: uint16[F + 1]."""
+        readers = np.zeros(self.samples + 1, dtype=np.uint16)
+        readers[self.dealt(epoch)] = np.resize(np.arange(self.workers, dtype=np.uint16), len(self.dealt(epoch)))
+        return readers
+
+    @cached_property
+    def homes(self) -> Owners:
+        """Home of each sample, even and independent of the order: uint16[F + 1]."""
+        # In turn instead of hashed as in a feed: orders are random already, so only even shares matter.
+        return np.resize(np.arange(self.workers, dtype=np.uint16), self.samples + 1)
+
+    @cached_property
+    def turn(self) -> Owners:
+        """Worker of each position: uint16[H B N]."""
+        return np.resize(np.arange(self.workers, dtype=np.uint16), self.steps * self.batch * self.workers)
+
+    def by_home(self, epoch: int) -> Samples:
+        """Return an epoch in which each worker takes the samples of its home, in order: int32[H B N]."""
+        order = self.orders(epoch)
+        homes = self.homes[order]
+        grouped = order[np.argsort(homes, kind="stable")]  # stable, so that each home keeps the epoch's order
+        counts = np.bincount(homes, minlength=self.workers)
+        table = np.full((self.steps * self.batch, self.workers), self.samples, dtype=np.int32)
+        for worker, (start, count) in enumerate(zip(np.cumsum(counts) - counts, counts, strict=True)):
+            table[:count, worker] = grouped[start : start + count]
+        return table.reshape(-1)
+
+    def admitted(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
+        """Return the class of each sample if samples are admitted in order, filling the fastest class first: int8[n].
+
+        ``used_bytes`` are in use already.
+        """
+        # In double precision: a sum of millions of float32 sizes would be off by whole samples.
+        ends = used_bytes + np.cumsum(sizes, dtype=np.float64)
+        cuts = np.searchsorted(ends, np.cumsum([each.capacity_bytes for each in classes]), side="right")
+        codes = np.full(len(sizes), NOWHERE, dtype=np.int8)
+        for number in range(len(classes) - 1, -1, -1):  # from the slowest class: each faster one overwrites its part
+            codes[: cuts[number]] = number
+        return codes
+
+    def own_tiers(self, held: Codes) -> Codes:
+        """Return the tiers to read from, for samples in a worker's own classes (`NOWHERE`: the PFS)."""
+        return self._fastest[np.where(held < 0, np.int8(self.tiers.pfs), held)]
+
+    def shared_tiers(self, held: Codes, local: NDArray[np.bool_]) -> Codes:
+        """Return the tiers to read from, for samples in one worker's class each; ``local`` if that worker reads."""
+        elsewhere = np.where(local, held, held + np.int8(self.tiers.remote))
+        return self._fastest[np.where(held < 0, np.int8(self.tiers.pfs), elsewhere)]
+
+    def traffic(
+        self,
+        samples: Samples,
+        tiers: Codes,
+        *,
+        workers: Owners | None = None,
+        decoded: NDArray[np.bool_] | None = None,
+    ) -> Traffic:
+        """Count bytes by step, worker and tier.
+
+        Args:
+            samples: int32[H B N], step after step.
+            tiers: tier that each sample is read from.
+            workers: worker that reads each sample; None for worker q % N at position q.
+            decoded: bool[H B N], whether the sample is cached decoded.
+        """
+        # One number for each (step, worker, tier), so that a single bincount adds up all bytes.
+        count = self.tiers.count
+        cells = self._cells if workers is None else self._cells_of(workers)
+        nbytes = self._by_cell(cells + tiers, self.sizes[samples])
+        numbers = np.bincount(tiers[samples < self.samples], minlength=count)
+        return Traffic(
+            nbytes, numbers, None if decoded is None else self._by_cell(cells + tiers, self.sizes[samples] * decoded)
+        )
+
+    def _by_cell(self, cells: NDArray[np.intp], weights: NDArray[np.float32]) -> Floats:
+        """Sum weights by step, worker and tier: float64[H, N, tiers]."""
+        shape = (self.steps, self.workers, self.tiers.count)
+        sums = np.bincount(cells, weights=weights, minlength=math.prod(shape))
+        return np.asarray(sums, dtype=np.float64).reshape(shape)
+
+    def from_pfs(self, samples: Samples, *, workers: Owners | None = None) -> Traffic:
+        """Count an epoch that is read from the PFS only, as before anything is cached."""
+        return self.traffic(samples, np.full(len(samples), self.tiers.pfs, dtype=np.int8), workers=workers)
+
+    @cached_property
+    def _fastest(self) -> Codes:
+        return self.tiers.fastest()
+
+    @cached_property
+    def _cells(self) -> NDArray[np.intp]:
+        return self._cells_of(self.turn)
+
+    def _cells_of(self, workers: Owners) -> NDArray[np.intp]:
+        """Return the first cell of each position: by step, then worker, then tier."""
+        steps = np.arange(self.steps, dtype=np.intp) * self.workers
+        cells = np.repeat(steps, self.batch * self.workers)
+        # in place, because there is one element for every sample of an epoch
+        cells += workers
+        cells *= self.tiers.count
+        return cells

@@ -1,0 +1,156 @@
+"""Blocks: the work of prep workers, and the blocks delivered to consumers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from mbaas.errors import MbaasError
+from mbaas.memory.part_memory import PartAddress
+from mbaas.memory.slots import Slot
+from mbaas.samples.order import MOST_NUMBER, SampleOrder, Shuffle, Whole
+from mbaas.samples.placement import BlockPart
+
+if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
+    from mbaas.transforms import Pipeline
+
+from mbaas.wire.samples import BadSample, EngineName, FetchCounts, SampleSpec, Seconds
+
+# ---- samples and blocks, as prep workers make them ----
+
+ROW = "row"
+"""Name of the array with a partial block's row numbers in the block: int64[n], ascending."""
+
+
+class BlockMeta(Struct, frozen=True):
+    """Metadata of a finished part of a block: counts, timings, bad samples.
+
+    Attributes:
+        block: global block number.
+        epoch: epoch that determined the part's random numbers.
+        samples: rows in the part.
+        bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples`` is 0
+            then).
+        fetch_s: seconds that prep waited for raw bytes.
+        prep_s: seconds of decoding and transforming.
+        fetched: the raw samples by source, as seen from the worker's node.
+        nbytes: bytes of the staged arrays.
+        away: a sample that storage may deliver later; the part was not made.
+        cpu_s: CPU-seconds of all threads of the worker process for the feed so far.
+        slot: position of the arrays, if they are not in Ray's object store.
+    """
+
+    block: int
+    epoch: int
+    samples: int
+    bad: tuple[BadSample, ...]
+    fetch_s: float
+    prep_s: float
+    fetched: FetchCounts
+    nbytes: int
+    away: BadSample | None = None
+    cpu_s: float = 0.0
+    slot: Slot | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the block that the part covers, including bad samples."""
+        return self.samples + len(self.bad)
+
+
+class PrepConfig(Struct, frozen=True):
+    """Settings with which a worker prepares a feed's samples.
+
+    Attributes:
+        threads: threads of the engine.
+        on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
+        prep_s: the feed's ``timeouts.prep_s``, after which a worker without progress is considered stuck.
+        shares_gpu: True if it works on a GPU that it has not reserved.
+        dali_share: fraction of the samples that the dali engine prepares with DALI.
+    """
+
+    feed: str
+    pipeline: Pipeline
+    engine: EngineName
+    seed: int
+    threads: int
+    on_bad_sample: str
+    prep_s: float
+    shares_gpu: bool = False
+    dali_share: float = 1.0
+
+
+class WorkerBrief(Struct, frozen=True):
+    """Everything that a prep worker needs to work for a feed, except the dataset.
+
+    The dataset is always a separate argument: Ray resolves a reference only at the top level of a call's arguments.
+    """
+
+    config: PrepConfig
+    order: SampleOrder
+    spec: SampleSpec
+
+
+class WorkerLocation(Struct, frozen=True):
+    """A worker's process id, its node, and the feed that it works for (idle: the feed that started it)."""
+
+    pid: int
+    node: str
+    feed: str
+
+
+class PartMeta(Struct, frozen=True, array_like=True):
+    """The metadata of a part that consumers need; fields as in `BlockMeta`."""
+
+    samples: Whole
+    bad: tuple[BadSample, ...]
+    fetch_s: Seconds
+    prep_s: Seconds
+    nbytes: Whole
+
+
+class DeliveredPart(Struct, frozen=True, array_like=True):
+    """One part of a block, in the memory of the node that made it.
+
+    Attributes:
+        meta: counts and timings.
+        address: of its arrays; the coordinator keeps them until the consumer releases the block.
+        number: its number in the block.
+        task: the task that made it; a part that is made again has another task.
+        node: id of the node that stores it.
+        block_part: the home node of its samples, and the placement version by which it was cut.
+    """
+
+    meta: PartMeta
+    address: PartAddress
+    number: Whole
+    task: Whole
+    node: str
+    block_part: BlockPart
+
+
+class DeliveredBlock(Struct, frozen=True, array_like=True):
+    """A block that was made, or could not be made.
+
+    Attributes:
+        number: the block's.
+        shuffle: of the block's epoch.
+        parts: all parts; empty if the block could not be made.
+        error: reason why it could not be made, such as a bad sample.
+        is_new: True if no consumer had it before: it was prepared for this one.
+    """
+
+    number: Whole
+    shuffle: Shuffle
+    parts: tuple[DeliveredPart, ...]
+    error: MbaasError | None = None
+    is_new: bool = False
+
+
+class UnreadablePart(Struct, frozen=True):
+    """A part of a block that can no longer be read, and the task that made it; -1: no task yet."""
+
+    block: Whole
+    part: Whole
+    task: Annotated[int, Meta(ge=-1, le=MOST_NUMBER)]

@@ -1,0 +1,129 @@
+"""Messages about the ranks of data-parallel trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from mbaas.model.balance import assign
+from mbaas.samples.order import MOST_NUMBER, Ids, Shuffle, Whole
+from mbaas.samples.placement import Placement
+
+if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
+    pass
+
+from mbaas.wire.consumers import ConsumerName, NodeId, PollSeconds
+
+# ---- ranks of data-parallel trials ----
+
+
+class RankPlan(Struct, frozen=True):
+    """Division of an epoch's minibatches among ranks.
+
+    Attributes:
+        nodes: the id of each rank's node.
+        placement: None if only one node prepares samples.
+        shuffle: of the epoch, as found by the first rank that had a block of this epoch; None before that.
+    """
+
+    nodes: tuple[str, ...]
+    placement: Placement | None = None
+    shuffle: Shuffle | None = None
+
+    def ranks(self, sample_ids: Ids, first: int = 0) -> NDArray[np.int64]:
+        """Return the rank that gets each sample: int64[n] -> int64[n], in [0, ranks).
+
+        Args:
+            sample_ids: the samples of a minibatch, or of a part of one.
+            first: samples of the minibatch that were assigned before these, so that the whole minibatch is divided
+                evenly.
+        """
+        p = len(self.nodes)
+        # `assign` gives the remainder to the first ranks, so each run begins with another rank.
+        turn = np.roll(np.arange(p), -(first % p))
+        node_weights = () if self.placement is None else self.placement.nodes
+        known = sorted({*self.nodes, *node_weights})
+        rank_nodes = np.array([known.index(node) for node in self.nodes])[turn]
+        if self.placement is None:
+            placement = np.full(len(sample_ids), rank_nodes[0])
+        else:
+            placement = np.array([known.index(node) for node in node_weights])[self.placement.of(sample_ids)]
+        return turn[assign(placement, rank_nodes=rank_nodes)]
+
+
+class RankReport(Struct, frozen=True):
+    """One rank's report of itself, sent with every session.
+
+    Attributes:
+        name: trial and rank.
+        batch_size: samples in a minibatch of all ranks; ranks with another size belong to another trial.
+        session: number of its session.
+        node: id of its node.
+        cursor: the first block of its session.
+        floats: True if it may begin at another epoch, together with the others.
+        aside: difference between the number of its epoch and the epoch whose order it uses; 0 except in epochs outside
+            of the stream (`mbaas.samples.order.ASIDE`).
+        due: the next block according to its state, if that was saved between two epochs.
+    """
+
+    name: ConsumerName
+    batch_size: Annotated[int, Meta(ge=1, le=MOST_NUMBER)]
+    session: Whole
+    node: NodeId
+    cursor: Whole
+    floats: bool
+    aside: Whole = 0
+    due: Whole | None = None
+
+    @property
+    def consumer(self) -> str:
+        """The name under which the feed lists it."""
+        return str(self.name)
+
+    @property
+    def rank(self) -> int:
+        """Its number among the ranks of its trial."""
+        return self.name.rank
+
+    @property
+    def group(self) -> tuple[str, int, int]:
+        """Key shared by all ranks of one trial: (trial, world size, batch size)."""
+        return self.name.trial, self.name.world_size, self.batch_size
+
+
+class RankCall(Struct, frozen=True):
+    """A rank's request for the division of an epoch's minibatches.
+
+    Attributes:
+        poll_s: seconds to wait for missing ranks.
+        shuffle: of the epoch, if the rank has a block of it.
+    """
+
+    report: RankReport
+    epoch: Whole
+    poll_s: PollSeconds
+    shuffle: Shuffle | None = None
+
+
+class RankOrders(Struct, frozen=True):
+    """The answer to a `RankCall`.
+
+    Attributes:
+        plan: the plan for the requested epoch; None while ranks are missing.
+        start: its first block; its own cursor unless its session floats.
+        missing: ranks that have not joined; includes the requesting rank if its session is not open.
+        caches: node id -> handle of its cache node, which returns rows.
+        others: missing ranks that joined with another batch size -> that size.
+        ahead: ranks that are past the epoch, whose plan is no longer available.
+    """
+
+    plan: RankPlan | None
+    start: int
+    missing: tuple[int, ...]
+    caches: Mapping[str, Any]
+    others: Mapping[int, int] = {}
+    ahead: tuple[int, ...] = ()

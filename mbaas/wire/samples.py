@@ -1,0 +1,174 @@
+"""Raw and prepared samples: counts by source, fields, bad samples, and measured costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from mbaas.model.forms import SampleCosts
+from mbaas.samples.fields import SAMPLE_ID, Field
+from mbaas.samples.order import MOST_NUMBER, Whole
+
+if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
+    pass
+
+
+EngineName = Literal["cpu", "dali"]
+"""The engines that prepare samples."""
+
+Seconds = Annotated[float, Meta(ge=0, le=MOST_NUMBER)]
+"""A time; not NaN, because a single NaN would make sums over consumers NaN."""
+
+
+# ---- sources of raw samples: local memory, another node's memory, a disk tier, storage ----
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number of samples, and their bytes."""
+
+    samples: int = 0
+    nbytes: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.samples + other.samples, self.nbytes + other.nbytes)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(self.samples - other.samples, self.nbytes - other.nbytes)
+
+
+@dataclass(frozen=True)
+class FetchCounts:
+    """Raw samples by source; the counts of several blocks, nodes or epochs can be added.
+
+    Attributes:
+        local: samples from the memory of the node that needed them.
+        remote: samples from the memory of another node.
+        disk: samples from a disk tier.
+        storage: samples read from storage, including unreadable ones, which have no bytes.
+        decoded: the subset of all samples that was already decoded, whose pipeline starts after its prefix.
+    """
+
+    local: Amount = Amount()
+    remote: Amount = Amount()
+    disk: Amount = Amount()
+    storage: Amount = Amount()
+    decoded: Amount = Amount()
+
+    def __add__(self, other: FetchCounts) -> FetchCounts:
+        return FetchCounts(
+            self.local + other.local,
+            self.remote + other.remote,
+            self.disk + other.disk,
+            self.storage + other.storage,
+            self.decoded + other.decoded,
+        )
+
+    def __sub__(self, other: FetchCounts) -> FetchCounts:
+        return FetchCounts(
+            self.local - other.local,
+            self.remote - other.remote,
+            self.disk - other.disk,
+            self.storage - other.storage,
+            self.decoded - other.decoded,
+        )
+
+    @property
+    def all(self) -> Amount:
+        """All samples, from every source."""
+        return self.local + self.remote + self.disk + self.storage
+
+    @property
+    def hit_rate(self) -> float:
+        """Fraction of the samples that were not read from storage, 0 to 1; 0 before the first."""
+        samples = self.all.samples
+        return 1 - self.storage.samples / samples if samples else 0.0
+
+    def from_afar(self) -> FetchCounts:
+        """Return the same counts as seen by another node that requested them: local becomes remote."""
+        return FetchCounts(Amount(), self.remote + self.local, self.disk, self.storage, self.decoded)
+
+
+class SampleSpec(Struct, frozen=True):
+    """Fields of every prepared sample of a feed.
+
+    Attributes:
+        made: the field that prep makes from a sample's bytes: for images uint8 (height, width, 3), unless a Map changes
+            that. If samples differ in one or more lengths, `Field.longest` bounds all of the samples.
+        known: the fields of the dataset.
+    """
+
+    made: Field
+    known: tuple[Field, ...]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """All fields of a minibatch, in this order."""
+        return (self.made, *self.known, SAMPLE_ID)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of one prepared sample in bytes."""
+        return sum(field.nbytes for field in self.fields)
+
+
+MUCH_LEFT_OUT = 0.1
+"""Fraction of an epoch's samples above which skipped bad samples (``on_bad_sample="skip"``) cause a warning."""
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that could not be prepared: id, source of its bytes, and a clause with the reason."""
+
+    sample_id: Whole
+    uri: str
+    reason: str
+
+
+class DecodedCosts(Struct, frozen=True):
+    """Costs and savings of decoded samples, averaged over the samples that were tried.
+
+    Attributes:
+        sample_s: time of one thread to prepare a sample from its stored form, in seconds.
+        rest_s: the same from its decoded form.
+        dataset_bytes: estimated bytes of all samples decoded: the upper end of a 95 % confidence interval.
+    """
+
+    sample_bytes: float
+    sample_s: float
+    rest_s: float
+    dataset_bytes: float
+
+
+class Probe(Struct, frozen=True):
+    """Measurements of a feed's samples, made before the feed is laid out.
+
+    Attributes:
+        sample_s: time of a worker to prepare one sample, in seconds.
+        read_s: seconds per sample that a node reads from storage, many at once.
+        decoded: None if no decoded sample could be made.
+    """
+
+    spec: SampleSpec
+    sample_s: float
+    read_s: float
+    decoded: DecodedCosts | None = None
+
+
+class DecodedSamples(Struct, frozen=True):
+    """Identity, costs and savings of a feed's decoded samples.
+
+    Attributes:
+        prefix: the transforms that made them, and the engine: equal for feeds with the same decoded samples.
+        costs: of one sample.
+        threads: that prepare on a node, in total.
+        undecoded_share: fraction of the samples that DALI prepares next to the cpu engine, and which are never cached
+            decoded; see `mbaas.samples.order.in_share`.
+    """
+
+    prefix: str
+    costs: SampleCosts
+    threads: int
+    undecoded_share: float = 0.0
