@@ -169,7 +169,7 @@ def _uses() -> dict[str, Use]:
         "prep worker": f"prep:{FEED}:",
         "cache node": f"cache:{FEED}:",
     }
-    actors = [actor for actor in ray._private.state.actors().values() if actor["State"] == "ALIVE"]
+    actors = actor_names.live_actors()
     pids = {kind: [a["Pid"] for a in actors if a["Name"].startswith(name)] for kind, name in kinds.items()}
     own = psutil.Process()
     return {"driver": _use([own])} | {kind: _use([psutil.Process(pid) for pid in of]) for kind, of in pids.items()}

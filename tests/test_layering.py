@@ -328,6 +328,16 @@ def test_the_rooms_of_datasets_import_downward() -> None:
         assert not seen & set(ordered[:place]), name
 
 
+RAYS_PRIVATE_NAMES = re.compile(r"\bray\._|\bray\.core\b|_private\.|\bof_ray\._")
+
+
+def test_only_one_room_uses_names_that_ray_does_not_publish() -> None:
+    """A new version of Ray may change them."""
+    found = {name for name, source in sources_of_mbaas().items() if RAYS_PRIVATE_NAMES.search(source)}
+    assert {name for name in found if not name.startswith("mbaas.ray_cluster.")} == set()
+    assert "mbaas.ray_cluster.references" in found
+
+
 @pytest.mark.parametrize("path", modules("mbaas/core"), ids=lambda path: path.name)
 def test_the_core_is_pure(path: Path) -> None:
     assert impurities(path.read_text()) == []

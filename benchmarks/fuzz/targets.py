@@ -52,11 +52,12 @@ from mbaas.dataset import read_coco, read_huggingface, read_images, read_manifes
 from mbaas.dataset.bounded import bounded
 from mbaas.dataset.storage.location import locate
 from mbaas.errors import ConfigError, ConsumerRemovedError, MbaasError, PrepFailedError
-from mbaas.memory.part_memory import OBJECT_ID_BYTES, StoredObject
+from mbaas.memory.part_memory import StoredObject
 from mbaas.memory.slots import Slot, SlotColumn
 from mbaas.model.quantity import plain_fields
 from mbaas.prep.engines import make_engine
 from mbaas.prep.header import UndecodableError, peek
+from mbaas.ray_cluster.references import OBJECT_ID_BYTES
 from mbaas.samples.fields import Arrays, Packed
 from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.samples.placement import BlockPart

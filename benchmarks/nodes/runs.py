@@ -25,10 +25,10 @@ from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s
 from mbaas.base.units import counted
 from mbaas.errors import MbaasError
 from mbaas.feed import Feed
+from mbaas.ray_cluster.resources import spilled_bytes
 from mbaas.status import FeedStatus
 from mbaas.tools.bench.photos import make_photos
 from mbaas.tools.bench.report import Machine
-from mbaas.tools.bench.rows.feed import spilled_bytes
 from mbaas.tools.bench.tasks.images import Images
 
 STORE_BYTES = 400 << 20

@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 
 from mbaas.errors import shown
 from mbaas.memory.slots import Slot
+from mbaas.ray_cluster import references
 from mbaas.samples.fields import Arrays
 
 if TYPE_CHECKING:  # every message needs this module, and importing Ray takes a second
@@ -57,14 +58,10 @@ class PartMemory(Protocol):
         """
 
 
-OBJECT_ID_BYTES = 28
-"""Size of an object's id in Ray."""
-
-
 class StoredObject(Struct, frozen=True, array_like=True, tag=True):
     """Address of an object in Ray's store: its id, its owner, and the owner's description of it, in Ray's encoding."""
 
-    object_id: Annotated[bytes, Meta(min_length=OBJECT_ID_BYTES, max_length=OBJECT_ID_BYTES)]
+    object_id: Annotated[bytes, Meta(min_length=references.OBJECT_ID_BYTES, max_length=references.OBJECT_ID_BYTES)]
     owner: bytes
     status: bytes
 
@@ -75,14 +72,7 @@ class StoredObject(Struct, frozen=True, array_like=True, tag=True):
 
     def held(self) -> HeldObject:
         """Return an ordinary reference to the object, which may be lost."""
-        import ray
-
-        of_ray: Any = ray
-        ref = of_ray.ObjectRef(self.object_id, self.owner)  # first, so that this process counts at least one reference
-        of_ray._private.worker.global_worker.core_worker.deserialize_and_register_object_ref(
-            self.object_id, of_ray.ObjectRef.nil(), self.owner, self.status
-        )
-        return HeldObject(ref)
+        return HeldObject(references.reference(self.object_id, self.owner, self.status))
 
 
 class CountedObject(Struct, frozen=True, array_like=True, tag=True):
@@ -124,16 +114,9 @@ class HeldObject:
 
     def sent(self) -> StoredObject | CountedObject:
         """See `PartMemory.sent`."""
-        import ray
-
-        # Not public: Ray pickles its references in the same way, and also records them as part of a value. If another
-        # Ray version lacks this API, the reference is sent as usual, and counted.
-        worker: Any = ray._private.worker.global_worker
-        try:
-            _, owner, status = worker.core_worker.serialize_object_ref(self.ref)
-        except (AttributeError, TypeError, ValueError):
+        if (described := references.description(self.ref)) is None:
             return CountedObject(self.ref)
-        return StoredObject(self.ref.binary(), owner, status)
+        return StoredObject(self.ref.binary(), *described)
 
     def read(self, timeout_s: float) -> Arrays:
         """See `PartMemory.read`."""

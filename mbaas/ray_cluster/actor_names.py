@@ -60,6 +60,12 @@ def pid_of(actor: Any) -> int | None:
     return ray._private.state.actors(actor._actor_id.hex()).get("Pid") or None
 
 
+def live_actors() -> list[dict[str, Any]]:
+    """Return Ray's descriptions of all actors of the cluster that are alive: Name, Pid, Address and others."""
+    # Private: Ray's state API needs the dashboard, and an embedded Ray has none.
+    return [actor for actor in ray._private.state.actors().values() if actor["State"] == "ALIVE"]
+
+
 def feed_names() -> list[str]:
     """Return the names of the feeds that run on this cluster, sorted."""
     return sorted(_names("feed:"))

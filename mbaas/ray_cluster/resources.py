@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import ray
 
@@ -47,6 +48,26 @@ def draining_nodes() -> frozenset[str]:
     """
     look: Callable[[], Mapping[str, int]] | None = getattr(ray._private.state.state, "get_draining_nodes", None)
     return frozenset(look()) if look is not None else frozenset()
+
+
+def drain(address: str, node: str, deadline_s: float) -> str:
+    """Tell Ray that a node will be given up at ``deadline_s``, Unix time. Return why Ray refuses, "" if it does not."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+    from ray.core.generated import autoscaler_pb2
+
+    reasons: Any = autoscaler_pb2
+    reason = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    taken, why = GcsClient(address=address).drain_node(node, reason, "it is reclaimed", int(deadline_s * 1000))
+    return "" if taken else why or "no reason given"
+
+
+def spilled_bytes() -> int:
+    """Return the bytes written to disk by the cluster's nodes since their start, due to a full object store."""
+    # Ray has no public API for this: its metrics are for a server that scrapes them.
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
+    return int(reply.store_stats.spilled_bytes_total)
 
 
 def gpus_of(node: str) -> int:

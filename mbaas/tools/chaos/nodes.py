@@ -15,13 +15,11 @@ from typing import Any
 
 import psutil
 import ray
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.cluster_utils import Cluster
-from ray.core.generated import autoscaler_pb2
 
 from mbaas.base.units import seconds
 from mbaas.errors import ResourceError, WaitTimeoutError
-from mbaas.ray_cluster import actor_names, connection
+from mbaas.ray_cluster import actor_names, connection, resources
 from mbaas.tools.chaos.participants import alive, kill, pause_all, resume_all
 
 STORE_BYTES = 200 << 20
@@ -146,11 +144,7 @@ def give_notice(address: str, node_id: str, within_s: float) -> None:
     Ray does not end the node at the deadline, but once it has no actor and no referenced object. Raises ResourceError
     if Ray rejects the notice.
     """
-    deadline_ms = int((time.time() + within_s) * 1000)
-    reasons: Any = autoscaler_pb2
-    reason = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    taken, why = GcsClient(address=address).drain_node(node_id, reason, "it is reclaimed", deadline_ms)
-    if not taken:
+    if why := resources.drain(address, node_id, time.time() + within_s):
         raise ResourceError(f"node {node_id} must take notice that it will go, Ray says: {why}")
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import ray
-
+from mbaas.ray_cluster import actor_names
 from mbaas.tools.chaos.plan import Target
 
 PREFIXES: dict[Target, str] = {
@@ -39,9 +38,8 @@ class Participant:
 def participants() -> list[Participant]:
     """Return all live actors of the cluster, for all feeds, sorted by name."""
     found = []
-    # Private API: Ray's state API requires the dashboard, which this cluster does not start.
-    for actor in ray._private.state.actors().values():
-        if actor["State"] == "ALIVE" and actor["Pid"]:
+    for actor in actor_names.live_actors():
+        if actor["Pid"]:
             name = actor["Name"]
             target: Target = next((each for each, prefix in PREFIXES.items() if name.startswith(prefix)), "trial")
             found.append(Participant(target, name, actor["Pid"], actor["Address"]["NodeID"]))

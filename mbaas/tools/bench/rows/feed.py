@@ -14,7 +14,7 @@ import numpy as np
 import ray
 
 import mbaas
-from mbaas.ray_cluster import connection
+from mbaas.ray_cluster import connection, resources
 from mbaas.samples.fields import IMAGE
 from mbaas.tools.bench.rows import Minibatch, TrialSpec
 
@@ -53,17 +53,8 @@ class Service:
             ray.shutdown()
 
     def spilled_bytes(self) -> int:
-        """See `spilled_bytes` of this module."""
-        return spilled_bytes()
-
-
-def spilled_bytes() -> int:
-    """Return the bytes written to disk by the cluster's nodes since their start, due to a full object store."""
-    # Ray has no public API for this: its metrics are for a server that scrapes them.
-    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
-
-    reply = get_memory_info_reply(get_state_from_address(ray.get_runtime_context().gcs_address))
-    return int(reply.store_stats.spilled_bytes_total)
+        """See `mbaas.ray_cluster.resources.spilled_bytes`."""
+        return resources.spilled_bytes()
 
 
 def _consumer(trial: int) -> str:

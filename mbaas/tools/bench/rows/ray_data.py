@@ -20,10 +20,10 @@ import ray
 
 from mbaas.prep.engines import Engine, make_engine
 from mbaas.ray_cluster import actor_names, connection
+from mbaas.ray_cluster.resources import spilled_bytes
 from mbaas.samples.fields import IMAGE
 from mbaas.samples.order import SampleOrder
 from mbaas.tools.bench.rows import Minibatch, TrialSpec, known_of, refuse_bad
-from mbaas.tools.bench.rows.feed import spilled_bytes
 from mbaas.tools.bench.tasks.base import Samples
 
 EPOCHS = "bench-epochs"
