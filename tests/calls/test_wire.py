@@ -15,8 +15,9 @@ import mbaas
 from mbaas import errors
 from mbaas.calls import encoding
 from mbaas.errors import BadSampleError, ConfigError, MbaasError, PrepFailedError, StorageError
-from mbaas.memory.part_memory import OBJECT_ID_BYTES, CountedObject, PartAddress, StoredObject
+from mbaas.memory.part_memory import CountedObject, PartAddress, StoredObject
 from mbaas.memory.slots import Slot, SlotColumn
+from mbaas.ray_cluster.references import OBJECT_ID_BYTES
 from mbaas.samples.order import Shuffle
 from mbaas.samples.placement import BlockPart
 from mbaas.wire.blocks import DeliveredBlock, DeliveredPart, PartMeta, UnreadablePart
