@@ -9,7 +9,6 @@ from mbaas.core.staging.consumers import ConsumerTable
 from mbaas.core.staging.epochs import EpochTable
 from mbaas.core.staging.events import TrialPace
 from mbaas.core.staging.transitions import ConsumerState
-from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
 from mbaas.wire.consumers import ConsumerReport
 
@@ -22,7 +21,7 @@ def report(samples, *, wait_s, step_s, fetch_s=0.0, peers_s=0.0, loader="one"):
 
 def consumers(*cohorts):
     """Table with one cohort for each list of names."""
-    found = ConsumerTable(EpochTable(4), Window(10**6, Stories()), 3, Stories())
+    found = ConsumerTable(EpochTable(4), 3, Stories())
     for names in cohorts:
         cohort = found.new_cohort()
         for name in names:

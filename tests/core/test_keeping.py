@@ -2,6 +2,7 @@
 
 import pytest
 
+from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import ConsumerTable
 from mbaas.core.staging.epochs import EpochTable
 from mbaas.core.staging.keeping import Keeping, Reason
@@ -17,8 +18,9 @@ class Table:
     def __init__(self, *, budget_blocks=100, keeps_all=False):
         stories = Stories()
         self.window = Window(10 * budget_blocks, stories, period=4 if keeps_all else 0)
-        self.consumers = ConsumerTable(EpochTable(4), self.window, 3, stories, keeps_all=keeps_all)
-        self.keeping = Keeping(self.consumers, self.window)
+        self.consumers = ConsumerTable(EpochTable(4), 3, stories, keeps_all=keeps_all)
+        self.beginnings = Beginnings(self.consumers, self.consumers.epochs, self.window)
+        self.keeping = Keeping(self.consumers, self.window, self.beginnings)
 
     def join(self, name, cursor, *, released=None, cohort=None):
         """A consumer at ``cursor`` that holds the blocks from ``released`` on."""
@@ -72,10 +74,10 @@ def test_newcomers_can_start_the_epoch_while_all_of_its_blocks_are_staged():
     table.join("ann", 6)
     table.stage(4, 5)
     assert table.reasons() == {4: Reason.JOINABLE, 5: Reason.JOINABLE}
-    assert table.consumers.join_start(table.consumers.cohorts[0]) == 4
+    assert table.beginnings.join_start(table.consumers.cohorts[0]) == 4
     table.window.drop(4, "its bytes are needed")
     assert table.reasons() == {5: Reason.UNWANTED}
-    assert table.consumers.join_start(table.consumers.cohorts[0]) is None
+    assert table.beginnings.join_start(table.consumers.cohorts[0]) is None
 
 
 def test_a_consumer_that_rests_keeps_its_place_while_all_blocks_up_to_the_others_are_staged():

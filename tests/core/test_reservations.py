@@ -5,18 +5,29 @@ Epochs have 4 blocks.
 
 import pytest
 
+from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import ConsumerTable
 from mbaas.core.staging.epochs import EpochTable
+from mbaas.core.staging.regrouping import Regrouping
 from mbaas.core.staging.transitions import ConsumerState
 from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
 from mbaas.samples.placement import WHOLE
 
 
+class Table(ConsumerTable):
+    """Consumers and an empty window, with what decides by both."""
+
+    def __init__(self, ahead, blocks_per_epoch):
+        super().__init__(EpochTable(blocks_per_epoch), ahead, Stories())
+        self.window = Window(10**6, Stories())
+        self.beginnings = Beginnings(self, self.epochs, self.window)
+        self.regrouping = Regrouping(self, self.beginnings)
+
+
 def table(*cursors, ahead=3, blocks_per_epoch=4):
     """Table with one cohort at each cursor; every cohort has one member. Nothing is staged."""
-    window = Window(10**6, Stories())
-    found = ConsumerTable(EpochTable(blocks_per_epoch), window, ahead, Stories())
+    found = Table(ahead, blocks_per_epoch)
     for number, cursor in enumerate(cursors):
         join(found, f"c{number}", cursor)
     return found
@@ -28,7 +39,7 @@ def join(found, name, cursor, cohort=None):
 
 def stage(found, *blocks):
     for block in blocks:
-        found._window.grant(block, 10, [WHOLE])
+        found.window.grant(block, 10, [WHOLE])
 
 
 def test_of_places_that_anybody_may_take_the_one_furthest_behind_is_taken_first():
@@ -52,29 +63,29 @@ def test_somebody_comes_to_the_cohort_whose_window_holds_its_block():
     """Cohort 0 is at block 2 with horizon 2 + 3; any block after 5 needs another cohort."""
     found = table(2)
     cohort = found.cohorts[0]
-    assert found.cohort_at(2) is cohort
-    assert found.cohort_at(5) is cohort
+    assert found.beginnings.cohort_at(2) is cohort
+    assert found.beginnings.cohort_at(5) is cohort
     for block, why in ((6, "too far ahead"), (1, "that was dropped")):
-        other = found.cohort_at(block)
+        other = found.beginnings.cohort_at(block)
         assert other is not cohort, why
         del found.cohorts[other.number]
     stage(found, 1)
-    assert found.cohort_at(1) is cohort
+    assert found.beginnings.cohort_at(1) is cohort
 
 
 def test_of_cohorts_that_begin_an_epoch_together_the_larger_one_is_joined():
     found = table(5, 6)
     join(found, "c2", 6, found.cohorts[1])
-    assert found.shared_start(0) == (found.cohorts[1], 8)
+    assert found.beginnings.shared_start(0) == (found.cohorts[1], 8)
 
 
 def test_a_newcomer_begins_where_it_waits_least():
     """From 5 to 8 are three blocks, from 7 one, although more are at 5. An empty table uses the given start."""
     found = table(5, 7)
     join(found, "c2", 5, found.cohorts[0])
-    assert found.shared_start(0) == (found.cohorts[1], 8)
+    assert found.beginnings.shared_start(0) == (found.cohorts[1], 8)
     found = table()
-    assert found.shared_start(12) == (found.cohorts[0], 12)
+    assert found.beginnings.shared_start(12) == (found.cohorts[0], 12)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +96,7 @@ def test_one_that_begins_an_epoch_alone_begins_the_one_that_others_begin(other, 
     """It is at block 0. The others reach the next epoch within the three blocks that prep may be ahead."""
     found = table(0, other)
     alone = found.by_name["c0"]
-    assert found.merge(alone) == "c0 joined the cohort of c1"
+    assert found.regrouping.merge(alone) == "c0 joined the cohort of c1"
     assert (alone.cursor, [*found.cohorts]) == (begins, [1])
     found.validate()
 
@@ -113,7 +124,7 @@ def test_one_stays_in_its_epoch(own, other, options):
     consumer.exact = options.get("exact")
     if options.get("company"):
         join(found, "company", own, found.cohorts[0])
-    assert found.merge(consumer) is None
+    assert found.regrouping.merge(consumer) is None
     assert (consumer.cursor, [*found.cohorts]) == (own, [0, 1])
 
 
@@ -123,11 +134,11 @@ def test_where_two_cohorts_meet_newcomers_can_begin_the_epoch_of_the_one_behind(
     behind, (_, front) = found.by_name["c0"], found.cohorts.values()
     front.held_up = (5, 7.0)
     stage(found, 0, 1, 2)
-    assert found.merge(behind) is None, "blocks 3 and 4 would be prepared again"
+    assert found.regrouping.merge(behind) is None, "blocks 3 and 4 would be prepared again"
     stage(found, 3, 4)
-    assert found.merge(found.by_name["c1"]) is None, "those ahead wait until it comes"
-    assert found.merge(behind) == "c0 joined the cohort of c1"
-    assert (found.join_start(front), front.held_up) == (0, None)
+    assert found.regrouping.merge(found.by_name["c1"]) is None, "those ahead wait until it comes"
+    assert found.regrouping.merge(behind) == "c0 joined the cohort of c1"
+    assert (found.beginnings.join_start(front), front.held_up) == (0, None)
     assert {member.cohort for member in front.members} == {1}
 
 
@@ -136,12 +147,12 @@ def test_two_cohorts_are_one_when_all_blocks_between_them_are_staged():
     found = table(2, 5)
     behind, front = found.cohorts.values()
     stage(found, 2, 3)
-    assert not found.can_merge(behind, front)
+    assert not found.regrouping.can_merge(behind, front)
     stage(found, 4, 5)
-    assert found.can_merge(behind, front), "5 <= 2 + 3"
-    assert found.can_merge(front, behind)
+    assert found.regrouping.can_merge(behind, front), "5 <= 2 + 3"
+    assert found.regrouping.can_merge(front, behind)
     front.members[0].cursor = 6
-    assert not found.can_merge(behind, front)
+    assert not found.regrouping.can_merge(behind, front)
 
 
 def test_who_is_detached_is_alone_at_its_block():
@@ -222,17 +233,17 @@ def test_newcomers_can_begin_the_epoch_that_the_slowest_is_in_while_nothing_of_i
     found = table(6)
     cohort, consumer = found.cohorts[0], found.by_name["c0"]
     stage(found, 4, 5)
-    assert (found.join_start(cohort), found.entrance(cohort)) == (4, 4)
-    found._window.drop(4, "its bytes are needed")
-    assert (found.join_start(cohort), found.entrance(cohort)) == (None, 8)
+    assert (found.beginnings.join_start(cohort), found.beginnings.entrance(cohort)) == (4, 4)
+    found.window.drop(4, "its bytes are needed")
+    assert (found.beginnings.join_start(cohort), found.beginnings.entrance(cohort)) == (None, 8)
     consumer.cursor = 8
-    assert (found.join_start(cohort), found.entrance(cohort)) == (8, 8)
+    assert (found.beginnings.join_start(cohort), found.beginnings.entrance(cohort)) == (8, 8)
 
 
 def test_a_newcomer_that_had_the_epoch_begins_the_next_one():
     found = table(6)
     stage(found, 4, 5)
-    assert [found.entrance(found.cohorts[0], least) for least in (4, 5)] == [4, 8]
+    assert [found.beginnings.entrance(found.cohorts[0], least) for least in (4, 5)] == [4, 8]
 
 
 def test_no_call_may_come_for_a_reservation():

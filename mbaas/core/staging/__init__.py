@@ -5,6 +5,8 @@
 `events`        events and instructions of the staging state
 `calls`         validates client calls and turns them into events
 `consumers`     positions in the stream: consumers, reservations, cohorts
+`beginnings`    **Where does a consumer begin?** The table in its docstring
+`regrouping`    which cohorts unite, and who moves to another one
 `reservations`  how long positions are held for trials that have not joined yet
 `epochs`        the shuffle of each epoch; where a consumer may start in the middle of one
 `keeping`       **Why does a block stay, and which one goes first?** `Keeping.reason`

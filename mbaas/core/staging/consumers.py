@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mbaas.core.staging.epochs import EpochTable
-from mbaas.core.staging.pace import Group, may_unite
+from mbaas.core.staging.pace import Group
 from mbaas.core.staging.transitions import CONSUMER_CHANGES, ConsumerState
-from mbaas.core.staging.window import Window
 from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.samples.order import OwnEpoch
 
@@ -297,7 +296,6 @@ class ConsumerTable:
 
     Args:
         epochs: shuffles of the stream's epochs.
-        window: the staged blocks; they decide where a consumer can start.
         ahead_blocks, slack_blocks: see `Cohort`.
         stories: where the consumers' stories are stored.
         keeps_all: whether all blocks of an epoch are kept for all epochs. Every consumer then has a separate cohort,
@@ -314,7 +312,6 @@ class ConsumerTable:
     def __init__(
         self,
         epochs: EpochTable,
-        window: Window,
         ahead_blocks: int,
         stories: Stories,
         *,
@@ -323,7 +320,7 @@ class ConsumerTable:
     ) -> None:
         self.epochs, self.blocks_per_epoch = epochs, epochs.blocks_per_epoch
         self.ahead_blocks, self.slack_blocks = ahead_blocks, slack_blocks
-        self.keeps_all, self._window = keeps_all, window
+        self.keeps_all = keeps_all
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
         self.prep_per_s = 0.0
@@ -450,111 +447,6 @@ class ConsumerTable:
         free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
         return sorted(free, key=lambda consumer: consumer.cursor)
 
-    # ---- start positions ----
-
-    def join_start(self, cohort: Cohort) -> int | None:
-        """Return the first block of the slowest member's epoch if a newcomer can start it with that member."""
-        boundary = cohort.slowest - cohort.slowest % self.blocks_per_epoch
-        return boundary if self._window.has_all(range(boundary, cohort.slowest)) else None
-
-    def is_open_at(self, block: int, cohort: Cohort) -> bool:
-        """Return whether a consumer can continue at ``block`` in ``cohort``: all blocks from there to the others are
-        staged, and the others do not have to wait.
-        """
-        is_near = cohort.front <= block + self.ahead_blocks + self.slack_blocks
-        return is_near and self._window.has_all(range(block, cohort.slowest))
-
-    def can_merge(self, one: Cohort, other: Cohort) -> bool:
-        """Return whether two cohorts overlap so far that merging them causes no block to be prepared again."""
-        behind, front = sorted((one.slowest, other.slowest))
-        horizon = min(one, other, key=lambda cohort: cohort.slowest).horizon
-        return front <= horizon and self._window.has_all(range(behind, front))
-
-    def entrance(self, cohort: Cohort, least: int = 0) -> int:
-        """Return the block where a newcomer to ``cohort`` starts: the join window's, or the start of the next epoch."""
-        join_start = self.join_start(cohort)
-        return join_start if join_start is not None and join_start >= least else cohort.next_boundary(cohort.slowest)
-
-    def shared_start(self, otherwise: int, trial: str | None = None, least: int = 0) -> tuple[Cohort, int]:
-        """Return the cohort and block where a newcomer waits least; ``otherwise`` if no other consumer is here.
-
-        The newcomer has already had the epochs before block ``least``. Other ranks of its ``trial`` that have not
-        started wait for it, and it starts with them.
-        """
-        for rank in self.of_trial(trial) if trial is not None else ():
-            if not rank.asked and rank.cursor >= least:
-                return self.cohorts[rank.cohort], rank.cursor
-        open_ones = [each for each in self._open_to_newcomers(trial) if self.entrance(each, least) >= least]
-        if not open_ones:
-            return self.new_cohort(), otherwise
-
-        # Least wait first, then the largest cohort: its blocks are shared by most consumers.
-        def wait(cohort: Cohort) -> tuple[int, int]:
-            return self.entrance(cohort, least) - cohort.slowest, -len(cohort.members)
-
-        cohort = min(open_ones, key=wait)
-        return cohort, self.entrance(cohort, least)
-
-    def _open_to_newcomers(self, trial: str | None = None) -> list[Cohort]:
-        # With `keeps_all` every consumer is alone. Ranks of the same trial that have started belong to an earlier run
-        # whose leases have not ended, so their cohort is not shared.
-        if self.keeps_all:
-            return []
-        return [
-            cohort
-            for cohort in self.cohorts.values()
-            if not self.epochs.is_aside(cohort.slowest)
-            and not all(member.trial == trial and member.asked for member in cohort.members)
-        ]
-
-    def start_now(self, otherwise: int, least: int | None) -> tuple[Cohort, int]:
-        """Return the cohort and block where a newcomer starts immediately, possibly in the middle of an epoch.
-
-        Without other consumers, that is block ``otherwise``. ``least`` is the end of the newcomer's last epoch: it
-        starts there, or with a cohort that is past that block.
-        """
-        if least is None:
-            found = self._find_now()
-        else:
-            cohort = self._find_cohort_ahead(least)
-            found = self._find_now(least) if cohort is None else (cohort, least)
-        return (self.new_cohort(), otherwise) if found is None else found
-
-    def _find_now(self, least: int = 0) -> tuple[Cohort, int] | None:
-        found = [(cohort, self._block_now(cohort)) for cohort in self._open_to_newcomers()]
-        # Prefer a cohort whose block is ready, then the largest: its blocks are shared by most consumers.
-        return min(
-            (each for each in found if each[1] >= least),
-            key=lambda each: (not self._window.is_ready(each[1]), -len(each[0].members)),
-            default=None,
-        )
-
-    def _block_now(self, cohort: Cohort) -> int:
-        slowest, join_start = cohort.slowest, self.join_start(cohort)
-        if join_start is not None and slowest <= join_start + 1:
-            return join_start  # the epoch has hardly begun
-        # The slowest member holds the block before its cursor. The newcomer can start there while the next one is
-        # prepared.
-        near = (block for block in (slowest, slowest - 1, slowest - 2) if self._window.is_ready(block))
-        block = next((block for block in near if self._window.has_all(range(block, slowest))), slowest)
-        # Blocks prepared ahead may already belong to the next epoch. Then that epoch has started and has ready blocks.
-        return block if self.epochs.can_begin(block) else self.epochs.next_boundary(block)
-
-    def _near_start(self, cohort: Cohort) -> int:
-        entrance = self.entrance(cohort)
-        return entrance if entrance <= cohort.horizon else self._block_now(cohort)
-
-    def cohort_at(self, start: int) -> Cohort:
-        """Return the cohort whose window contains ``start``, or a new one."""
-        for cohort in [] if self.keeps_all else self.cohorts.values():
-            if start <= cohort.horizon and self._window.has_all(range(start, cohort.slowest)):
-                return cohort
-        return self.new_cohort()
-
-    def _find_cohort_ahead(self, start: int) -> Cohort | None:
-        open_ones = [] if self.keeps_all else self.cohorts.values()
-        return next((each for each in open_ones if self.is_open_at(start, each) and start <= each.horizon), None)
-
     def new_cohort(self) -> Cohort:
         """Return a new cohort without members."""
         cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks, self.slack_blocks)
@@ -562,73 +454,7 @@ class ConsumerTable:
         self.cohorts[cohort.number] = cohort
         return cohort
 
-    # ---- merging and splitting cohorts ----
-
-    def merge(self, consumer: Consumer) -> str | None:
-        """Merge a consumer's cohort with one that its cursor has reached, or move it to an epoch of a cohort ahead.
-
-        Only a requesting consumer that is behind merges cohorts: a consumer ahead must not pull in a laggard before
-        that one moves. Returns a line for the log, or None if nothing happened.
-        """
-        own = self.cohorts[consumer.cohort]
-        others = [] if self.keeps_all else [each for each in self.cohorts.values() if each is not own]
-        for other in others:
-            # A restored or lagging consumer has caught up.
-            if (
-                consumer.cursor == own.slowest <= other.slowest
-                and self.can_merge(own, other)
-                and self._suits(own.group, other, own)
-            ):
-                return self._unite(other, own)
-        return self._begin_ahead(consumer, others) if self._may_move(consumer) else None
-
-    def _begin_ahead(self, consumer: Consumer, others: Sequence[Cohort]) -> str | None:
-        # Moving is safe because any epoch has every sample once. Without it, two cohorts of equal pace would never
-        # meet, and all of their blocks would be prepared twice.
-        own = self.cohorts[consumer.cohort]
-        is_alone = len(own.members) == 1
-        if not is_alone and not consumer.asked:
-            return None  # it makes its first request, and has just been assigned to this cohort
-        blocks = {other.number: self._near_start(other) for other in others}
-        ahead = [
-            other
-            for other in others
-            if consumer.cursor < blocks[other.number] <= other.horizon  # beyond it, it would wait for them
-            and not self.epochs.is_aside(other.slowest)
-        ]
-        suiting = [other for other in ahead if self._suits(consumer.group, other, own)]
-        # A consumer that is alone moves there even if that cohort is faster: its blocks stay useful while there is
-        # room.
-        found = next(iter(suiting or (ahead if is_alone else ())), None)
-        if found is None:
-            return None
-        # The trial may still use the last block of the epoch before; that block counts as held until it is released.
-        self.begin_at(consumer, blocks[found.number])
-        consumer.story.tell("moved on to block {}, where others are", consumer.cursor)
-        if not suiting:
-            return None
-        if is_alone:
-            return self._unite(found, own)
-        own.remove(consumer)
-        found.add(consumer)
-        found.held_up = found.uneven = None
-        consumer.apart = ""
-        return f"{consumer.name} joined the cohort of {', '.join(m.name for m in found.members if m is not consumer)}"
-
-    def groups(self, *but: Cohort) -> list[Group]:
-        """Return the known paces of all cohorts except ``but``."""
-        return [cohort.group for cohort in self.cohorts.values() if cohort not in but and cohort.group is not None]
-
-    def _suits(self, group: Group | None, cohort: Cohort, *own: Cohort) -> bool:
-        # A cohort suits trials that it does not slow down, or if paces are unknown. ``own`` is the present cohort of
-        # the trials.
-        if group is None or cohort.group is None or not self.prep_per_s:
-            return True
-        return may_unite(group, cohort.group, self.groups(cohort, *own), self.prep_per_s)
-
-    def _may_move(self, consumer: Consumer) -> bool:
-        begins = consumer.cursor == consumer.own_epoch.first and consumer.cursor != consumer.exact
-        return begins and consumer.moves
+    # ---- cohorts ----
 
     def begin_at(self, consumer: Consumer, block: int) -> None:
         """Start a consumer's epoch at a block."""
@@ -668,40 +494,6 @@ class ConsumerTable:
         """Exclude a consumer between two epochs from its cohort's limits until its next request."""
         consumer.transition(ConsumerState.RESTING, "it has not asked for its next epoch")
         self.cohorts[consumer.cohort].active.remove(consumer)
-
-    def go_on(self, consumer: Consumer) -> None:
-        """Return a requesting consumer to a cohort after it rested, or after its cohort dropped its position.
-
-        It continues at its cursor while the blocks there are kept and the others are within the allowed lead. Otherwise
-        it starts its next epoch where another cohort is. If it may not move, it continues in a separate cohort.
-        """
-        cohort = self.cohorts[consumer.cohort]
-        cohort.remove(consumer)
-        if cohort.members and not self.is_open_at(consumer.cursor, cohort):
-            found = self._find_now(consumer.cursor) if self._may_move(consumer) else None
-            if found is None:
-                cohort = self._find_cohort_ahead(consumer.cursor) or self.new_cohort()
-            else:
-                cohort, block = found
-                self.begin_at(consumer, block)
-                if not self._suits(consumer.group, cohort):
-                    cohort = self.new_cohort()  # it still shares the blocks that are kept there
-            consumer.apart = "" if cohort.members else consumer.apart
-            consumer.story.tell("goes on at block {} in cohort {}", consumer.cursor, cohort.number)
-        cohort.add(consumer)
-
-    def _unite(self, keep: Cohort, gone: Cohort) -> str:
-        text = f"{gone} joined the cohort of {keep}"
-        keep.held_up = keep.uneven = None
-        for member in [*keep.members, *gone.members]:
-            member.apart = ""
-        for member in gone.members:
-            member.cohort = keep.number
-            member.story.tell("in cohort {} now, with {} others", keep.number, len(keep.members))
-        keep.members += gone.members
-        keep.active += gone.active
-        del self.cohorts[gone.number]
-        return text
 
     def detach(self, consumers: Sequence[Consumer], why: str) -> Cohort:
         """Move consumers of one cohort to a new one, with unchanged cursors."""

@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Iterator
 
+from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import ConsumerTable
 from mbaas.core.staging.transitions import BlockState
 from mbaas.core.staging.window import StagedBlock, Window
@@ -48,8 +49,8 @@ WHY = {
 class Keeping:
     """Decides which blocks of the window stay."""
 
-    def __init__(self, consumers: ConsumerTable, window: Window) -> None:
-        self._consumers, self._window = consumers, window
+    def __init__(self, consumers: ConsumerTable, window: Window, beginnings: Beginnings) -> None:
+        self._consumers, self._window, self._beginnings = consumers, window, beginnings
 
     def reason(self, block: StagedBlock) -> Reason:
         """Return the strongest reason to keep a block."""
@@ -128,7 +129,7 @@ class Keeping:
                 place = range(member.cursor, slowest)
                 if member.rests and self._window.has_all(place):  # also far behind the others, which may leave
                     yield Reason.RESTING, place
-            join_start = self._consumers.join_start(cohort)
+            join_start = self._beginnings.join_start(cohort)
             if join_start is not None:
                 yield Reason.JOINABLE, range(join_start, slowest)
 

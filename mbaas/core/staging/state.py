@@ -23,20 +23,21 @@ from mbaas.core.layout import StagingLimits
 from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.staging import events as ev
 from mbaas.core.staging import explain, pace
+from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.staging.epochs import EpochTable
 from mbaas.core.staging.holding import Holding
 from mbaas.core.staging.keeping import WHY, Keeping
 from mbaas.core.staging.moving import PartMoves
+from mbaas.core.staging.regrouping import Regrouping
 from mbaas.core.staging.reservations import ReservationTime
 from mbaas.core.staging.scheduling import Assignment, Scheduler
 from mbaas.core.staging.tasks import TaskTable, Worker
 from mbaas.core.staging.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.staging.window import Window
 from mbaas.core.story import Clock, InvariantError, Stories, Story, seconds, unknown_thing
-from mbaas.samples.order import ASIDE, OwnEpoch, Shuffle
+from mbaas.samples.order import ASIDE, Shuffle
 from mbaas.samples.placement import WHOLE, BlockPart
-from mbaas.wire.consumers import Resumption
 
 Cut = Callable[[int, Shuffle], Sequence[BlockPart]]
 """(block number, shuffle of its epoch) -> the block's parts, at least one."""
@@ -104,14 +105,15 @@ class StagingState:
         self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
         self.consumers = ConsumerTable(
             self.epochs,
-            self.window,
             limits.ahead_blocks,
             self.stories,
             keeps_all=keeps_all,
             slack_blocks=limits.slack_blocks,
         )
         self.tasks = TaskTable(self.stories)
-        self._keeping = Keeping(self.consumers, self.window)
+        self.beginnings = Beginnings(self.consumers, self.epochs, self.window)
+        self._regrouping = Regrouping(self.consumers, self.beginnings)
+        self._keeping = Keeping(self.consumers, self.window, self.beginnings)
         self.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
         self.failed: str | None = None
         self._block_bytes, self._cut = block_bytes, cut
@@ -222,7 +224,7 @@ class StagingState:
         hold_s = self._hold_for_others_s(event.consumer) if lacking else 0.0
         for number in lacking:
             if hold_s:
-                cohort, cursor = self.consumers.shared_start(self._fresh_start())
+                cohort, cursor = self.beginnings.shared_start(self._fresh_start())
                 self.consumers.reserve_for_anyone(cohort, cursor, now, now + hold_s, at_once=False).is_beside = True
             else:
                 self._besides.give_up(f"{event.consumer}, other {number}", now)
@@ -243,7 +245,7 @@ class StagingState:
             cohort = self.consumers.cohorts[free.cohort]
             self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s, at_once=free.holds_up_nobody)
         else:
-            cohort, cursor = self.consumers.shared_start(self._fresh_start())
+            cohort, cursor = self.beginnings.shared_start(self._fresh_start())
             self.consumers.reserve(name, cohort, cursor, now, now + hold_s, at_once=False)
         if free is not None:
             self.consumers.exit(free, f"{name} comes for it")
@@ -312,7 +314,7 @@ class StagingState:
         for before in (old, place):
             if before is not None and before.state is not ConsumerState.GONE:  # one object, or just ended
                 self.consumers.exit(before, f"session {event.session} of {event.consumer} takes its place")
-        cohort, cursor, own_epoch = self._beginning(event, place)
+        cohort, cursor, own_epoch = self.beginnings.of(event, place, self._fresh_start())
         lease = now + self.limits.timeouts.lease_s
         joined = self.consumers.enter(
             event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY, own_epoch, event.trial
@@ -342,51 +344,6 @@ class StagingState:
     def _remove(self, consumer: Consumer, reason: str) -> None:
         self._out.append(ev.RemoveConsumer(consumer.name, consumer.session, reason))
         self.consumers.exit(consumer, reason)
-
-    def _beginning(self, event: ev.Join, place: Consumer | None) -> tuple[Cohort, int, OwnEpoch]:
-        if event.resumed is not None:
-            return self._resumption(event.resumed)
-        cohort, cursor = self._first_block(event, place)
-        # A consumer that names a block inside an epoch has already received the blocks before it.
-        return cohort, cursor, self.epochs.around(cursor) if event.is_exact else self.epochs.own_epoch(cursor)
-
-    def _resumption(self, resumed: Resumption) -> tuple[Cohort, int, OwnEpoch]:
-        others = self.consumers.own_epochs()
-        if not self.epochs.adopt(resumed, others):
-            if not resumed.taken:
-                start = self.epochs.next_boundary(resumed.start)
-                return self.consumers.cohort_at(start), start, self.epochs.own_epoch(start)
-            # The epoch is shuffled differently here, so its rest cannot be shared with other consumers.
-            resumed = self.epochs.put_aside(resumed, others)
-        return self.consumers.cohort_at(resumed.start), resumed.start, resumed.own_epoch
-
-    def _first_block(self, event: ev.Join, place: Consumer | None) -> tuple[Cohort, int]:
-        if place is not None and (found := self._at_place(event, place)) is not None:
-            return found
-        otherwise = self._fresh_start() if event.start is None else event.start
-        if event.is_exact:
-            return self.consumers.cohort_at(otherwise), otherwise
-        if event.now:
-            if place is not None and event.start is None:  # without other consumers it continues where a trial ended
-                can_begin = self.epochs.can_begin(place.cursor)
-                otherwise = place.cursor if can_begin else self.epochs.next_boundary(place.cursor)
-            return self.consumers.start_now(otherwise, event.start)
-        return self.consumers.shared_start(otherwise, event.trial, event.start or 0)
-
-    def _at_place(self, event: ev.Join, place: Consumer) -> tuple[Cohort, int] | None:
-        # A restored trial that names an exact block gets that block. A reservation made for a trial that starts
-        # immediately may be inside an epoch.
-        if event.is_exact or place.cursor % self.blocks_per_epoch or place.cursor < (event.start or 0):
-            return None
-        cohort = self.consumers.cohorts.get(place.cohort)  # it ended if the reservation was its last member
-        if event.now:
-            waited = cohort is not None and not place.holds_up_nobody and place.cursor <= cohort.slowest
-            if not waited or event.start is not None:
-                return None
-        if cohort is None:
-            return self.consumers.new_cohort(), place.cursor
-        # The cohort has passed it if blocks between are gone.
-        return (cohort, place.cursor) if self.window.has_all(range(place.cursor, cohort.slowest)) else None
 
     def _ask(self, event: ev.Ask, now: float) -> None:
         consumer = self._open_session(event)
@@ -423,7 +380,7 @@ class StagingState:
             self.consumers.exit(consumer, "it continues in a side epoch")
             return
         if is_lost or consumer.state is ConsumerState.RESTING:
-            self.consumers.go_on(consumer)
+            self._regrouping.go_on(consumer)
         self._try_anew(consumer)
         if consumer.state is ConsumerState.BUSY:
             # Pauses between epochs do not count as steps.
@@ -434,7 +391,7 @@ class StagingState:
             consumer.since = now
         consumer.want = event.want
         self._peer_idle.asked(consumer, now)
-        met = self.consumers.merge(consumer)
+        met = self._regrouping.merge(consumer)
         consumer.asked = True
         if met is not None:
             self._out.append(ev.Note(met))
@@ -687,7 +644,7 @@ class StagingState:
     def _part(self, cohort: Cohort, now: float, after_s: float) -> Cohort | None:
         # Returns the new cohort of the slower trials, if a split was worthwhile for ``after_s`` seconds.
         paces = cohort.paces()
-        others, prep_per_s = self.consumers.groups(cohort), self.consumers.prep_per_s
+        others, prep_per_s = self._regrouping.groups(cohort), self.consumers.prep_per_s
         split = pace.best_split([*paces.values()], others, prep_per_s) if len(paces) > 1 and prep_per_s else None
         if split is None:
             cohort.uneven = None
