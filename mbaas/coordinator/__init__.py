@@ -3,7 +3,8 @@
 ================  ======================================================================================================
 `actor`           the actor class of the coordinator; imports `coordinator` only in its own process
 `coordinator`     runs a feed
-`service`         calls of consumers; the shell around the staging core
+`consumer_api`    calls of consumers
+`service`         the shell around the staging core
 `opening`         starts the workers of a new feed, or finds those of an earlier coordinator
 `supervision`     the shell around the supervisor: turns its instructions into calls
 `worker_pool`     starts, briefs and ends prep workers

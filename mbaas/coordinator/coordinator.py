@@ -21,11 +21,12 @@ from mbaas.calls.relay import relay_node
 from mbaas.coordinator import kept_claims, recovery, written_epochs
 from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
+from mbaas.coordinator.consumer_api import ConsumerApi
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lending import LendingClient, worker_kind
 from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.peer_feeds import Offer, Shared
-from mbaas.coordinator.service import ConsumerApi, ConsumerService
+from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.status_report import metric_values, snapshot
 from mbaas.coordinator.stories import story_of
 from mbaas.coordinator.supervision import Supervision

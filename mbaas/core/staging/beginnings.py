@@ -1,4 +1,4 @@
-"""Where a consumer begins: the one home of that decision.
+"""Decides where consumers begin.
 
 ====================================================  ==================================================================
 a consumer that joins                                 begins

@@ -17,6 +17,8 @@ from msgspec import Struct
 
 from mbaas.samples.order import OwnEpoch, Shuffle
 from mbaas.samples.placement import BlockPart
+
+# Calls of consumers are events as they arrive.
 from mbaas.wire.blocks import UnreadablePart as UnreadablePart
 from mbaas.wire.consumers import Ask as Ask
 from mbaas.wire.consumers import HandBack as HandBack
