@@ -12,7 +12,7 @@ immediately (``now``)                                 where others are, even in 
 as another rank of a trial that has not begun         where that rank is
 otherwise                                             where it waits least: at the epoch that a cohort has hardly begun,
                                                       or at that cohort's next one
-without anybody else                                  at the first epoch that was never begun
+without other consumers                               at the first epoch that was never begun
 ====================================================  ==================================================================
 
 Consumers that rested, and those that move to the cohort of others, begin their next epoch by the same rules.
