@@ -1,8 +1,9 @@
 """Slabs: many samples in one byte array. Also the reads of a block part, and the locations of its rows.
 
 A slab is uint8[nbytes], immutable once full, and one object in Ray's object store, which all processes of a node read
-without a copy. Permanent slabs have positive numbers and stay until they contain no live sample. Transient slabs have
-negative numbers and serve one block part. 0 means no slab. Numbers are never reused.
+without a copy. Permanent slabs have positive numbers and stay until they contain no live sample; what is left of a slab
+may be copied into another one (`Compaction`). Transient slabs have negative numbers and serve one block part. 0 means
+no slab. Numbers are never reused.
 """
 
 from __future__ import annotations
