@@ -19,7 +19,7 @@ class ConsumerStatus:
     Attributes:
         name: name of the consumer, also for a reservation.
         state: "reserved", "busy", "waiting", or "resting" between two epochs of its own.
-        for_anyone: True for a reservation that any new consumer may take, not only one with this name.
+        is_unassigned: True for a reservation that any new consumer may take, not only one with this name.
         trial: the trial that it is a rank of; its own name for a single consumer or a reservation.
         epoch, block: position of its cursor: feed epoch and block in it.
         held_blocks: blocks delivered and not released.
@@ -32,7 +32,7 @@ class ConsumerStatus:
 
     name: str
     state: str
-    for_anyone: bool
+    is_unassigned: bool
     trial: str
     epoch: int
     block: int

@@ -122,7 +122,7 @@ class SlabViews:
             found.update({slab: known[slab].view for slab in refs if slab in known and slab not in found})
         if len(found) < len(refs):
             missing = sorted(set(refs) - set(found))
-            raise StateError(f"slabs {missing} went with the cache node that held them")
+            raise StateError(f"slabs {missing} were lost when their cache node died; fetch again")
         return [found[slab] for slab in reply.slab_ids]
 
     def _of(self, incarnation: int) -> dict[int, _HeldSlab]:

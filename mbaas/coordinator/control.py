@@ -137,7 +137,7 @@ class FeedControl:
     def release_reservations(self, most: int) -> None:
         """Release up to ``most`` reservations that are not tied to a name, because no trial will use them."""
         calls.whole("most", most)
-        free = [consumer.name for consumer in self.status().consumers if consumer.for_anyone]
+        free = [consumer.name for consumer in self.status().consumers if consumer.is_unassigned]
         for name in free[:most]:
             self.remove(name)
 

@@ -117,7 +117,7 @@ def _consumer(counters: Counters, service: ConsumerService, consumer: Consumer) 
     return ConsumerStatus(
         name=consumer.name,
         state=consumer.state.name.lower(),
-        for_anyone=consumer.for_anyone,
+        is_unassigned=consumer.is_unassigned,
         trial=consumer.trial,
         epoch=epoch,
         block=block,

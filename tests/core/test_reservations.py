@@ -46,7 +46,7 @@ def test_of_places_that_anybody_may_take_the_one_furthest_behind_is_taken_first(
     found = table(2, 6)
     for name in ("c0", "c1"):
         found.reserve_for_successor(found.by_name[name], 0.0, 20.0, at_once=False)
-    assert [(c.cursor, c.for_anyone) for c in found.by_name.values() if c.state is ConsumerState.RESERVED] == [
+    assert [(c.cursor, c.is_unassigned) for c in found.by_name.values() if c.state is ConsumerState.RESERVED] == [
         (4, True),
         (8, True),
     ]

@@ -276,7 +276,7 @@ def test_a_part_over_which_a_worker_met_a_bug_is_tried_again_a_moment_later_and_
     feed.join("a")
     done = fail(feed, 0, "KeyError: 7")
     assert kinds(done, ev.ReplaceWorker) == []
-    assert [note.text for note in kinds(done, ev.Note)] == ["w0 met an error over block 0: KeyError: 7"]
+    assert [note.text for note in kinds(done, ev.Note)] == ["w0 failed on block 0: KeyError: 7"]
     assert prepared(done) == [1], "the worker has its next block, not the same one at once"
     feed.wait(0.9 * PUT_OFF_S)
     assert feed.core.explain_wait("a") == "block 0: it is tried again after an error: KeyError: 7"

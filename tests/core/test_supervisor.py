@@ -736,7 +736,7 @@ def test_a_move_that_failed_is_tried_again_after_a_pause():
     first = feed.only(ev.MovePlacement)
     assert not feed.send(ev.PlacementFailed(first.version - 1, "late")), "that is another one"
     feed.send(ev.PlacementFailed(first.version, "no answer"))
-    assert feed.only(ev.Note).text == "samples could not be given new homes, it is tried again: no answer"
+    assert feed.only(ev.Note).text == "placement update failed, retrying: no answer"
     assert not feed.wait(RETRY_S / 2)
     assert feed.wait(RETRY_S / 2)[0].version == first.version + 1
 
@@ -929,7 +929,7 @@ def test_a_machine_is_given_back_when_the_others_have_room_for_what_it_keeps():
     feed.send(ev.Scale(2))
     assert leave(feed) == []
     (note,) = feed.kinds(ev.Note)
-    assert "1 prep worker stays though fewer would do: other machines have no room" in note.text
+    assert "keeping 1 idle prep worker: no other node has room" in note.text
     feed.send(full("a", "b", "c"))
     assert not feed.kinds(ev.Note), "it is said once"
     feed.send(ev.CachesMeasured({"a": (50, 100), "b": (50, 100), "c": (80, 100)}))

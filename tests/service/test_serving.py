@@ -228,15 +228,15 @@ def test_places_are_held_for_successors_and_released(plain):
     """Three announced consumers do not come. Their reservations are open to any consumer until they are released."""
     names = ["a", "b", "c"]
     mbaas.announce(plain.name, names)
-    assert {(m.name, m.state, m.for_anyone) for m in plain.status().consumers} == {
+    assert {(m.name, m.state, m.is_unassigned) for m in plain.status().consumers} == {
         (name, "reserved", False) for name in names
     }
     control = FeedControl.of(plain.name)
     for name in names:
         control.remove(name, successors=5)
-    assert [(m.state, m.for_anyone) for m in plain.status().consumers] == [("reserved", True)] * 3
+    assert [(m.state, m.is_unassigned) for m in plain.status().consumers] == [("reserved", True)] * 3
     control.release_reservations(2)
-    assert [(m.state, m.for_anyone) for m in plain.status().consumers] == [("reserved", True)]
+    assert [(m.state, m.is_unassigned) for m in plain.status().consumers] == [("reserved", True)]
     control.release_reservations(2)
     assert plain.status().consumers == ()
 

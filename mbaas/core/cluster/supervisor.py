@@ -340,8 +340,8 @@ class Supervisor:
 
     def _hold_back(self, workers: int) -> None:
         if workers and workers != self._held_back:
-            stay = f"{counted(workers, 'prep worker')} {'stays' if workers == 1 else 'stay'} though fewer would do"
-            self._note(f"{stay}: other machines have no room for the samples that theirs keep")
+            idle = counted(workers, "idle prep worker")
+            self._note(f"keeping {idle}: no other node has room for the samples cached on theirs")
         self._held_back = workers
 
     def _own_present(self) -> int:
@@ -698,7 +698,7 @@ class Supervisor:
 
     def _move_failed(self, reason: str) -> None:
         self.homes.give_up(self._now)
-        self._note(f"samples could not be given new homes, it is tried again: {reason}")
+        self._note(f"placement update failed, retrying: {reason}")
 
     # ---- time ----
 

@@ -77,7 +77,7 @@ class Beginnings:
             return None
         cohort = self._consumers.cohorts.get(place.cohort)  # it ended if the reservation was its last member
         if event.now:
-            waited = cohort is not None and not place.holds_up_nobody and place.cursor <= cohort.slowest
+            waited = cohort is not None and not place.is_passive and place.cursor <= cohort.slowest
             if not waited or event.start is not None:
                 return None
         if cohort is None:

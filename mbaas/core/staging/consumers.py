@@ -31,10 +31,10 @@ class Consumer:
         done: blocks below are finished; at most ``cursor``.
         deadline: end of the lease; while RESERVED, end of the reservation time.
         own_epoch: the consumer's current epoch, or the one that it just finished.
-        for_anyone: whether this is an unassigned reservation, which any newcomer may take.
-        is_beside: whether an unassigned reservation is for a trial that starts together with another one, and not for
-            the successor of a finished trial.
-        holds_up_nobody: whether this is a reservation for a trial that starts immediately, so that others do not wait.
+        is_unassigned: whether this is an unassigned reservation, which any newcomer may take.
+        expects_cohort_mate: whether an unassigned reservation is for a trial that starts together with another one, and
+            not for the successor of a finished trial.
+        is_passive: whether this is a reservation for a trial that starts immediately, so that others do not wait.
         want: while WAITING, largest number of blocks that the call accepts.
         since: WAITING: start of the wait. BUSY: time of the join or last delivery. RESERVED: start of the reservation.
         longest_s: longest time between a delivery and the next request within the current epoch, in seconds.
@@ -65,9 +65,9 @@ class Consumer:
     own_epoch: OwnEpoch
     story: Story = field(repr=False)
     state: ConsumerState = ConsumerState.BUSY
-    for_anyone: bool = False
-    is_beside: bool = False
-    holds_up_nobody: bool = False
+    is_unassigned: bool = False
+    expects_cohort_mate: bool = False
+    is_passive: bool = False
     want: int = 1
     since: float = 0.0
     longest_s: float = 0.0
@@ -93,8 +93,8 @@ class Consumer:
 
     @property
     def rests(self) -> bool:
-        """True if it does not block others: it pauses between epochs, or is a reservation with ``holds_up_nobody``."""
-        return self.state is ConsumerState.RESTING or self.holds_up_nobody
+        """True if it does not block others: it pauses between epochs, or is a reservation with ``is_passive``."""
+        return self.state is ConsumerState.RESTING or self.is_passive
 
     @property
     def waiting(self) -> bool:
@@ -415,7 +415,7 @@ class ConsumerTable:
         reserved = self.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
         reserved.since = now
         if at_once:
-            reserved.holds_up_nobody = True
+            reserved.is_passive = True
             cohort.active.remove(reserved)
         return reserved
 
@@ -425,16 +425,16 @@ class ConsumerTable:
         """
         cohort = self.cohorts[consumer.cohort]
         start = consumer.done if at_once else cohort.next_boundary(consumer.done)
-        self.reserve_for_anyone(cohort, start, now, deadline, at_once=at_once)
+        self.reserve_unassigned(cohort, start, now, deadline, at_once=at_once)
 
-    def reserve_for_anyone(
+    def reserve_unassigned(
         self, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool
     ) -> Consumer:
         """Create an unassigned reservation, for the trial that is announced next; arguments as for `reserve`."""
         # Consumers choose their names freely, so the name may be taken.
         name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
         reserved = self.reserve(name, cohort, cursor, now, deadline, at_once=at_once)
-        reserved.for_anyone = True
+        reserved.is_unassigned = True
         return reserved
 
     def place_of(self, trial: str) -> Consumer | None:
@@ -444,7 +444,7 @@ class ConsumerTable:
 
     def free_reservations(self) -> list[Consumer]:
         """Return the unassigned reservations, lowest cursor first: that one blocks most."""
-        free = [consumer for consumer in self.by_name.values() if consumer.for_anyone]
+        free = [consumer for consumer in self.by_name.values() if consumer.is_unassigned]
         return sorted(free, key=lambda consumer: consumer.cursor)
 
     def new_cohort(self) -> Cohort:

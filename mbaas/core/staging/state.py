@@ -130,7 +130,7 @@ class StagingState:
         first_s = limits.timeouts.reservation_s
         self._starts = ReservationTime(first_s)  # from a trial's announcement until it joins
         # From an unassigned reservation until a trial is announced, for successors and for trials that start together.
-        self._successions, self._besides = ReservationTime(first_s), ReservationTime(first_s)
+        self._successions, self._cohort_mates = ReservationTime(first_s), ReservationTime(first_s)
         self._peer_idle = PeerIdle(self.consumers, self._keeping.could_free, block_bytes)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # True if no follow-up is needed after the event
@@ -225,25 +225,27 @@ class StagingState:
         for number in lacking:
             if hold_s:
                 cohort, cursor = self.beginnings.shared_start(self._fresh_start())
-                self.consumers.reserve_for_anyone(cohort, cursor, now, now + hold_s, at_once=False).is_beside = True
+                self.consumers.reserve_unassigned(
+                    cohort, cursor, now, now + hold_s, at_once=False
+                ).expects_cohort_mate = True
             else:
-                self._besides.give_up(f"{event.consumer}, other {number}", now)
+                self._cohort_mates.give_up(f"{event.consumer}, other {number}", now)
 
     def _reserve(self, name: str, now: float) -> None:
         # Takes over an unassigned reservation, or creates a new one.
         free = next(iter(self.consumers.free_reservations()), None)
         hold_s = self._reservation_s(free is None)
         if free is not None:
-            if free.is_beside:
+            if free.expects_cohort_mate:
                 hold_s = self._as_allowed(hold_s)
             self._times_of(free).came(now - free.since)
         else:
-            (self._besides if self._besides.has_given_up else self._successions).came_late(now)
+            (self._cohort_mates if self._cohort_mates.has_given_up else self._successions).came_late(now)
         if not hold_s:
             self._starts.give_up(name, now)
         elif free is not None:  # prefer the position that a finished trial left
             cohort = self.consumers.cohorts[free.cohort]
-            self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s, at_once=free.holds_up_nobody)
+            self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s, at_once=free.is_passive)
         else:
             cohort, cursor = self.beginnings.shared_start(self._fresh_start())
             self.consumers.reserve(name, cohort, cursor, now, now + hold_s, at_once=False)
@@ -258,9 +260,9 @@ class StagingState:
         return self._starts.hold_s(self._epoch_s)
 
     def _times_of(self, reservation: Consumer) -> ReservationTime:
-        if not reservation.for_anyone:
+        if not reservation.is_unassigned:
             return self._starts
-        return self._besides if reservation.is_beside else self._successions
+        return self._cohort_mates if reservation.expects_cohort_mate else self._successions
 
     def _hold_for_successor_s(self) -> float:
         # Held until a trial is announced; the reservation time of that trial starts then.
@@ -271,7 +273,7 @@ class StagingState:
         here = [c for c in self.consumers.by_name.values() if c.trial != trial and not c.rests]
         if self._starts.at_once and here:
             return 0.0
-        return self._as_allowed(self._besides.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0)
+        return self._as_allowed(self._cohort_mates.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0)
 
     def _as_allowed(self, hold_s: float) -> float:
         # The trial has resources to run, so it will join. Waiting for less than the user allows would waste the wait.
@@ -538,7 +540,7 @@ class StagingState:
         if task is None:
             return  # its worker was replaced; the part belongs to another task now
         block, worker = self.window.blocks[task.block], self.tasks.workers[task.worker]
-        self._out.append(ev.Note(f"{task.worker} met an error over block {task.block}: {event.reason}"))
+        self._out.append(ev.Note(f"{task.worker} failed on block {task.block}: {event.reason}"))
         # Pause first: the error may be temporary, and other workers may be free by then.
         block.put_off(task.part, now + PUT_OFF_S, f"it is tried again after an error: {event.reason}")
         failures = self.tasks.failures[task.block]
@@ -564,7 +566,7 @@ class StagingState:
 
     def _tick(self, now: float) -> None:
         if not self.consumers.by_name:  # the next trial to join is not one of the expected ones
-            for times in (self._successions, self._besides):
+            for times in (self._successions, self._cohort_mates):
                 times.forget_given_up()
         rested = False
         for consumer in list(self.consumers.by_name.values()):
