@@ -163,13 +163,13 @@ def takes(
         descriptions = descriptions_of(kind)
         lines = [
             textwrap.fill(
-                f"{name}: {descriptions.get(name, '')}", 110, initial_indent=" " * 8, subsequent_indent=" " * 12
+                f"{name}: {descriptions.get(name, '')}", 106, initial_indent=" " * 4, subsequent_indent=" " * 8
             )
             for name in signature.parameters
         ]
-        call.__doc__ = (function.__doc__ or "").replace(
-            "    Raises:", "\n".join(["    Args:", *lines, "", "    Raises:"])
-        )
+        # Without its indentation, as since Python 3.13.
+        text = inspect.cleandoc(function.__doc__ or "")
+        call.__doc__ = text.replace("\nRaises:\n", "\n".join(["\nArgs:", *lines, "", "Raises:\n"]))
         return call
 
     return decorated
