@@ -144,8 +144,10 @@ class ConsumerRemovedError(MbaasError):
 def shown(value: object) -> str:
     """Format a value for an error: shortened, or only its type if its repr fails."""
     try:
+        if isinstance(value, int):
+            str(value)  # fails for thousands of digits, which reprlib shortens since Python 3.14
         return reprlib.repr(value)
-    except Exception:  # any error of a foreign __repr__, or Python's for an int with thousands of digits
+    except Exception:  # any error of a foreign __repr__, or Python's for a long int
         return f"a value of type {type(value).__name__}"
 
 
