@@ -28,8 +28,6 @@ CONFIDENCE = 0.95
 
 
 class AsJson:
-    """A dataclass with a JSON form."""
-
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name, as JSON types; an infinite number is None."""
         return plain_fields(self)
@@ -65,12 +63,11 @@ class Quantity(AsJson):
             )
 
     def at(self, bound: Bound) -> float:
-        """Return one of the three numbers."""
         return {"low": self.low, "value": self.value, "high": self.high}[bound]
 
     @property
     def spread(self) -> float:
-        """Return half the interval's width as a share of the value: 0.05 is ±5 %; 0 if the value is 0."""
+        """Half the interval's width as a share of the value: 0.05 is ±5 %; 0 if the value is 0."""
         return (self.high - self.low) / 2 / abs(self.value) if self.value else 0.0
 
     def scaled(self, factor: float, *, unit: str | None = None) -> Quantity:
@@ -89,12 +86,11 @@ class Quantity(AsJson):
         return Quantity(1 / self.value, low=1 / self.high, high=1 / self.low, unit=unit, samples=self.samples)
 
     def plus(self, other: Quantity) -> Quantity:
-        """Add a quantity of the same unit, low to low and high to high."""
+        """Add low to low and high to high."""
         return Quantity(self.value + other.value, low=self.low + other.low, high=self.high + other.high, unit=self.unit)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Quantity:
-        """Read the output of `to_json`."""
         return cls(**plain)
 
 
@@ -104,20 +100,16 @@ def stated(value: float, *, unit: str) -> Quantity:
 
 
 def spanning(value: float, *others: float, unit: str) -> Quantity:
-    """Return a computed quantity whose interval spans ``value`` and ``others``."""
+    """Return a computed quantity; its interval spans all values."""
     return Quantity(value, low=min(value, *others), high=max(value, *others), unit=unit)
 
 
 def measured(measurements: Sequence[float], *, unit: str) -> Quantity:
     """Return the median of repeated measurements with a distribution-free interval.
 
-    The interval reaches from the k-th smallest to the k-th largest of n measurements. It misses the true median if
-    fewer than k measurements are on one side, with probability 2 P(Binomial(n, 1/2) < k) (the sign test). k is the
-    largest number for which this is at most 5 %. Fewer than six measurements cannot reach that confidence, so they span
-    their extremes.
-
-    Raises:
-        ConfigError: ``measurements`` is empty.
+    The interval reaches from the k-th smallest to the k-th largest of n measurements. It misses the true median with
+    probability 2 P(Binomial(n, 1/2) < k) (the sign test). k is the largest number for which this is at most 5 %; fewer
+    than six measurements span their extremes. Raises ConfigError if ``measurements`` is empty.
     """
     if not measurements:
         raise ConfigError("a quantity needs at least 1 measurement, got 0")
@@ -152,5 +144,4 @@ def plain(value: Any) -> Any:
 
 
 def plain_fields(thing: Any) -> dict[str, Any]:
-    """Convert a dataclass to a dict of its fields, each converted by `plain`."""
     return {each.name: plain(getattr(thing, each.name)) for each in fields(thing)}

@@ -114,17 +114,16 @@ class Rates(AsJson):
             raise ConfigError(f"overlap must be in [0, 1], got {self.overlap}")
 
     def free_cores(self, cores: int, bound: Bound = "value") -> float:
-        """Return the cores of a node that `background_cores` leaves; ``bound`` refers to speed ("low": fewest)."""
+        """Return the cores that `background_cores` leaves; ``bound`` refers to speed ("low": fewest)."""
         return max(cores * LEAST_FREE, cores - self.background_cores.at(OPPOSITE[bound]))
 
     @property
     def dataset_bytes(self) -> float:
-        """Return the total size of all encoded samples."""
         return self.samples * self.sample_bytes
 
     @property
     def prepared_cpu_s(self) -> Quantity:
-        """Return the CPU-seconds to prepare an encoded sample, as measured or as 1 / P(1)."""
+        """CPU-seconds to prepare an encoded sample, as measured or as 1 / P(1)."""
         # prep only computes, so a worker that never waits for bytes keeps one core busy
         return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
 
@@ -139,7 +138,7 @@ class Rates(AsJson):
     def feed_rate(self, workers: float, bound: Bound = "value", *, decoded: float = 0.0) -> float:
         """Return the samples/s of w workers in a feed: one worker takes w / P(w) + `serving_s` seconds per sample.
 
-        If the share ``decoded`` of samples is cached decoded, the seconds of both forms are averaged, not their rates.
+        For cached decoded samples, the seconds of both forms are averaged, not their rates.
         """
         serving_s = self.serving_s.at(OPPOSITE[bound])
         encoded = _served(self.prep.rate(workers, bound), workers, serving_s)
@@ -148,7 +147,6 @@ class Rates(AsJson):
         return blended_rate(encoded, _served(self.decoded_prep.rate(workers, bound), workers, serving_s), decoded)
 
     def feed_quantity(self, workers: float) -> Quantity:
-        """Return `feed_rate` with its interval."""
         return spanning(*(self.feed_rate(workers, bound) for bound in BOUNDS), unit="samples/s")
 
     def served(self, curve: MeasuredCurve) -> MeasuredCurve:
@@ -187,11 +185,7 @@ class Rates(AsJson):
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Rates:
-        """Read the output of `to_json`. Fields missing from an older file get their defaults.
-
-        Raises:
-            ConfigError: a field without a default is missing.
-        """
+        """Read `to_json`; raise ConfigError if a field without a default is missing, as in an older file."""
         needed = [field.name for field in fields(cls) if field.default is MISSING]
         if lacking := [repr(name) for name in needed if name not in plain]:
             raise ConfigError(f"rates lack {' and '.join(lacking)}")
@@ -287,7 +281,6 @@ class GpuRates:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> GpuRates:
-        """Read the output of `mbaas.model.quantity.plain`."""
         ways = {name: OnGpu(**plain[name]) for name in ("decode", "resize") if plain[name] is not None}
         return cls(**{**plain, **ways})
 
@@ -357,22 +350,20 @@ class Setup(AsJson):
 
     @property
     def node_trials(self) -> int:
-        """Return the number of trials on the node with the most; that node sets the pace."""
+        """Trials on the node with the most; that node sets the pace."""
         return math.ceil(self.trials / self.nodes)
 
     @property
     def made_on_node(self) -> float:
-        """Return the number of samples that a node prepares for one sample of every trial."""
+        """Samples that a node prepares for one sample of every trial."""
         return 1 / self.nodes if self.sharing else self.node_trials
 
     def cores_of(self, measured: int) -> int:
-        """Return the cores of each node, given the ``measured`` machine's cores."""
         return measured if self.cores is None else self.cores
 
     def workers_of(self, measured: int) -> int:
-        """Return the prep workers on each node, given the ``measured`` machine's cores."""
         return self.cores_of(measured) if self.prep_workers is None else self.prep_workers
 
     def read_bytes(self, dataset_bytes: float) -> float:
-        """Return the bytes that the busiest node reads in an epoch of ``dataset_bytes`` without a cache."""
+        """Return the bytes that the busiest node reads in an epoch without a cache."""
         return dataset_bytes / self.nodes if self.sharing else dataset_bytes * self.node_trials
