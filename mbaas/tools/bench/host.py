@@ -26,7 +26,7 @@ import psutil
 from mbaas.base.units import seconds
 from mbaas.tools.bench.cpu import TreeWatch
 from mbaas.tools.bench.rows import TrialSpec, open_service
-from mbaas.tools.bench.trial import Failed, Gate, Message, TrialResult, Warm, Window, run_trial
+from mbaas.tools.bench.trial import Gate, Message, TrialFailure, TrialResult, WarmedUp, Window, run_trial
 
 HOST = "from mbaas.tools.bench.host import main; main()"
 """Program of the host. With ``-m`` this module would exist twice there, and its classes would not unpickle."""
@@ -227,7 +227,7 @@ def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[An
 def _collect(
     connections: Sequence[Connection[Any, Message]], watch: TreeWatch
 ) -> tuple[list[TrialResult], dict[str, float]]:
-    # Cores are measured from the last `Warm` to the last `TrialResult`: all trials work during this time, including
+    # Cores are measured from the last `WarmedUp` to the last `TrialResult`: all trials work during this time, including
     # those that have finished.
     results: list[TrialResult] = []
     warm, open_ones = 0, list(connections)
@@ -246,12 +246,12 @@ def _collect(
     return results, began.cores_until(watch.cpu())
 
 
-def _received(connection: Connection[Any, Message]) -> Warm | TrialResult:
+def _received(connection: Connection[Any, Message]) -> WarmedUp | TrialResult:
     try:
         message = connection.recv()
     except EOFError:
         raise RuntimeError("a trial's process ended without a word") from None
-    if isinstance(message, Failed):
+    if isinstance(message, TrialFailure):
         raise RuntimeError(message.reason)
     return message
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from mbaas.errors import ConfigError
 from mbaas.tools.bench import SAMPLES
+from mbaas.tools.bench.cpu import cpu_model
 from mbaas.tools.bench.host import RowRun
 from mbaas.tools.bench.peers import PEERS
 from mbaas.tools.bench.tasks import TASKS
@@ -148,7 +149,7 @@ class BenchSettings:
 class Machine:
     """The machine and the libraries of a measurement, without which figures mean little."""
 
-    cpu: str = field(default_factory=lambda: _cpu_model())
+    cpu: str = field(default_factory=cpu_model)
     cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
     memory_bytes: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     gpu: str = ""
@@ -157,13 +158,6 @@ class Machine:
         default_factory=lambda: tuple(f"{name} {version(name)}" for name in ("ray", "torch", "nvidia-dali-cuda120"))
     )
     when: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
-
-
-def _cpu_model() -> str:
-    with Path("/proc/cpuinfo").open() as lines:
-        return next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-        )
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Warm:
+class WarmedUp:
     """A trial has finished its warm-up."""
 
 
 @dataclass(frozen=True)
-class Failed:
+class TrialFailure:
     """A trial has failed; ``reason`` is its traceback."""
 
     reason: str
@@ -56,7 +56,7 @@ class TrialResult:
     repeated: int
 
 
-Message = Warm | Failed | TrialResult
+Message = WarmedUp | TrialFailure | TrialResult
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def read_on_gpu(tensor: Any) -> int:
 
 
 def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
-    """Run a trial, the main function of its process; send `Warm` and then `TrialResult`, or `Failed`, to ``host``."""
+    """Run a trial in its process; send `WarmedUp` and then `TrialResult`, or `TrialFailure`, to ``host``."""
     connection: Connection[Message, None] = host
     try:
         loader = open_loader(spec)
@@ -133,7 +133,7 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
         finally:
             loader.close()
     except Exception:  # from any library: without a message, the host would wait
-        connection.send(Failed(f"trial {spec.trial}: {traceback.format_exc()}"))
+        connection.send(TrialFailure(f"trial {spec.trial}: {traceback.format_exc()}"))
 
 
 def consume(
@@ -143,11 +143,11 @@ def consume(
     host: Connection[Message, None],
     use: Callable[[Any], int] = touch,
 ) -> None:
-    """Warm up, measure, and continue until all other trials are done; ``use`` is called with every array."""
+    """WarmedUp up, measure, and continue until all other trials are done; ``use`` is called with every array."""
     ledger = Ledger(loader.samples)
     gate.start.wait()  # together: a single trial would warm up with the machine to itself
     _measure(loader, window, ledger, use)
-    host.send(Warm())
+    host.send(WarmedUp())
     host.send(_measure(loader, window, ledger, use))
     while not gate.stop.is_set():
         _take(_until(gate.stop, loader.epoch()), ledger, use)

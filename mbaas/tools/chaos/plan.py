@@ -121,17 +121,17 @@ OF_LINKS = ("cut-link", "slow-link")
 """Kinds that need nodes in separate network namespaces."""
 
 
-def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -> tuple[str, ...]:
+def chosen_kinds(patterns: Sequence[str]) -> tuple[str, ...]:
     """Return the kinds that match patterns such as ``kill-*``, then those in `BY_NAME_ONLY` that are named in full.
 
     Raises:
         ConfigError: a pattern matches no known kind, and is not a name in `BY_NAME_ONLY`.
     """
     for pattern in patterns:
-        if pattern not in BY_NAME_ONLY and not fnmatch.filter(known, pattern):
-            hint = instead(pattern, (*known, *BY_NAME_ONLY))
+        if pattern not in BY_NAME_ONLY and not fnmatch.filter(KINDS, pattern):
+            hint = instead(pattern, (*KINDS, *BY_NAME_ONLY))
             raise ConfigError(f"--kinds has {pattern!r}, which is no kind of fault; {hint}")
-    chosen = (kind for kind in known if any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns))
+    chosen = (kind for kind in KINDS if any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns))
     return (*chosen, *(kind for kind in BY_NAME_ONLY if kind in patterns))
 
 

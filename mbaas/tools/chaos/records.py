@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,7 +78,6 @@ class Writer:
     trial: str
     _descriptor: int
     state: Mapping[str, Any] | None
-    _closed: bool = field(default=False)
 
     @classmethod
     def open(cls, folder: Path, trial: str) -> Writer:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mbaas.tools.chaos.checker import Flaw, FlawKind, Row, agreed, by_epoch, check, orders_of
-from mbaas.tools.chaos.injector import Injected
+from mbaas.tools.chaos.injector import FaultOutcome
 from mbaas.tools.chaos.plan import Fault
 from mbaas.tools.chaos.records import Incarnation, history
 from mbaas.tools.chaos.usage import Growth
@@ -110,7 +110,7 @@ class Report:
 
 
 def kinds_of(
-    faults: Sequence[Fault], injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]
+    faults: Sequence[Fault], injected: Sequence[FaultOutcome], incarnations: Mapping[str, Sequence[Incarnation]]
 ) -> dict[str, KindReport]:
     """Count faults by kind, and find the longest wait after each."""
     planned = Counter(fault.kind for fault in faults)
@@ -125,7 +125,9 @@ def kinds_of(
     }
 
 
-def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]) -> dict[int, float]:
+def longest_waits(
+    injected: Sequence[FaultOutcome], incarnations: Mapping[str, Sequence[Incarnation]]
+) -> dict[int, float]:
     """Return for each fault, by its index, the longest wait of a trial for a minibatch, in seconds.
 
     A wait is attributed to the last fault before its start or shortly after it, unless that fault hit the trial itself.

@@ -32,7 +32,7 @@ from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring import service
 from mbaas.tools.analysis.measuring.effort import Effort, repeated
 from mbaas.tools.analysis.measuring.portion import ColdDataset, Span, drop, local_spans, portion, resident_share
-from mbaas.tools.analysis.measuring.prep import decoded, prep_rate, subset
+from mbaas.tools.analysis.measuring.prep import decode_samples, prep_rate, subset
 from mbaas.tools.analysis.measuring.service import (
     PREP_KIND,
     EpochRun,
@@ -221,7 +221,7 @@ def test_the_rate_of_a_disk_that_is_slow_is_found(tmp_path: Path, monkeypatch: p
     """8 readers, each reading 16 samples of about 12 kB in 40 ms."""
     raw = subset(synthetic(16 * 40, height=64, width=64))
     monkeypatch.setattr(DiskStore, "get", lambda *_, **__: time.sleep(0.040))
-    found = disk_rate(raw, tmp_path, Effort(least=5, most=5, window_s=0.1), readers=8)
+    found = disk_rate(raw, tmp_path, Effort(least=5, most=5, window_s=0.1))
     assert found.rate.value == pytest.approx(8 * len(raw.content) / 40 / 0.040, rel=0.25)
 
 
@@ -604,7 +604,7 @@ def test_prep_of_decoded_samples_does_only_what_is_left(ray_clean: None) -> None
         return image
 
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(alike, deterministic=True), T.RandomHorizontalFlip(), T.Map(random)])
-    kept = decoded(subset(synthetic(20)), pipeline)
+    kept = decode_samples(subset(synthetic(20)), pipeline)
     assert kept is not None
     assert len(kept.ends) == 20
     assert np.diff(kept.ends, prepend=0).tolist() == [container_bytes((4, 8, 3), np.dtype(np.uint8))] * 20
@@ -614,7 +614,7 @@ def test_prep_of_decoded_samples_does_only_what_is_left(ray_clean: None) -> None
 
 def test_decoded_samples_are_prepared_like_the_encoded_ones_and_only_as_many_as_fit() -> None:
     raw, pipeline = subset(synthetic(130)), T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(6)])
-    kept = decoded(raw, pipeline, most_bytes=70 * 320)  # 8 x 8 x 3 bytes and a header
+    kept = decode_samples(raw, pipeline, most_bytes=70 * 320)  # 8 x 8 x 3 bytes and a header
     assert kept is not None
     assert kept.sample_ids.tolist() == raw.sample_ids[:70].tolist()
     assert kept.uris == raw.uris[:70]
@@ -624,7 +624,7 @@ def test_decoded_samples_are_prepared_like_the_encoded_ones_and_only_as_many_as_
         engine.prepare(each.rows()[:70], each.sample_ids[:70], 3, known, out)
     assert np.array_equal(*made)
     engine.close()
-    assert decoded(raw, pipeline, most_bytes=100) is None
+    assert decode_samples(raw, pipeline, most_bytes=100) is None
 
 
 def test_prep_goes_by_the_boxes_of_samples(ray_clean: None, tmp_path: Path) -> None:

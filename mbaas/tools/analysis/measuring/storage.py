@@ -196,7 +196,7 @@ def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
         yield Path(name)
 
 
-def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, readers: int = DISK_READERS) -> DiskRate:
+def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort) -> DiskRate:
     """Write samples to a disk tier and measure reading them back, in windows of `Effort.window_s`."""
     lengths = np.diff(raw.ends, prepend=0)
     with scratch(disk_path) as folder:
@@ -219,8 +219,8 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, re
             # Samples are packed into a few large files, and pages span several samples: drop all files each time.
             spans = spans_of(folder)
             parts = _ColdParts(np.array_split(order, max(1, len(lengths) // READ_SAMPLES)), lambda _: spans)
-            with ThreadPoolExecutor(readers, thread_name_prefix="mbaas-measure") as threads:
-                window = _Window(parts, read, threads, readers, effort.window_s)
+            with ThreadPoolExecutor(DISK_READERS, thread_name_prefix="mbaas-measure") as threads:
+                window = _Window(parts, read, threads, DISK_READERS, effort.window_s)
                 rate = repeated(window.rate, effort, unit="bytes/s")
         finally:
             tier.close()
@@ -259,12 +259,12 @@ def kept_cold(folder: str | Path) -> Iterator[None]:
         thread.join()
 
 
-def memory_rate(sample_bytes: int, effort: Effort, *, seed: int = 0) -> Quantity:
+def memory_rate(sample_bytes: int, effort: Effort) -> Quantity:
     """Measure the bytes/s of one thread that copies samples of this size from random offsets of a large buffer."""
     held = np.ones(HELD_BYTES, np.uint8)  # not zeros, which would all map to the kernel's zero page
     size = min(max(1, sample_bytes), HELD_BYTES // 2)
     into = np.empty(size, np.uint8)
-    starts = np.random.default_rng(seed).integers(0, HELD_BYTES - size, 4096).tolist()
+    starts = np.random.default_rng(0).integers(0, HELD_BYTES - size, 4096).tolist()
 
     def rate() -> float:
         copied, began = 0, perf_counter()

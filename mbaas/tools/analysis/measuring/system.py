@@ -15,7 +15,7 @@ from mbaas.model.rates import FREE, INSTANT, GpuRates, Rates, step_overhead
 from mbaas.prep.engines import resolve_engine, workers_per_gpu
 from mbaas.tools.analysis.measuring.effort import Effort, Progress, SavedStages
 from mbaas.tools.analysis.measuring.portion import portion
-from mbaas.tools.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decoded, prep_rate, subset
+from mbaas.tools.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decode_samples, prep_rate, subset
 from mbaas.tools.analysis.measuring.service import (
     PREP_KIND,
     ServiceRun,
@@ -74,8 +74,8 @@ QUICK_COSTS = f"a quick analysis does not measure the costs of a feed and a tria
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """All measurements of the parts of the system, each in isolation.
+class Measurements:
+    """Measurements of the parts of the system, each in isolation.
 
     Attributes:
         rates: G, P, S, C and costs.
@@ -108,13 +108,12 @@ def measure(
     *,
     rate_per_s: float | None = None,
     cores: int | None = None,
-    readers: Sequence[int] | None = None,
     gpus: int = 0,
     effort: Effort | None = None,
     progress: Progress,
     speed: MachineSpeed | None,
     saved: SavedStages | None = None,
-) -> Measured:
+) -> Measurements:
     """Measure G, P, S and C, and the costs of a feed. Requires Ray.
 
     If a KeyboardInterrupt arrives when only the costs are missing, the results suffice for predictions. They are
@@ -123,7 +122,6 @@ def measure(
     Args:
         rate_per_s: stated G in samples/s; None to measure the workload's step.
         cores: cores available to prep; None for all cores of this process.
-        readers: numbers of readers for S; None for the effort's defaults.
         gpus: number of GPUs available to prep.
         speed: measures the machine's speed during prep, which becomes its usual speed, and between feeds. None if no
             feed is run, because the effort is not whole.
@@ -133,7 +131,7 @@ def measure(
     dataset, pipeline, options = workload.dataset, workload.pipeline, workload.options
     workers = workers_here(workload, cores=cores, gpus=gpus)
     counts, threads = worker_counts(workers, effort), _thread_counts(cores, effort)
-    readers = _reader_counts(effort) if readers is None else readers
+    readers = _reader_counts(effort)
     # The engine that a feed would choose, because P describes a feed.
     engine = resolve_engine(options.engine, pipeline, gpus=gpus)
     speeds: list[float] = []
@@ -145,7 +143,7 @@ def measure(
 
     @cache
     def kept() -> Raw | None:
-        return decoded(raw(), pipeline, engine=engine, seed=options.seed)
+        return decode_samples(raw(), pipeline, engine=engine)
 
     def observe_speed() -> None:
         if speed is not None:
@@ -248,7 +246,7 @@ def measure(
             notes = (*notes, QUICK_COSTS)
     except KeyboardInterrupt:  # all rates are there, so the predictions are worth having
         notes, was_stopped = (*notes, NO_COSTS), True
-    return Measured(rates=rates, prep_threads=prep.threads, notes=notes, was_stopped=was_stopped)
+    return Measurements(rates=rates, prep_threads=prep.threads, notes=notes, was_stopped=was_stopped)
 
 
 def crosses_to_gpu(workload: Workload, rate_per_s: float | None, gpus: int) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
 from mbaas.samples.fields import Field
-from mbaas.tools.bench.tasks.base import Data, Report, Samples, Task, checked_folder, files_below, made_once
+from mbaas.tools.bench.tasks.base import Data, FolderTask, Report, made_once
 from mbaas.transforms import AmplitudeToDB, DecodeAudio, MelSpectrogram, Pipeline, RandomCrop, SpecAugment
 
 if TYPE_CHECKING:
@@ -40,25 +40,18 @@ CLASSES = {"hum": 80.0, "voice": 160.0, "horn": 320.0, "bird": 1280.0, "alarm": 
 """Lowest pitch of each class in Hz; the highest is an octave above."""
 
 
-class Audio(Task):
+class Audio(FolderTask):
     """Audio files in one folder per class."""
 
     name = "audio"
     things = "recordings"
     work = f"resampled to {RATE // 1000} kHz, a random second, {MELS} log-mel bands, SpecAugment"
+    extensions = EXTENSIONS
+    kinds = "WAV, FLAC or other files of sound"
     made = Field("audio", (1 + RATE // HOP, MELS), "float32")
 
     def make(self, cache_dir: Path, count: int, *, seed: int, report: Report) -> Data:
         return Data(make_sounds(cache_dir, count, seed=seed, report=report))
-
-    def find(self, data: Path, image_folder: Path | None) -> Data:  # noqa: ARG002
-        folder = checked_folder(data, "data must be a folder with a folder of recordings for each class")
-        if not files_below(folder, EXTENSIONS):
-            raise DatasetError(f"no WAV, FLAC or other files of sound below the class folders of {folder}")
-        return Data(folder)
-
-    def samples(self, data: Data) -> Samples:
-        return Samples(files_below(data.folder, EXTENSIONS))
 
     def dataset(self, data: Data) -> Dataset:
         from mbaas.dataset import read_audio

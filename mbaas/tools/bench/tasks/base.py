@@ -83,6 +83,23 @@ class Task(ABC):
         """Return the pipeline. Row "dali" does the same with DALI's operators."""
 
 
+class FolderTask(Task):
+    """A task whose samples are files in one folder per class."""
+
+    extensions: ClassVar[tuple[str, ...]]
+    kinds: ClassVar[str]
+    """The file formats, for messages: "JPEG or PNG files"."""
+
+    def find(self, data: Path, image_folder: Path | None) -> Data:  # noqa: ARG002
+        folder = checked_folder(data, f"data must be a folder with a folder of {self.things} for each class")
+        if not files_below(folder, self.extensions):
+            raise DatasetError(f"no {self.kinds} below the class folders of {folder}")
+        return Data(folder)
+
+    def samples(self, data: Data) -> Samples:
+        return Samples(files_below(data.folder, self.extensions))
+
+
 def files_below(folder: Path, extensions: Sequence[str]) -> tuple[Path, ...]:
     """Return the files of a class-per-folder tree, sorted, without hidden ones, like the readers of mbaas."""
 
