@@ -103,7 +103,6 @@ class SampleCosts:
 class FormPlan(Struct, frozen=True, kw_only=True):
     """Shares of a node's samples to cache in each form, together at most 1; the rest is read from storage.
 
-    ``seconds_per_sample`` is the length of an epoch on this node divided by its samples, if training is not slower.
     ``told`` are reasons for unused forms or room, one clause each.
     """
 
@@ -111,7 +110,6 @@ class FormPlan(Struct, frozen=True, kw_only=True):
     memory_decoded: float
     disk_encoded: float
     disk_decoded: float
-    seconds_per_sample: float
     told: tuple[str, ...] = ()
 
     @property
@@ -166,15 +164,6 @@ def room_for_decoded(
     return memory, left(disk_bytes, plan.disk_encoded, plan.disk_decoded)
 
 
-def seconds_per_sample(costs: SampleCosts, plan: FormPlan, *, threads: float) -> float:
-    """Return the seconds of an average sample on the busiest resource, for any shares."""
-    return max(
-        (1 - plan.kept) * costs.storage_s,
-        (costs.all_encoded_s - costs.saved_s * plan.decoded) / threads,
-        _disk_bytes(costs, plan) * costs.disk_s_per_byte,
-    )
-
-
 def _check(name: str, value: float, *, is_positive: bool = False) -> None:
     if not (0 < value < math.inf if is_positive else 0 <= value < math.inf):
         raise ConfigError(f"{name} must be {'above 0' if is_positive else '0 or more'} and finite, got {value}")
@@ -210,7 +199,7 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
     # The optimum of a linear program is at a corner of the feasible region. At a corner, as many constraints hold with
     # equality as there are variables: at most four shares and the seconds of the busiest resource. With at most
     # thirteen constraints there are 1,287 candidates. Trying all of them takes less time than importing a solver.
-    constraints, limits, unit_s = _constraints(costs, names, threads=threads, memory=memory, disk=disk)
+    constraints, limits = _constraints(costs, names, threads=threads, memory=memory, disk=disk)
     chosen = _choices(len(limits), len(names) + 1)
     is_point = np.linalg.det(constraints[chosen]) != 0
     chosen = chosen[is_point]
@@ -225,9 +214,7 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
         best = best[cost[best] <= cost[best].min() + 2 * TOLERANCE]
     chosen_shares = shares[best[0]] / max(1.0, kept[best[0]])  # rounding must not push the sum above 1
     found = dict(zip(names, chosen_shares.tolist(), strict=True))
-    return FormPlan(
-        **{name: found.get(name, 0.0) for name in SHARES}, seconds_per_sample=float(busiest[best[0]]) * unit_s
-    )
+    return FormPlan(**{name: found.get(name, 0.0) for name in SHARES})
 
 
 @cache
@@ -237,8 +224,8 @@ def _choices(number: int, length: int) -> NDArray[np.intp]:
 
 def _constraints(
     costs: SampleCosts, names: Sequence[str], *, threads: float, memory: float, disk: float
-) -> tuple[Floats, Floats, float]:
-    """Return A, b and the seconds of x's last element in A x <= b: the named shares and the busiest seconds."""
+) -> tuple[Floats, Floats]:
+    """Return A and b in A x <= b; x are the named shares and the seconds of the busiest resource."""
     decoded, in_memory = _names(names, "decoded"), _names(names, "memory")
     nbytes = np.where(decoded, costs.decoded_bytes, costs.encoded_bytes)
     ones, most = np.ones(len(names)), costs.encoded_bytes + costs.decoded_bytes
@@ -260,7 +247,7 @@ def _constraints(
     not_negative = -np.eye(len(names) + 1)
     constraints = np.vstack([np.array([[*shares, seconds] for shares, seconds, _ in rows]), not_negative])
     limits = np.array([*(limit for _, _, limit in rows), *np.zeros(len(not_negative))])
-    return constraints, limits, unit_s
+    return constraints, limits
 
 
 def _names(names: Sequence[str], part: str) -> Floats:

@@ -47,10 +47,6 @@ class Job:
     reserved: int = 1
 
     @cached_property
-    def reachable(self) -> bool:
-        return self.prep.rate(self.useful) >= self.demand_per_s * (1 - ROUNDING)
-
-    @cached_property
     def needed(self) -> float:
         """Workers at which loading is as fast as training (d'), or the count at prep's peak."""
         return self.prep.workers_for(self.demand_per_s)
@@ -131,7 +127,7 @@ def _job_workers(job: Job, workers: int, *, pool: int) -> JobWorkers:
         return JobWorkers(
             job.name, workers, "pool", f"{prepared}; {demand} need {needed}, but other jobs need some too"
         )
-    if job.reachable:
+    if job.prep.rate(job.useful) >= job.demand_per_s * (1 - ROUNDING):
         return JobWorkers(job.name, workers, "training", f"{prepared}, enough for {demand} (these need {needed})")
     return JobWorkers(
         job.name, workers, "prep", f"{prepared}, less than {demand}, but more workers would not be faster"

@@ -301,7 +301,8 @@ def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
     limits = predict(rates, setup).steady.limits
     gain = found.pace_s / rest.pace_s
     # the first limit is the one at the medians, which the sentence names already
-    doubt = "" if len(limits) == 1 else f" (or, within the measured interval, {_listed(limits[1:])})"
+    others = " or ".join(words.NAMES[name] for name in limits[1:])
+    doubt = f" (or, within the measured interval, {others})" if others else ""
     sentence = (
         f"{words.NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {units.number(gain)} "
         f"times as fast, and {words.NAMES[rest.limit]} would set it"
@@ -319,10 +320,6 @@ def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -
         return predict(rates, replace(setup, **changed))
 
     return WhatIfCurve(parameter, tuple((value, at(value)) for value in values))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " or ".join(words.NAMES[name] for name in names)
 
 
 def _about_cache(amount: int | None, whole_bytes: int, setup: Setup) -> str:

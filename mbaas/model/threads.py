@@ -442,15 +442,12 @@ class _View:
 
 
 def _direction(load: NodeLoad, proposal: Tuned) -> tuple[int, int]:
-    return _sign(proposal.prep_threads - load.prep_threads), _sign(proposal.fetch_threads - load.fetch_threads)
+    prep, fetch = proposal.prep_threads - load.prep_threads, proposal.fetch_threads - load.fetch_threads
+    return (prep > 0) - (prep < 0), (fetch > 0) - (fetch < 0)
 
 
 def _is_reversal(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return any(a * b < 0 for a, b in zip(one, other, strict=True))
-
-
-def _sign(number: int) -> int:
-    return (number > 0) - (number < 0)
 
 
 def _change(load: NodeLoad, preparing: int, fetching: int, reason: str) -> str:

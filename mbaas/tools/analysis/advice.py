@@ -256,11 +256,7 @@ def _waits(epoch: Epoch, setup: Setup) -> str:
 
 def _parts(waits: Waits) -> str:
     # reads first: a sample must be read before it can be prepared, so that stall is the first to look at
-    parts = [
-        ("samples to be read", waits.fetch),
-        ("samples to be prepared", waits.prep),
-        ("other trials", waits.peers),
-    ]
+    parts = [("samples to be read", waits.fetch), ("samples to be prepared", waits.prep), ("other trials", waits.peers)]
     told = [f"{units.percent(part)} for {why}" for why, part in parts if part >= LEAST_PART]
     return " and ".join(told) or units.percent(waits.all)
 
@@ -388,13 +384,11 @@ class EpochCosts(AsJson):
 
     @property
     def sentence(self) -> str:
-        """Both costs as a clause."""
         here, alone = _said(self.cpu_h, self.price), _said(self.alone_cpu_h, self.alone_price)
         return f"loading takes {here} for an epoch of each trial; a DataLoader for each would take at least {alone}"
 
 
 def epoch_costs(rates: Rates, setup: Setup) -> EpochCosts:
-    """Predict the cost of loading from measured rates."""
     hours = spanning(*(rates.samples * _loading_s(rates, setup, bound) / HOUR_S for bound in BOUNDS), unit="CPU-h")
     alone = rates.prepared_cpu_s.scaled(rates.samples / HOUR_S, unit="CPU-h")
     return _priced(hours, alone, setup.cpu_price_per_h)

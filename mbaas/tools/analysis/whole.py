@@ -84,7 +84,6 @@ class Analysis:
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether the analysis was interrupted before its end."""
         return STOPPED in self.notes
 
     def to_json(self) -> dict[str, Any]:

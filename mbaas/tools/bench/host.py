@@ -39,11 +39,8 @@ STOP_S = 30.0
 class RowSpec:
     """A row to run: ``trials`` processes that each open ``trial``, with their own number, and take minibatches.
 
-    Attributes:
-        trial, trials: the source that each process opens, and the number of processes.
-        window: length of each measurement.
-        timeout_s: time limit of the row.
-        python: the row's interpreter, which must have mbaas and the row's libraries.
+    ``window`` is the length of each measurement, ``timeout_s`` the time limit of the row, and ``python`` the row's
+    interpreter, which must have mbaas and the row's libraries.
     """
 
     trial: TrialSpec
@@ -84,7 +81,6 @@ class RowRun:
 
     @property
     def busy_cores(self) -> float:
-        """CPU seconds per second of all processes of the row."""
         return sum(cores for _, cores in self.cores_by_kind)
 
     @property
@@ -139,7 +135,6 @@ def _own_temporary_files() -> Iterator[dict[str, str]]:
 
 
 def failed(spec: RowSpec, error: str) -> RowRun:
-    """Return the run of a row that has no result."""
     return RowRun(spec.trial.row, spec.trials, spec.trial.batch, error=error)
 
 
@@ -191,7 +186,6 @@ def end_host() -> NoReturn:
 
 
 def measure(spec: RowSpec) -> RowRun:
-    """Run a row in descendants of this process."""
     with open_service(spec.trial, spec.trials) as service, TreeWatch() as watch:
         trial = replace(spec.trial, address=service.address) if service is not None else spec.trial
         with _tasks(spec, trial) as (connections, gate):

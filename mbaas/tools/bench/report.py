@@ -166,22 +166,8 @@ class Round:
 
     runs: tuple[RowRun, ...]
 
-    @property
-    def prep(self) -> RowRun | None:
-        """The run of P; None if it was not requested, or failed."""
-        return self._run("prep")
-
-    @property
-    def prep_decoded(self) -> RowRun | None:
-        """The run of P'; None as above."""
-        return self._run("prep-decoded")
-
-    @property
-    def reading(self) -> RowRun | None:
-        """The run of trials that only read; None as above."""
-        return self._run(READ_ROW)
-
-    def _run(self, row: str) -> RowRun | None:
+    def run(self, row: str) -> RowRun | None:
+        """Return the run of a row; None if it was not requested, or failed."""
         return next((run for run in self.runs if run.row == row and not run.error), None)
 
 
@@ -236,7 +222,6 @@ class RowResult:
 
     @property
     def busy_cores(self) -> float:
-        """Busy cores of all processes of the row."""
         return sum(cores for _, cores in self.cores_by_kind)
 
     @property
@@ -281,12 +266,11 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
     good = [run for run in runs if not run.error]
     # compare with P of the same round: both met the machine in the same state
     delivering = [(run, one) for run, one in pairs if not run.error and row not in (*PREP_ROWS, READ_ROW)]
-    against = [(run, one.prep) for run, one in delivering if one.prep]
-    decoded = [(run, one.prep_decoded) for run, one in delivering if one.prep_decoded and row in DECODED_ROWS]
+    against = [(run, prep) for run, one in delivering if (prep := one.run("prep"))]
+    decoded = [(run, prep) for run, one in delivering if row in DECODED_ROWS and (prep := one.run("prep-decoded"))]
+    limit = "prep-decoded" if row in DECODED_ROWS else "prep"
     reading = [
-        (run, prep, one.reading)
-        for run, one in delivering
-        if one.reading and (prep := one.prep_decoded if row in DECODED_ROWS else one.prep)
+        (run, prep, reads) for run, one in delivering if (prep := one.run(limit)) and (reads := one.run(READ_ROW))
     ]
     return RowResult(
         row=row,

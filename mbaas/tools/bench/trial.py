@@ -75,7 +75,6 @@ class Window:
     epochs: int | None = None
 
     def is_over(self, epochs: int, elapsed_s: float) -> bool:
-        """Return whether a window of ``epochs`` whole epochs in ``elapsed_s`` seconds is long enough."""
         if self.epochs is not None:
             return epochs >= self.epochs
         return epochs >= 1 and elapsed_s >= self.seconds
@@ -89,11 +88,9 @@ class Ledger:
         self._counts = np.zeros(samples, np.int64)
 
     def add(self, sample_ids: NDArray[np.int64]) -> None:
-        """Count a minibatch: int64[n] ids."""
         np.add.at(self._counts, sample_ids, 1)  # not `+= 1`, which would count a repeated id once
 
     def close_epoch(self) -> None:
-        """End an epoch, and count missing and repeated samples."""
         self.epochs += 1
         self.missing += int((self._counts == 0).sum())
         self.repeated += int(np.maximum(self._counts - 1, 0).sum())
@@ -113,12 +110,12 @@ def read(array: NDArray[Any]) -> int:
 
 
 def touch_on_gpu(tensor: Any) -> int:
-    """Like `touch` for a tensor; waits for the GPU."""
+    """Wait for the GPU."""
     return int(tensor.reshape(-1)[::PAGE_BYTES].sum())
 
 
 def read_on_gpu(tensor: Any) -> int:
-    """Like `read` for a tensor; waits for the GPU."""
+    """Wait for the GPU."""
     return int(tensor.max())
 
 
@@ -137,11 +134,7 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
 
 
 def consume(
-    loader: EpochLoader,
-    window: Window,
-    gate: Gate,
-    host: Connection[Message, None],
-    use: Callable[[Any], int] = touch,
+    loader: EpochLoader, window: Window, gate: Gate, host: Connection[Message, None], use: Callable[[Any], int] = touch
 ) -> None:
     """WarmedUp up, measure, and continue until all other trials are done; ``use`` is called with every array."""
     ledger = Ledger(loader.samples)

@@ -43,8 +43,7 @@ class FaultOutcome:
     """The outcome of a fault.
 
     Attributes:
-        at: time of the fault, in seconds of the machine's monotonic clock.
-        kind: kind of fault, as in the plan.
+        at: seconds of the machine's monotonic clock.
         met, pids: descriptions of the targets hit, and their processes.
         happened: every strike hit a live process or a read.
     """
@@ -84,7 +83,6 @@ class Injector:
         self.log: list[FaultOutcome] = []
 
     def inject(self, fault: Fault) -> FaultOutcome:
-        """Execute a fault now."""
         outcome = FaultOutcome(time.monotonic(), fault.kind)
         # Find all targets before striking any: finding takes time, and the strikes must be simultaneous.
         strikes: list[Callable[[], Any]] = []

@@ -109,11 +109,9 @@ class Writer:
         self.step({"image": (), "label": (), "sample_id": np.empty(0, np.int64)}, state, asked_at=now, got_at=now)
 
     def error(self, error: BaseException) -> None:
-        """Record an exception raised by the loader."""
         self._write({"error": type(error).__name__, "message": str(error), "at": time.monotonic()})
 
     def close(self) -> None:
-        """Record the regular end of the trial."""
         self._write({"closed": True})
         os.close(self._descriptor)
 

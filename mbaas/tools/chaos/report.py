@@ -25,11 +25,9 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class KindReport:
-    """Results for one kind of fault.
+    """Planned faults of one kind, and faults that hit all of their targets.
 
-    Attributes:
-        planned, happened: number of planned faults, and of faults that hit all of their targets.
-        waits_s: for each fault that happened, the longest wait in s (see `longest_waits`). Empty without trial records.
+    ``waits_s`` is the longest wait after each that happened, in s (see `longest_waits`); empty without trial records.
     """
 
     planned: int
@@ -62,7 +60,6 @@ class Checked:
     told: tuple[str, ...] = ()
 
     def count(self, kind: FlawKind) -> int:
-        """Return the number of samples with this flaw."""
         return sum(len(flaw.samples) for flaw in self.flaws if flaw.kind == kind)
 
 
@@ -99,7 +96,6 @@ class Report:
 
     @property
     def happened(self) -> int:
-        """Number of faults that hit their targets."""
         return sum(kind.happened for kind in self.kinds.values())
 
     @property
@@ -112,7 +108,6 @@ class Report:
 def kinds_of(
     faults: Sequence[Fault], injected: Sequence[FaultOutcome], incarnations: Mapping[str, Sequence[Incarnation]]
 ) -> dict[str, KindReport]:
-    """Count faults by kind, and find the longest wait after each."""
     planned = Counter(fault.kind for fault in faults)
     waits = longest_waits(injected, incarnations)
     found: dict[str, list[float]] = {kind: [] for kind in planned}

@@ -180,12 +180,11 @@ class FeedWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop polling; a hanging poll is abandoned."""
+        """A hanging poll is abandoned."""
         self._stop.set()
         self._thread.join(POLL_S)
 
     def poll(self, name: str) -> None:
-        """Poll a feed that is expected to exist."""
         try:
             status = connect(name).status()
         except FeedRestartingError:

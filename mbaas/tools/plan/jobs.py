@@ -153,7 +153,7 @@ class TrainingJob:
 
     @property
     def step_per_s(self) -> float:
-        """Samples/s of each trial if it never waits, the median."""
+        """The median of ``step``."""
         return self.step.value
 
     def prep_curve(self, cores: int, decoded: float = 0.0) -> ThroughputCurve:

@@ -22,7 +22,6 @@ Sizes = NDArray[np.float32]
 
 
 def check_counts(**counts: int) -> None:
-    """Check that counts are at least 1."""
     for name, value in counts.items():
         if not value >= 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
@@ -63,7 +62,6 @@ class DatasetShape:
 
     @property
     def nbytes(self) -> float:
-        """Total bytes of all raw samples."""
         return self.samples * self.sample_bytes
 
     @property

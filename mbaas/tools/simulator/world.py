@@ -442,12 +442,7 @@ class World:
         return self._fastest[np.where(held < 0, np.int8(self.tiers.pfs), elsewhere)]
 
     def traffic(
-        self,
-        samples: Samples,
-        tiers: Codes,
-        *,
-        workers: Owners | None = None,
-        decoded: NDArray[np.bool_] | None = None,
+        self, samples: Samples, tiers: Codes, *, workers: Owners | None = None, decoded: NDArray[np.bool_] | None = None
     ) -> Traffic:
         """Count bytes by step, worker and tier.
 

@@ -39,7 +39,6 @@ class Effort:
     is_whole: bool = True
 
     def is_enough(self, values: list[float], *, unit: str, elapsed_s: float) -> bool:
-        """Return whether to stop after these values."""
         if len(values) < self.least:
             return False
         return (
@@ -151,7 +150,6 @@ class SavedStages:
         return measured
 
     def end(self) -> None:
-        """Delete the file of a complete analysis."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

@@ -62,7 +62,6 @@ class Raw:
     known: Arrays
 
     def rows(self) -> list[NDArray[np.uint8]]:
-        """Return the bytes of each sample as views."""
         starts = np.concatenate([[0], self.ends[:-1]])
         return [self.content[start:end] for start, end in zip(starts.tolist(), self.ends.tolist(), strict=True)]
 
@@ -408,12 +407,11 @@ class MachineSpeed:
         self._engine.close()
 
     def measure(self) -> float:
-        """Measure the samples/s that the machine prepares now."""
         self._prepare(WARM_S)
         return self._prepare(WINDOW_S)
 
     def relative(self) -> float:
-        """Measure the machine's speed relative to ``usual_per_s``."""
+        """Measure relative to ``usual_per_s``."""
         return self.measure() / self.usual_per_s
 
     def _prepare(self, seconds: float) -> float:

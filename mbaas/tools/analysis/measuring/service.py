@@ -80,7 +80,6 @@ class ServiceRun:
 
     @property
     def background_cores(self) -> float:
-        """Cores kept busy by all processes while trials request nothing."""
         return sum(self.background.values())
 
     @property
@@ -97,7 +96,6 @@ class ServiceRun:
 
 
 def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
-    """Merge several runs of the same workload."""
     seconds = sum(run.seconds for run in runs)
     cpu_s, background = Counter[str](), Counter[str]()
     for run in runs:

@@ -120,7 +120,6 @@ def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
 
 
 def _finish(batch: Minibatch) -> None:
-    """Wait for the minibatch's device."""
     device = getattr(batch[SAMPLE_ID.name], "device", None)
     if getattr(device, "type", "cpu") == "cuda":
         import torch

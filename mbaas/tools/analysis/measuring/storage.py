@@ -68,7 +68,6 @@ class StorageRate:
 
     @property
     def note(self) -> str | None:
-        """The reason to doubt the rate, if any."""
         if self.resident is None:
             return "whether storage was cold cannot be known here; if it has a cache of its own, S is too high"
         return _not_cold("storage", self.resident, "S")
@@ -86,7 +85,6 @@ class DiskRate:
 
     @property
     def note(self) -> str | None:
-        """The reason to doubt the rate, if any."""
         # If page residency is unknown, pages were still dropped, and a disk has no other cache.
         return _not_cold("the disk", self.resident or 0.0, "its rate")
 
@@ -98,13 +96,7 @@ def _not_cold(what: str, resident: float, rate: str) -> str | None:
     return f"{what} could not be made cold: {lay}, so {rate} is too high"
 
 
-def storage_rate(
-    dataset: Dataset,
-    effort: Effort,
-    *,
-    readers: Sequence[int] = READERS,
-    seed: int = 0,
-) -> StorageRate:
+def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = READERS, seed: int = 0) -> StorageRate:
     """Measure random reads of samples dropped from the page cache, in windows of `Effort.window_s`.
 
     Each window reads samples that no earlier window has read, as long as there are any.

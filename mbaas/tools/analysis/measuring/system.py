@@ -267,12 +267,7 @@ def workers_here(workload: Workload, *, cores: int, gpus: int) -> int:
 
 
 def expected_s(
-    workload: Workload,
-    effort: Effort,
-    *,
-    cores: int,
-    rate_per_s: float | None,
-    gpus: int,
+    workload: Workload, effort: Effort, *, cores: int, rate_per_s: float | None, gpus: int
 ) -> dict[str, float]:
     """Return the approximate seconds of each phase of `measure`, in order; skipped phases take 0."""
     each_s, crosses = effort.budget_s, effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus)
@@ -399,13 +394,7 @@ def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
 
 
 def _idle_feed(
-    rates: Rates,
-    workload: Workload,
-    *,
-    prep_workers: int,
-    trials: int = 1,
-    decoded: bool = True,
-    cached: bool = True,
+    rates: Rates, workload: Workload, *, prep_workers: int, trials: int = 1, decoded: bool = True, cached: bool = True
 ) -> ServiceRun:
     """Run a feed whose trials do nothing, with all data in memory, or cold in storage."""
     part = trained_on(workload, rates, prep_workers=prep_workers)

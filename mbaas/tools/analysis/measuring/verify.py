@@ -159,7 +159,6 @@ class Check:
 
     @property
     def simulated_error(self) -> float:
-        """Relative error of the simulator's rate."""
         return self.simulated / self.found.value - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -213,12 +212,7 @@ def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
 
 
 def verify(
-    workload: Workload,
-    rates: Rates,
-    chosen: Sequence[tuple[str, Setup]],
-    *,
-    speed: MachineSpeed,
-    progress: Progress,
+    workload: Workload, rates: Rates, chosen: Sequence[tuple[str, Setup]], *, speed: MachineSpeed, progress: Progress
 ) -> Verification:
     """Run each point with separate feeds; the workload's dataset may be a part of the measured one.
 

@@ -65,7 +65,6 @@ class TrialSpec:
     address: str = ""
 
     def samples(self) -> Samples:
-        """Return the samples; a sample's id is its index."""
         return self.task.samples(self.data)
 
 
@@ -158,7 +157,6 @@ def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequ
 
 
 def known_of(samples: Samples, sample_ids: NDArray[np.int64]) -> Arrays:
-    """Return the fields of some samples, for an engine."""
     return {name: column[sample_ids] for name, column in samples.known.items()}
 
 

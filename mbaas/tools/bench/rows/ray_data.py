@@ -75,7 +75,7 @@ class Epochs:
         return made.result()
 
     def close(self) -> None:
-        """End the thread; not needed in an actor."""
+        """Not needed in an actor."""
         self._pool.shutdown()
 
     def _make(self, number: int) -> Any:

@@ -21,15 +21,7 @@ from mbaas.prep.engines import DEFAULT_MAX_PIXELS
 from mbaas.prep.header import peek
 from mbaas.samples.fields import IMAGE, LABELS, Field, Packed
 from mbaas.tools.bench.tasks.base import Data, Report, Samples, Task, checked_folder, files_below, made_once
-from mbaas.transforms import (
-    Boxes,
-    ColorJitter,
-    DecodeImage,
-    Pipeline,
-    RandomHorizontalFlip,
-    RandomIoUCrop,
-    Resize,
-)
+from mbaas.transforms import Boxes, ColorJitter, DecodeImage, Pipeline, RandomHorizontalFlip, RandomIoUCrop, Resize
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -109,7 +101,7 @@ class Detection(Task):
 
 
 def image_ids(annotations: Path) -> NDArray[np.int64]:
-    """Return the annotation file's image id of each sample: int64[n]."""
+    """The annotation file's image id of each sample: int64[n]."""
     return np.array([image["id"] for image in json.loads(annotations.read_bytes())["images"]], np.int64)
 
 
