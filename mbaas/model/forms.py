@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from mbaas.base import units
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import check_fields
 
 WORTHWHILE = 0.05
 """Smallest share of the prep CPU time that decoded samples must save to be worth making."""
@@ -70,12 +71,8 @@ class SampleCosts:
     decodable: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("encoded_bytes", "decoded_bytes", "encoded_s"):
-            _check(name, getattr(self, name), is_positive=True)
-        for name in ("decoded_s", "storage_s"):
-            _check(name, getattr(self, name))
-        if self.disk_bytes_per_s is not None:
-            _check("disk_bytes_per_s", self.disk_bytes_per_s, is_positive=True)
+        check_fields(self, "above 0 and finite", "encoded_bytes", "decoded_bytes", "encoded_s", "disk_bytes_per_s")
+        check_fields(self, "0 or more and finite", "decoded_s", "storage_s")
         if not 0 < self.decodable <= 1:
             raise ConfigError(f"decodable must be above 0 and at most 1, got {self.decodable}")
 
@@ -162,11 +159,6 @@ def room_for_decoded(
 
     memory = left(memory_bytes, plan.memory_encoded, plan.memory_decoded)
     return memory, left(disk_bytes, plan.disk_encoded, plan.disk_decoded)
-
-
-def _check(name: str, value: float, *, is_positive: bool = False) -> None:
-    if not (0 < value < math.inf if is_positive else 0 <= value < math.inf):
-        raise ConfigError(f"{name} must be {'above 0' if is_positive else '0 or more'} and finite, got {value}")
 
 
 def _disk_bytes(costs: SampleCosts, plan: FormPlan) -> float:

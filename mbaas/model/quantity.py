@@ -7,11 +7,12 @@ often off in the same direction.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from statistics import median
 from typing import Any, Literal
 
+from mbaas.base import units
 from mbaas.errors import ConfigError
 
 Bound = Literal["low", "value", "high"]
@@ -127,6 +128,25 @@ def _rank(number: int) -> int:
     while 2 * (missed := missed + math.comb(number, rank)) <= (1 - CONFIDENCE) * 2**number:
         rank += 1
     return max(1, rank)
+
+
+RANGES: dict[str, Callable[[float], bool]] = {
+    "at least 1": lambda number: number >= 1,
+    "0 or more": lambda number: number >= 0,
+    "0 or more and finite": lambda number: 0 <= number < math.inf,
+    "above 0": lambda number: number > 0,
+    "above 0 and finite": lambda number: 0 < number < math.inf,
+}
+"""Ranges of numbers as messages name them."""
+
+
+def check_fields(thing: object, wanted: str, *names: str) -> None:
+    """Check numbers, and the low ends of quantities, against one of `RANGES`; None is valid. Raises ConfigError."""
+    for name in names:
+        value = getattr(thing, name)
+        number, unit = (value.low, f" {value.unit}") if isinstance(value, Quantity) else (value, "")
+        if number is not None and not RANGES[wanted](number):
+            raise ConfigError(f"{name} must be {wanted}, got {units.exact(number)}{unit}", option=name)
 
 
 def plain(value: Any) -> Any:

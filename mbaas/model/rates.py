@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from mbaas.base import units
 from mbaas.base.units import BYTES, Bytes, BytesPerS, Seconds
 from mbaas.base.validation import options
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve, blended_rate
-from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, spanning, stated
+from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, check_fields, spanning, stated
 
 FREE = stated(0.0, unit="CPU-s")
 
@@ -91,25 +90,12 @@ class Rates(AsJson):
     on_gpu: GpuRates | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "cores", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("sample_bytes", "pixel_bytes", "decoded_bytes"):
-            nbytes = getattr(self, name)
-            if nbytes is not None and not 0 < nbytes < math.inf:
-                raise ConfigError(f"{name} must be above 0 and finite, got {nbytes}")
+        check_fields(self, "at least 1", "samples", "cores", "batch_size")
+        check_fields(self, "above 0 and finite", "sample_bytes", "pixel_bytes", "decoded_bytes")
         if (self.decoded_bytes is None) != (self.decoded_prep is None):
             raise ConfigError("decoded_bytes and decoded_prep must both be given, or neither")
-        for name in ("step", "cache", "disk"):
-            rate = getattr(self, name)
-            if rate is not None and not rate.low > 0:
-                raise ConfigError(f"{name} must be above 0, got {units.exact(rate.low)} {rate.unit}")
-        for name in COSTS:
-            cost = getattr(self, name)
-            if cost is not None and cost.low < 0:
-                raise ConfigError(f"{name} must be 0 or more, got {units.exact(cost.low)} {cost.unit}")
-        if self.background_cores.low < 0:
-            raise ConfigError(f"background_cores must be 0 or more, got {units.exact(self.background_cores.low)}")
+        check_fields(self, "above 0", "step", "cache", "disk")
+        check_fields(self, "0 or more", *COSTS, "background_cores")
         if not 0 <= self.overlap <= 1:
             raise ConfigError(f"overlap must be in [0, 1], got {self.overlap}")
 
@@ -333,20 +319,11 @@ class Setup(AsJson):
     cpu_price_per_h: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "batch_size"):
-            number = getattr(self, name)  # None: the default depends on the measured machine
-            if number is not None and number < 1:
-                raise ConfigError(f"{name} must be at least 1, got {number}")
-        for name in ("cache_bytes", "disk_bytes", "dram_bytes"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
-        for name in ("storage_factor", "accelerator_factor"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        if self.cpu_price_per_h is not None and not 0 <= self.cpu_price_per_h < math.inf:
-            raise ConfigError(f"cpu_price_per_h must be 0 or more and finite, got {self.cpu_price_per_h}")
-        if not self.network_bytes_per_s > 0:  # infinite: unspecified
-            raise ConfigError(f"network_bytes_per_s must be above 0, got {self.network_bytes_per_s}")
+        counts = ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "batch_size")
+        check_fields(self, "at least 1", *counts)
+        check_fields(self, "0 or more and finite", "cache_bytes", "disk_bytes", "dram_bytes", "cpu_price_per_h")
+        check_fields(self, "above 0 and finite", "storage_factor", "accelerator_factor")
+        check_fields(self, "above 0", "network_bytes_per_s")  # infinite: unspecified
 
     @property
     def node_trials(self) -> int:
