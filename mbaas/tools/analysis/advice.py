@@ -346,7 +346,7 @@ def offers(
     found = []
     for machine in machines:
         for nodes in range(1, machine.most + 1):
-            rented, per_s = machine.setup(setup, nodes=nodes), nodes * machine.price_per_h / 3600
+            rented, per_s = machine.setup(setup, nodes=nodes), nodes * machine.price_per_h / HOUR_S
             prediction = predict(rates, rented)
             job_s, alone_s = (
                 each.run_s(epochs) for each in (prediction, predict(rates, replace(rented, sharing=False)))
@@ -413,16 +413,15 @@ def _said(hours: Quantity, price: Quantity | None) -> str:
 
 
 def _loading_s(rates: Rates, setup: Setup, bound: Bound) -> float:
-    """Return the CPU-seconds of loading per sample of one trial; ``bound`` refers to speed, as in `stages`."""
+    """Return the CPU-seconds of loading per sample of one trial; ``bound`` refers to speed."""
     found = resource_times(rates, setup, steady=True, step=bound, prep=bound)
     # busy time of a node's cores for one sample of every trial, without the steps of its trials
     busy_s = max(found.prep["cores"], found.cores_s) - found.compute["steps' cores"]
     delivery_s, trials = rates.delivery_cpu_s.at(OPPOSITE[bound]), setup.node_trials
     cores = setup.cores_of(rates.cores)
-    free_cores, pace_s = rates.free_cores(cores, bound), max(found.compute_s, found.prep_s, found.fetch_s)
+    free_cores = rates.free_cores(cores, bound)
     made_s = free_cores * busy_s - trials * delivery_s
-    # Work done once for all trials is divided by their number. In `stages`, the node with the most trials represents
-    # all nodes.
+    # Work done once for all trials is divided by their number. The node with the most trials represents all nodes.
     share = setup.nodes / setup.trials if setup.sharing else 1 / trials
-    background_s = (cores - free_cores) * pace_s * setup.nodes / setup.trials
+    background_s = (cores - free_cores) * found.pace_s * setup.nodes / setup.trials
     return max(0.0, made_s) * share + background_s + delivery_s

@@ -139,7 +139,7 @@ def longest_waits(
     return longest
 
 
-def checked(
+def check_records(
     incarnations: Mapping[str, Sequence[Incarnation]], reference: Mapping[int, Sequence[Row]] | None, *, samples: int
 ) -> Checked:
     """Check the records of all trials, whose epochs have ``samples`` samples each.

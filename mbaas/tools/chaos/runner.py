@@ -38,7 +38,7 @@ from mbaas.tools.chaos.network import Network, why_not
 from mbaas.tools.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment, own_token
 from mbaas.tools.chaos.plan import OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
 from mbaas.tools.chaos.records import Incarnation
-from mbaas.tools.chaos.report import Checked, Report, checked, kinds_of
+from mbaas.tools.chaos.report import Checked, Report, check_records, kinds_of
 from mbaas.tools.chaos.server import Server
 from mbaas.tools.chaos.storage import Trouble
 from mbaas.tools.chaos.usage import Usage
@@ -276,7 +276,7 @@ class _Run:
                 reference = self._reference(max(epochs) + 1)
             except KeyboardInterrupt:
                 self._was_interrupted = True
-        return checked(incarnations, reference, samples=search.SAMPLES)
+        return check_records(incarnations, reference, samples=search.SAMPLES)
 
     def _reference(self, epochs: int) -> dict[int, list[Row]]:
         with self._cluster("calm", 1):

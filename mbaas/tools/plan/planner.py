@@ -342,7 +342,7 @@ def _caches(
             dataset=name,
             dataset_bytes=dataset.dataset_bytes,
             **vars(replace(kept[name], memory_bytes=kept[name].memory_bytes + more_bytes[name])),
-            epochs_per_h=3600 * epochs_per_s[name],
+            epochs_per_h=HOUR_S * epochs_per_s[name],
         )
         for name, dataset in {job.dataset.name: job.dataset for job in jobs}.items()
     )

@@ -11,7 +11,7 @@ from mbaas.tools.chaos.checker import Delivery, Flaw
 from mbaas.tools.chaos.injector import FaultOutcome
 from mbaas.tools.chaos.plan import Fault
 from mbaas.tools.chaos.records import Incarnation, Step
-from mbaas.tools.chaos.report import Checked, KindReport, Report, checked, kinds_of, longest_waits
+from mbaas.tools.chaos.report import Checked, KindReport, Report, check_records, kinds_of, longest_waits
 from mbaas.tools.chaos.usage import Usage, growth
 
 SOUND = Report(seed=1, seconds=60.0, kinds={"kill-cache": KindReport(2, 1, (0.5,))}, checked=Checked(trials=1))
@@ -54,13 +54,13 @@ def test_what_trials_wrote_is_checked_against_the_reference() -> None:
         "a": [Incarnation("a", 1, 0, (steps[0],)), Incarnation("a", 2, 1, (steps[1],), is_closed=True)],
         "b": [Incarnation("b", 3, 0, (steps[0],), errors=((1.0, "E", "no"),), is_closed=True)],
     }
-    result = checked(found, reference, samples=2)
+    result = check_records(found, reference, samples=2)
     assert result.flaws == (Flaw("missing", "b", 0, (6,)),)
     assert (result.trials, result.minibatches, result.samples, result.epochs, result.incarnations) == (2, 3, 3, 2, 3)
     assert (result.errors, result.told, result.is_independent) == ({"E": 1}, ("E: no",), True)
     assert result.count("missing") == 1
     assert json.loads(json.dumps(asdict(result)))["errors"] == {"E": 1}
-    assert checked(found, None, samples=2).flaws == result.flaws
+    assert check_records(found, None, samples=2).flaws == result.flaws
 
 
 @pytest.mark.parametrize(

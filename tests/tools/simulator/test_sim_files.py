@@ -72,7 +72,7 @@ def given(change: str = "") -> System:
 
 
 def described(text: str) -> System:
-    return catalog.described(files.parse(text, Path("own.yaml")))
+    return catalog.system_from(files.parse(text, Path("own.yaml")))
 
 
 def test_a_file() -> None:

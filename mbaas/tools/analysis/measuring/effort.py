@@ -50,7 +50,7 @@ QUICK = Effort(spread=0.1, least=2, most=4, budget_s=0.5, window_s=0.1, is_whole
 """Effort for a first answer: rates within about 10 %."""
 
 
-def repeated(
+def repeat(
     measure: Callable[[], float], effort: Effort, *, unit: str, clock: Callable[[], float] = time.monotonic
 ) -> Quantity:
     """Repeat a measurement until it is accurate enough; return the median with its interval.

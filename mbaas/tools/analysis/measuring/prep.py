@@ -28,7 +28,7 @@ from mbaas.prep.engines import Engine, make_engine
 from mbaas.prep.probe import first_good
 from mbaas.samples.fields import Arrays, Field
 from mbaas.samples.order import in_share
-from mbaas.tools.analysis.measuring.effort import Effort, repeated
+from mbaas.tools.analysis.measuring.effort import Effort, repeat
 from mbaas.transforms import Pipeline
 from mbaas.wire.samples import EngineName
 
@@ -196,8 +196,8 @@ class _WorkerGroup:
         return sum(self._faults)
 
     def rate(self, effort: Effort) -> Quantity:
-        rate = repeated(lambda: self._window(effort.window_s), effort, unit="samples/s")
-        del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeated`
+        rate = repeat(lambda: self._window(effort.window_s), effort, unit="samples/s")
+        del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeat`
         return rate
 
     def _window(self, seconds: float) -> float:

@@ -95,7 +95,7 @@ class ServiceRun:
         return sum(run.samples for runs in self.epochs for run in runs)
 
 
-def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
+def merge_runs(runs: Sequence[ServiceRun]) -> ServiceRun:
     seconds = sum(run.seconds for run in runs)
     cpu_s, background = Counter[str](), Counter[str]()
     for run in runs:

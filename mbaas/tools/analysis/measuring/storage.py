@@ -26,7 +26,7 @@ from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity, stated
-from mbaas.tools.analysis.measuring.effort import Effort, repeated
+from mbaas.tools.analysis.measuring.effort import Effort, repeat
 from mbaas.tools.analysis.measuring.portion import Span, drop, local_spans, resident_share
 from mbaas.tools.analysis.measuring.prep import Raw
 
@@ -116,7 +116,7 @@ def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = R
         with ThreadPoolExecutor(count, thread_name_prefix="mbaas-measure") as threads:
             # Each number of readers continues after the last one: no sample is read twice before all have been.
             window = _Window(samples, read, threads, count, effort.window_s)
-            points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
+            points.append((float(count), repeat(window.rate, effort, unit="samples/s")))
             costs.append(window.cpu_s)
     # CPU costs depend on how much readers wait for each other. Predictions use the number of readers that helps.
     fastest = max(range(len(points)), key=lambda i: points[i][1].value)
@@ -213,7 +213,7 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort) -> Di
             parts = _ColdParts(np.array_split(order, max(1, len(lengths) // READ_SAMPLES)), lambda _: spans)
             with ThreadPoolExecutor(DISK_READERS, thread_name_prefix="mbaas-measure") as threads:
                 window = _Window(parts, read, threads, DISK_READERS, effort.window_s)
-                rate = repeated(window.rate, effort, unit="bytes/s")
+                rate = repeat(window.rate, effort, unit="bytes/s")
         finally:
             tier.close()
     return DiskRate(rate, parts.resident)
@@ -267,4 +267,4 @@ def memory_rate(sample_bytes: int, effort: Effort) -> Quantity:
                 copied += size
         return copied / (perf_counter() - began)
 
-    return repeated(rate, effort, unit="bytes/s")
+    return repeat(rate, effort, unit="bytes/s")

@@ -22,7 +22,7 @@ from mbaas.tools.analysis.measuring.service import (
     Workload,
     gpu_rates,
     measure_step,
-    pooled,
+    merge_runs,
     run_service,
 )
 from mbaas.tools.analysis.measuring.steps import StepRate
@@ -352,7 +352,7 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
 
     ``pace`` is the speed of the machine relative to the measurement of ``rates``.
     """
-    runs = {name: pooled([found[name] for found in rounds]) for name in rounds[0]}
+    runs = {name: merge_runs([found[name] for found in rounds]) for name in rounds[0]}
     encoded = "encoded" if "encoded" in runs else "one"
     made_s = [cost_s(found[encoded], 1, of_prep=True) * pace for found in rounds]
     decoded_cpu_s = rates.decoded_cpu_s
@@ -375,7 +375,7 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
         rates,
         prep_cpu_s=measured(made_s, unit="CPU-s"),
         decoded_cpu_s=decoded_cpu_s,
-        serving_s=slower_s(alone_per_s, measured(served, unit="samples/s").scaled(1 / pace)),
+        serving_s=serving_seconds(alone_per_s, measured(served, unit="samples/s").scaled(1 / pace)),
         read_cpu_s=stated(max(rates.read_cpu_s.value, miss_s), unit="CPU-s"),
         delivery_cpu_s=stated(delivery_s, unit="CPU-s"),
         # A constant load costs less per sample the more samples there are, so it is a number of cores.
@@ -384,7 +384,7 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
     )
 
 
-def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
+def serving_seconds(alone_per_s: float, served: Quantity) -> Quantity:
     """Return the extra seconds of a sample in a feed: 1 / served - 1 / alone, at least 0.
 
     The interval comes from ``served`` alone; predictions add it to P's interval.

@@ -98,7 +98,7 @@ def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> EpochSplit:
 def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun) -> EpochSplit:
     """Split an epoch by the step's rate, the run in memory, and the run as configured."""
     # No separate run: if data is always ready, an epoch takes as long as its steps.
-    synthetic_s = step.inverse(unit="s").scaled(samples, unit="s")
+    synthetic_s = step.inverse(unit="s").scaled(samples)
     cached_s, real_s = _epoch_s(cached), _epoch_s(real)
     return EpochSplit(
         samples=samples,
