@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from mbaas.base import units
 from mbaas.errors import ConfigError
@@ -29,9 +29,12 @@ CONFIDENCE = 0.95
 
 
 class AsJson:
+    json_properties: ClassVar[tuple[str, ...]] = ()
+    """Properties in the JSON form, after the fields."""
+
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, as JSON types; an infinite number is None."""
-        return plain_fields(self)
+        """Return the fields and `json_properties` by name, as JSON types; an infinite number is None."""
+        return {**plain_fields(self), **{name: plain(getattr(self, name)) for name in self.json_properties}}
 
 
 @dataclass(frozen=True)

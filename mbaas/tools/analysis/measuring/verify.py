@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean, median
-from typing import Any
 
 from mbaas.model import words
 from mbaas.model.pace import Waits, predict
-from mbaas.model.quantity import Quantity, measured, plain_fields, spanning
+from mbaas.model.quantity import AsJson, Quantity, measured, spanning
 from mbaas.model.rates import Rates, Setup
 from mbaas.tools.analysis.decoding import largest_cache
 from mbaas.tools.analysis.measuring.effort import Progress
@@ -38,7 +37,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochSplit:
+class EpochSplit(AsJson):
     """Time of one trial's epoch by cause, on a part of the dataset.
 
     Attributes:
@@ -47,6 +46,7 @@ class EpochSplit:
         epoch_s: seconds of an epoch of the last run.
     """
 
+    json_properties = ("disagreement",)
     samples: int
     epoch_s: Quantity
     compute_s: Quantity
@@ -81,10 +81,6 @@ class EpochSplit:
             (self.fetch_stall_s.value, self.live_fetch_stall_s.value),
         )
         return max(abs(one - other) for one, other in pairs) / self.epoch_s.value
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, and ``disagreement``."""
-        return {**plain_fields(self), "disagreement": self.disagreement}
 
 
 def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> EpochSplit:
@@ -133,7 +129,7 @@ def _mean_of(epochs_s: Sequence[float]) -> Quantity:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(AsJson):
     """A point that was predicted and then run.
 
     Attributes:
@@ -144,6 +140,7 @@ class Check:
         pace: speed of the machine relative to the measurement of the rates; predictions account for it.
     """
 
+    json_properties = ("error", "simulated_error")
     parameter: str
     value: float
     predicted: Quantity
@@ -161,15 +158,12 @@ class Check:
     def simulated_error(self) -> float:
         return self.simulated / self.found.value - 1
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, ``error`` and ``simulated_error``."""
-        return {**plain_fields(self), "error": self.error, "simulated_error": self.simulated_error}
-
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(AsJson):
     """All points that were run."""
 
+    json_properties = ("median_error", "worst_error")
     checks: tuple[Check, ...]
 
     @property
@@ -184,10 +178,6 @@ class Verification:
     def paces(self) -> tuple[float, float]:
         paces = [check.pace for check in self.checks]
         return min(paces), max(paces)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return ``checks``, ``median_error`` and ``worst_error``."""
-        return {**plain_fields(self), "median_error": self.median_error, "worst_error": self.worst_error}
 
 
 BUDGETS = 8
