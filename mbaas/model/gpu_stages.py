@@ -194,7 +194,8 @@ def _route(stage: Stage, on_gpu: OnGpu, rates: Rates, *, up_bytes: float) -> Rou
 def gpu_seconds(*, step_per_s: float, step_beside_per_s: float, made_per_s: float) -> float:
     """Return the GPU seconds that preparing one sample takes from training.
 
-    The ratio of the slowed step's rate to the step's alone is the step's share of the GPU; the rest prepared.
+    While prep runs, the step slows from ``step_per_s`` to ``step_beside_per_s``. The ratio is the step's share of the
+    GPU; the rest of each second prepared ``made_per_s`` samples.
     """
     return max(0.0, 1 - step_beside_per_s / step_per_s) / made_per_s  # noise may make the shared step look faster
 

@@ -109,7 +109,7 @@ def predict(rates: Rates, setup: Setup) -> Prediction:
 
 
 def speedup(now: Prediction, then: Prediction) -> Quantity:
-    """Return the speedup of steady epochs; predictions from the same rates, so slow ends belong together."""
+    """Return the speedup of steady epochs. Both predictions use the same rates, so equal ends are compared."""
     before, after = now.steady.epoch_s, then.steady.epoch_s
     return spanning(*(before.at(bound) / after.at(bound) for bound in BOUNDS), unit="times")
 

@@ -171,7 +171,7 @@ class Rates(AsJson):
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Rates:
-        """Read `to_json`; raise ConfigError if a field without a default is missing, as in an older file."""
+        """Read the output of `to_json`. A missing field gets its default; without one, ConfigError is raised."""
         needed = [field.name for field in fields(cls) if field.default is MISSING]
         if lacking := [repr(name) for name in needed if name not in plain]:
             raise ConfigError(f"rates lack {' and '.join(lacking)}")

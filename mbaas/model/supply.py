@@ -69,7 +69,7 @@ class ResourceTimes:
 
     @property
     def fetch_s(self) -> float:
-        """1 / F."""
+        """Seconds of fetching, 1 / F."""
         return max(sum(self.fetch.values()), self.cores_s)
 
     @property

@@ -47,36 +47,36 @@ def none_decoded(share: float) -> str:
 
 
 def either(resources: Sequence[str]) -> str:
-    """ "prep, memory or storage"."""
+    """Format as in "prep, memory or storage"."""
     *others, last = (RESOURCES[name] for name in resources)
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def between(quantity: Quantity) -> str:
-    """ "238 to 262", without unit; empty if both ends look the same."""
+    """Format as in "238 to 262", without unit; empty if both ends look the same."""
     return units.interval(quantity.low, quantity.high)
 
 
 def with_interval(quantity: Quantity, write: Callable[[float], str] = units.number) -> str:
-    """ "250 (238 to 262)"."""
+    """Format as in "250 (238 to 262)"."""
     interval = units.interval(quantity.low, quantity.high, write)
     return f"{write(quantity.value)} ({interval})" if interval else write(quantity.value)
 
 
 def duration(quantity: Quantity) -> str:
-    """ "4 s (3.8 s to 4.2 s)"."""
+    """Format as in "4 s (3.8 s to 4.2 s)"."""
     return with_interval(quantity, units.seconds)
 
 
 def setting(parameter: str, value: float) -> str:
-    """A `Setup` field in a table: "40 MB", "2 times", "3"."""
+    """Format a `Setup` field for a table: "40 MB", "2 times", "3"."""
     if "bytes" in parameter:
         return units.size(value)
     return f"{units.number(value)} times" if parameter.endswith("_factor") else units.number(value)
 
 
 def amount(parameter: str, value: float) -> str:
-    """A `Setup` field in a sentence: "4 prep workers", "2 times the measured speed"."""
+    """Format a `Setup` field for a sentence: "4 prep workers", "2 times the measured speed"."""
     # counts need a noun; bytes and factors are clear without one
     things = {"prep_workers": "prep worker", "trials": "trial", "nodes": "node"}
     if parameter in things:
