@@ -61,9 +61,7 @@ def even_targets(samples: int, *, ranks: int) -> Ints:
 class _Nodes(Struct, frozen=True):
     """A minibatch by node, int64 arrays. Nodes are numbered by ascending home index, with and without ranks.
 
-    Attributes:
-        of_sample, of_rank: node of each sample, or `NOWHERE`; node of each rank.
-        owned, room: samples that each node holds, and the total target of its ranks.
+    ``of_sample`` is `NOWHERE` for uncached samples; ``room`` is the total target of a node's ranks.
     """
 
     of_sample: Ints
@@ -87,9 +85,9 @@ class _Nodes(Struct, frozen=True):
 def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
     """Return the rank of each sample of a global minibatch, int64[n] in [0, p); deterministic.
 
-    Every rank gets `even_targets`. A node's samples go to its own ranks until these are full, earlier samples of the
-    minibatch first. Uncached samples go to nodes with a deficit, smallest deficit first, which closes the most deficits
-    without a message. The rest moves as in `balance`. A home without ranks gives all its samples away.
+    Every rank gets `even_targets`. A node's samples go to its own ranks until these are full, earlier ones first.
+    Uncached samples go to nodes with a deficit, smallest first, which closes the most deficits without a message. The
+    rest moves as in `balance`. A home without ranks gives all its samples away.
 
     Args:
         homes: int[n], index of the node that holds each sample, `NOWHERE` if uncached.

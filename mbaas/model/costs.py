@@ -35,7 +35,6 @@ class LoadingCosts:
 
     @property
     def cpu_s(self) -> float:
-        """CPU-seconds of all of the feed's processes."""
         return self.prep_cpu_s + self.cache_cpu_s + self.coordinator_cpu_s
 
     @property
@@ -47,19 +46,18 @@ class LoadingCosts:
     def alone_sample_cpu_s(self) -> float:
         """Lower bound of the CPU-seconds that a DataLoader in each trial would take for a sample; 0 if not known yet.
 
-        It is the time of the feed's prep workers for a sample that they decode and transform, as such a DataLoader does
-        with each sample. A DataLoader would also read the sample, and send it from its workers to the trial.
+        It is the time of the feed's prep workers to decode and transform a sample. A DataLoader would also read the
+        sample, and send it from its workers to the trial.
         """
         return self.encoded_cpu_s / self.encoded_samples if self.encoded_samples else 0.0
 
     def cpu_hours(self, samples: int) -> float:
-        """Return the CPU-hours for ``samples`` delivered samples."""
         return samples * self.sample_cpu_s / HOUR_S
 
     def alone_cpu_hours(self, samples: int) -> float:
-        """Return the least CPU-hours of a DataLoader for ``samples`` samples; see `alone_sample_cpu_s`."""
+        """See `alone_sample_cpu_s`."""
         return samples * self.alone_sample_cpu_s / HOUR_S
 
     def price(self, cpu_hours: float) -> float | None:
-        """Return the price of CPU-hours; None if ``cpu_price_per_h`` is not set."""
+        """None if ``cpu_price_per_h`` is not set."""
         return None if self.cpu_price_per_h is None else cpu_hours * self.cpu_price_per_h

@@ -77,7 +77,7 @@ class ThroughputCurve(Struct, frozen=True):
 
     @classmethod
     def linear(cls, worker_per_s: float) -> ThroughputCurve:
-        """Return the curve without contention: every worker adds ``worker_per_s``."""
+        """Return the curve without contention."""
         return cls((), worker_per_s)
 
     @classmethod
@@ -87,16 +87,13 @@ class ThroughputCurve(Struct, frozen=True):
 
     @classmethod
     def through(cls, points: Mapping[int, float]) -> ThroughputCurve:
-        """Return the curve through known points (count -> total rate).
-
-        It is proportional before the first point and flat after the last.
-        """
+        """Return the curve through (count -> rate), proportional before the first point and flat after the last."""
         if not points or min(points.values()) <= 0:
             raise ConfigError(f"a table of rates must have points above 0, got {dict(points)}")
         return cls(tuple(sorted((float(count), rate) for count, rate in points.items())), 0.0)
 
     def rates(self, counts: Floats) -> Floats:
-        """Return the total rates of ``counts`` workers, float64[n] -> float64[n]."""
+        """float64[n] counts -> float64[n] total rates."""
         at = np.array([(0.0, 0.0), *self.knots])
         beyond = at[-1, 1] + self.slope * (counts - at[-1, 0])
         within = np.interp(counts, at[:, 0], at[:, 1])
@@ -117,11 +114,10 @@ class ThroughputCurve(Struct, frozen=True):
         return (following_rate - rate) / (following - at) * (count - at) + rate
 
     def rate_of_each(self, count: int) -> float:
-        """Return the rate of each of ``count`` workers: an even share of the total."""
         return self.rate(count) / count
 
     def workers_for(self, rate_per_s: float) -> float:
-        """Return the workers at which a rate is reached, with a fraction of the last one (A-Dloader's d').
+        """Return the workers that reach a rate, with a fraction of the last one (A-Dloader's d').
 
         If no number of workers reaches it, this is the count at the peak.
         """
@@ -137,7 +133,7 @@ class ThroughputCurve(Struct, frozen=True):
         return count - 1 + float(np.clip((rate_per_s - below) / (above - below), 0, 1)) if above > below else count
 
     def peak(self, *, most: int = MOST_COUNT) -> Peak:
-        """Return the smallest count in [1, most] whose rate is within `PEAK_TOLERANCE` of the highest in that range."""
+        """Return the smallest count in [1, most] within `PEAK_TOLERANCE` of the highest rate in that range."""
         rates = self.rates(np.arange(1.0, most + 1))
         index = int((rates >= rates.max() * (1 - PEAK_TOLERANCE)).argmax())
         return Peak(index + 1, float(rates[index]))
@@ -155,7 +151,6 @@ class ThroughputCurve(Struct, frozen=True):
         return "saturation" if added <= 0.05 * slopes[0] else "contention"
 
     def scaled(self, factor: float) -> ThroughputCurve:
-        """Return the curve with every rate multiplied by ``factor``."""
         return ThroughputCurve(tuple((count, rate * factor) for count, rate in self.knots), self.slope * factor)
 
     def flat_beyond(self, most: float) -> ThroughputCurve:
@@ -163,7 +158,7 @@ class ThroughputCurve(Struct, frozen=True):
         return ThroughputCurve((*(knot for knot in self.knots if knot[0] < most), (most, self.rate(most))), 0.0)
 
     def over(self, machines: float) -> ThroughputCurve:
-        """Return the curve of workers spread over n machines, contending only within each: n P(d / n) for d workers.
+        """Return the curve of d workers spread over n machines, contending only within each: n P(d / n).
 
         A machine with twice the cores counts as two.
         """
@@ -174,10 +169,9 @@ class ThroughputCurve(Struct, frozen=True):
         return ThroughputCurve(tuple((count / machines, rate / machines) for count, rate in self.knots), self.slope)
 
     def blended(self, other: ThroughputCurve, share: float) -> ThroughputCurve:
-        """Return the curve of workers that prepare ``share`` of the samples at the rates of ``other``.
+        """Return the curve of workers that prepare ``share`` of the samples at the rates of ``other``; seconds add up.
 
-        The seconds of both kinds add up. The result is exact at whole counts up to the last knot of both curves, and
-        where both are lines from the origin. Elsewhere it is interpolated or extrapolated linearly.
+        Exact at whole counts up to the last knot of both curves, and for lines from the origin; elsewhere linear.
         """
         if share in (0, 1):
             return other if share else self
@@ -200,8 +194,7 @@ def blended_rate(rate: float, other: float, share: float) -> float:
 class Fit(Struct, frozen=True):
     """A fitted curve, in the unit of the measured rates; beyond the highest measured count it is a guess.
 
-    ``r_squared`` is the share of the rates' variance that the curve explains. 1 is perfect; below 0.8 the curve is
-    hardly better than the mean rate.
+    ``r_squared`` is the explained share of the variance; below 0.8 the curve is hardly better than the mean rate.
     """
 
     curve: ThroughputCurve
@@ -210,15 +203,12 @@ class Fit(Struct, frozen=True):
 
 
 def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
-    """Fit a curve to measured (count, rate) pairs, in any order, repeats allowed.
+    """Fit a curve to measured (count, rate) pairs, in any order; repeats of a count are replaced by their median.
 
     Candidates are all continuous piecewise linear functions from the origin with up to two knots on a grid, that bend
     down and have one peak. Errors count quadratically up to `NOISE` and linearly beyond (Huber), so that a measurement
     disturbed by another process does not bend the curve. More stages, and an end that is not flat, must justify their
-    parameters (Schwarz's criterion).
-
-    Repeats of a count are replaced by their median. With fewer than three counts there are fewer stages; one count
-    gives a line.
+    parameters (Schwarz's criterion). Fewer than three counts allow fewer stages; one count gives a line.
     """
     measured = np.array(points, dtype=np.float64).reshape(-1, 2)
     # Medians, because a single disturbed window would shift a mean. Each count weighs the same, however often it was
@@ -238,12 +228,9 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
 
 
 class _Lines(Struct, frozen=True):
-    """One candidate, in units of the highest count and rate.
+    """One candidate, in units of the highest count and rate: float64[k] knots, float64[k + 1] slopes.
 
-    Attributes:
-        knots, slopes: float64[k], float64[k + 1]; the last slope is 0 if the end is flat by definition.
-        deviation: mean absolute error, at least `NOISE`.
-        parameters: number of fitted parameters.
+    ``deviation`` is the mean absolute error, at least `NOISE`.
     """
 
     knots: Floats
@@ -343,32 +330,30 @@ class MeasuredCurve:
 
     @classmethod
     def linear(cls, rate: Quantity) -> MeasuredCurve:
-        """Return a curve of workers that all add the same rate."""
         return cls(((1.0, rate),))
 
     @cached_property
     def fit(self) -> Fit:
-        """Return the lines fitted through the medians, with the quality of the fit."""
         return fit_curve([(count, rate.value) for count, rate in self.points])
 
     @property
     def most(self) -> float:
-        """Return the highest measured count; beyond it the curve is an extrapolation."""
+        """The highest measured count; beyond it the curve is an extrapolation."""
         return self.points[-1][0]
 
     @property
     def fastest(self) -> tuple[float, Quantity]:
-        """Return the point with the highest rate: (count, rate)."""
+        """The point with the highest rate: (count, rate)."""
         return max(self.points, key=lambda point: point[1].value)
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return the lowest and highest ratio of a measurement to the fit, for example (0.95, 1.02)."""
+        """Lowest and highest ratio of a measurement to the fit, for example (0.95, 1.02)."""
         return self._factors["low"], self._factors["high"]
 
     @cached_property
     def worst_error(self) -> float:
-        """Return the largest relative error of a fitted rate against its median."""
+        """Largest relative error of a fitted rate against its median."""
         return max(abs(self.rate(count) / rate.value - 1) for count, rate in self.points)
 
     @cached_property
@@ -384,7 +369,6 @@ class MeasuredCurve:
         return self._fitted(count) * self._factors[bound]
 
     def quantity(self, count: float) -> Quantity:
-        """Return the total rate of ``count`` workers with its interval."""
         return spanning(*(self.rate(count, bound) for bound in BOUNDS), unit=self.points[0][1].unit)
 
     def best_rate(self, count: float, bound: Bound = "value") -> float:
@@ -404,15 +388,13 @@ class MeasuredCurve:
         return max(self._lines.rate(count), TINY * highest * count / self.most)
 
     def scaled(self, factor: float) -> MeasuredCurve:
-        """Return the curve with all rates multiplied by ``factor``."""
         return MeasuredCurve(tuple((count, rate.scaled(factor)) for count, rate in self.points))
 
     def to_json(self) -> list[list[Any]]:
-        """Return a list of [count, quantity] pairs."""
+        """Return [count, quantity] pairs."""
         listed: list[list[Any]] = plain(self.points)
         return listed
 
     @classmethod
     def from_json(cls, plain: Sequence[Sequence[Any]]) -> MeasuredCurve:
-        """Read the output of `to_json`."""
         return cls(tuple((count, Quantity.from_json(rate)) for count, rate in plain))

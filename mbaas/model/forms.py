@@ -1,8 +1,8 @@
 """Choice of the form and tier in which a node caches its samples: encoded or decoded, memory or disk, or neither.
 
 An encoded sample in a cache is not read from storage again. A decoded one (cached after the deterministic prefix) is
-not decoded again either, but usually takes more room. The best shares follow from measured costs. If x are the shares
-of a node's samples by form and tier, an average sample takes
+not decoded again either, but usually takes more room. If x are the shares of a node's samples by form and tier, an
+average sample takes
 
 =========  ===================================================================================
 resource   seconds
@@ -12,9 +12,9 @@ CPUs       (encoded_s (d - x decoded) + decoded_s (x decoded)) / threads
 disk       (encoded_bytes (x encoded there) + decoded_bytes (x decoded there)) / disk_bytes_per_s
 =========  ===================================================================================
 
-Here d, usually 1, is the share of samples that may be cached decoded. A GPU prepares the others, without CPU time. The
-three resources work in parallel, so the busiest one determines the length of an epoch. Times on one resource add up.
-Averaging the rates of encoded and decoded samples instead, as Seneca does (FAST 2025, equation 9), overestimates.
+Here d, usually 1, is the share of samples that may be cached decoded. The busiest of the three resources determines the
+length of an epoch. Times on one resource add up; averaging the rates of encoded and decoded samples instead, as Seneca
+does (FAST 2025, equation 9), overestimates.
 
 A linear program finds the shares with the shortest epoch. Ties go to the least CPU and storage time, because other jobs
 use both, and then to the most cached samples. If memory has room for all samples encoded, every sample is cached, some
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from mbaas.base import units
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import check_fields
 
 WORTHWHILE = 0.05
 """Smallest share of the prep CPU time that decoded samples must save to be worth making."""
@@ -54,11 +55,10 @@ class SampleCosts:
     """Average costs of a sample on one node.
 
     Attributes:
-        encoded_bytes, decoded_bytes: size in each form.
         encoded_s, decoded_s: CPU seconds of one thread to prepare a sample from each form.
         storage_s: seconds of a node for each sample that it reads from storage, many at a time: 1 / rate.
         disk_bytes_per_s: total read rate of the node's disk with all threads; None if not measured.
-        decodable: share of the samples that may be cached decoded. A GPU prepares the others, without these CPU
+        decodable: share of the samples that may be cached decoded; a GPU prepares the others, without these CPU
             seconds.
     """
 
@@ -71,28 +71,24 @@ class SampleCosts:
     decodable: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("encoded_bytes", "decoded_bytes", "encoded_s"):
-            _check(name, getattr(self, name), is_positive=True)
-        for name in ("decoded_s", "storage_s"):
-            _check(name, getattr(self, name))
-        if self.disk_bytes_per_s is not None:
-            _check("disk_bytes_per_s", self.disk_bytes_per_s, is_positive=True)
+        check_fields(self, "above 0 and finite", "encoded_bytes", "decoded_bytes", "encoded_s", "disk_bytes_per_s")
+        check_fields(self, "0 or more and finite", "decoded_s", "storage_s")
         if not 0 < self.decodable <= 1:
             raise ConfigError(f"decodable must be above 0 and at most 1, got {self.decodable}")
 
     @property
     def all_encoded_s(self) -> float:
-        """Average CPU seconds of a sample, over all samples, if none is cached decoded."""
+        """CPU seconds averaged over all samples, if none is cached decoded."""
         return self.encoded_s * self.decodable
 
     @property
     def saved_s(self) -> float:
-        """CPU seconds saved each time a decoded sample is prepared; negative if it takes longer than an encoded one."""
+        """CPU seconds that a decoded sample saves each time; may be negative."""
         return self.encoded_s - self.decoded_s
 
     @property
     def is_worthwhile(self) -> bool:
-        """True if a decoded sample saves enough CPU time, see `WORTHWHILE`."""
+        """See `WORTHWHILE`."""
         return self.saved_s >= WORTHWHILE * self.encoded_s
 
     @property
@@ -102,30 +98,23 @@ class SampleCosts:
 
 
 class FormPlan(Struct, frozen=True, kw_only=True):
-    """Shares of a node's samples to cache in each form.
+    """Shares of a node's samples to cache in each form, together at most 1; the rest is read from storage.
 
-    Attributes:
-        memory_encoded, memory_decoded, disk_encoded, disk_decoded: shares of the node's samples, together at most 1;
-            the rest is read from storage in every epoch.
-        seconds_per_sample: length of an epoch on this node divided by its samples, if training is not slower.
-        told: reasons for unused forms or room, one clause each.
+    ``told`` are reasons for unused forms or room, one clause each.
     """
 
     memory_encoded: float
     memory_decoded: float
     disk_encoded: float
     disk_decoded: float
-    seconds_per_sample: float
     told: tuple[str, ...] = ()
 
     @property
     def decoded(self) -> float:
-        """Share of the samples to cache decoded."""
         return self.memory_decoded + self.disk_decoded
 
     @property
     def kept(self) -> float:
-        """Share of the samples to cache in any form."""
         return self.memory_encoded + self.disk_encoded + self.decoded
 
 
@@ -134,13 +123,8 @@ def plan_forms(
 ) -> FormPlan:
     """Choose the shares of a node's samples to cache in each form.
 
-    If decoded samples bring no advantage, all are cached encoded, first in memory and then on disk.
-
-    Args:
-        costs: average costs of a sample on the node.
-        samples: number of samples whose home is the node.
-        threads: prep threads of the node, in total.
-        memory_bytes, disk_bytes: room for samples of both forms together.
+    If decoded samples bring no advantage, all are cached encoded, first in memory and then on disk. ``threads`` are the
+    node's prep threads; ``memory_bytes`` and ``disk_bytes`` are room for both forms together.
     """
     # Bytes for each sample, at most the size of both forms together, so that all numbers have a similar magnitude.
     most = costs.encoded_bytes + costs.decoded_bytes
@@ -164,9 +148,8 @@ def room_for_decoded(
 ) -> tuple[int, int]:
     """Return the bytes of memory and disk available to decoded samples; 0 where the plan has none.
 
-    The size of encoded samples is known, but only a few decoded ones have been measured. Decoded samples therefore get
-    all room that encoded ones do not need. This may be slightly more than their mean size suggests, because the larger
-    samples may be the ones that stay encoded. Arguments are as in `plan_forms`.
+    Only a few decoded samples have been measured, so they get all room that encoded ones, whose size is known, do not
+    need. The larger samples may be the ones that stay encoded.
     """
 
     def left(nbytes: int, encoded: float, decoded: float) -> int:
@@ -176,20 +159,6 @@ def room_for_decoded(
 
     memory = left(memory_bytes, plan.memory_encoded, plan.memory_decoded)
     return memory, left(disk_bytes, plan.disk_encoded, plan.disk_decoded)
-
-
-def seconds_per_sample(costs: SampleCosts, plan: FormPlan, *, threads: float) -> float:
-    """Return the seconds of an average sample on the busiest resource, for any shares."""
-    return max(
-        (1 - plan.kept) * costs.storage_s,
-        (costs.all_encoded_s - costs.saved_s * plan.decoded) / threads,
-        _disk_bytes(costs, plan) * costs.disk_s_per_byte,
-    )
-
-
-def _check(name: str, value: float, *, is_positive: bool = False) -> None:
-    if not (0 < value < math.inf if is_positive else 0 <= value < math.inf):
-        raise ConfigError(f"{name} must be {'above 0' if is_positive else '0 or more'} and finite, got {value}")
 
 
 def _disk_bytes(costs: SampleCosts, plan: FormPlan) -> float:
@@ -222,7 +191,7 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
     # The optimum of a linear program is at a corner of the feasible region. At a corner, as many constraints hold with
     # equality as there are variables: at most four shares and the seconds of the busiest resource. With at most
     # thirteen constraints there are 1,287 candidates. Trying all of them takes less time than importing a solver.
-    constraints, limits, unit_s = _constraints(costs, names, threads=threads, memory=memory, disk=disk)
+    constraints, limits = _constraints(costs, names, threads=threads, memory=memory, disk=disk)
     chosen = _choices(len(limits), len(names) + 1)
     is_point = np.linalg.det(constraints[chosen]) != 0
     chosen = chosen[is_point]
@@ -237,9 +206,7 @@ def _solved(costs: SampleCosts, names: Sequence[str], *, threads: float, memory:
         best = best[cost[best] <= cost[best].min() + 2 * TOLERANCE]
     chosen_shares = shares[best[0]] / max(1.0, kept[best[0]])  # rounding must not push the sum above 1
     found = dict(zip(names, chosen_shares.tolist(), strict=True))
-    return FormPlan(
-        **{name: found.get(name, 0.0) for name in SHARES}, seconds_per_sample=float(busiest[best[0]]) * unit_s
-    )
+    return FormPlan(**{name: found.get(name, 0.0) for name in SHARES})
 
 
 @cache
@@ -249,8 +216,8 @@ def _choices(number: int, length: int) -> NDArray[np.intp]:
 
 def _constraints(
     costs: SampleCosts, names: Sequence[str], *, threads: float, memory: float, disk: float
-) -> tuple[Floats, Floats, float]:
-    """Return A, b and the seconds of x's last element in A x <= b; x are the named shares and the busiest seconds."""
+) -> tuple[Floats, Floats]:
+    """Return A and b in A x <= b; x are the named shares and the seconds of the busiest resource."""
     decoded, in_memory = _names(names, "decoded"), _names(names, "memory")
     nbytes = np.where(decoded, costs.decoded_bytes, costs.encoded_bytes)
     ones, most = np.ones(len(names)), costs.encoded_bytes + costs.decoded_bytes
@@ -272,7 +239,7 @@ def _constraints(
     not_negative = -np.eye(len(names) + 1)
     constraints = np.vstack([np.array([[*shares, seconds] for shares, seconds, _ in rows]), not_negative])
     limits = np.array([*(limit for _, _, limit in rows), *np.zeros(len(not_negative))])
-    return constraints, limits, unit_s
+    return constraints, limits
 
 
 def _names(names: Sequence[str], part: str) -> Floats:

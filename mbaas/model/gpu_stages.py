@@ -62,7 +62,6 @@ class Route(Struct, frozen=True, kw_only=True):
     Attributes:
         cpu_s, gpu_s: CPU seconds and GPU seconds for a sample, the latter lost to its trials' steps; see `gpu_seconds`.
         up_bytes, down_bytes: bytes of a sample sent to the GPU that prepares it, and sent back.
-        memory_bytes: GPU memory needed.
     """
 
     first_on_gpu: Stage
@@ -77,8 +76,7 @@ class Devices(Struct, frozen=True, kw_only=True):
     """Resources shared by trials and prep.
 
     Attributes:
-        cpus: cores available to prep.
-        gpus, trials: numbers of GPUs for training and of trials, which are spread evenly over them.
+        gpus, trials: GPUs for training; trials are spread evenly over them.
         step_per_s: G, samples/s of a trial that has a GPU for itself.
         pixel_bytes: bytes of a prepared sample.
         memory_bytes: memory of each GPU that training leaves free.
@@ -122,7 +120,6 @@ class DevicePlan:
 
     @property
     def sentence(self) -> str:
-        """The plan as a clause for users."""
         cores, gpus = units.counted(self.cpu_cores, "core"), units.counted(self.prep_gpus, "GPU")
         share = self.shares.get("decode", 0.0)
         who = f"{cores} {'prepares' if self.cpu_cores == 1 else 'prepare'} all samples"
@@ -139,8 +136,7 @@ class DevicePlan:
 def crossing(rates: Rates, setup: Setup, gpu: GpuRates) -> DevicePlan:
     """Return the plan with the best stage at which samples cross to the GPU.
 
-    If CPUs and a GPU both prepare, the CPUs' share of decoded samples from caches is assumed to be the same as without
-    a GPU.
+    With CPUs and a GPU, the CPUs' share of decoded samples from caches is assumed to be the same as without a GPU.
     """
     devices = Devices(
         cpus=float(setup.nodes * setup.workers_of(rates.cores)),
@@ -205,7 +201,6 @@ def gpu_seconds(*, step_per_s: float, step_beside_per_s: float, made_per_s: floa
 
 
 def best_plan(routes: Sequence[Route], devices: Devices) -> DevicePlan:
-    """Choose the best single route for all samples, or the best share to decode on GPUs."""
     usable = {route.first_on_gpu: route for route in routes if route.memory_bytes <= devices.memory_bytes}
     left = units.size(devices.memory_bytes)
     told = tuple(
@@ -250,7 +245,6 @@ COSTS = ("cpu_s", "gpu_s", "up_bytes", "down_bytes")
 
 
 def _times(cost: Mapping[str, float], devices: Devices) -> ResourceTimes:
-    """Return the times in the table, from the mean cost of a sample."""
     g, gpus, trials = devices.step_per_s, devices.gpus, devices.trials
     link = gpus * devices.link_bytes_per_s
     return ResourceTimes(

@@ -4,10 +4,9 @@ The allocation is A-Dloader's ("A Data-Loader Tunable Knob to Shorten GPU Idlene
 trials) first gets the fewest workers with which loading is as fast as training. While the sum exceeds the pool, the
 most over-provisioned job gives up one worker.
 
-`Lender` is a state machine that each feed runs for itself. Every feed reads the reports of all feeds and computes the
-same allocation of the existing workers. It acts only on its own surplus and hands over one worker at a time. An
-allocation must persist before a feed acts on it, and each move is followed by a pause, so that simultaneous events are
-answered together (the paper's time window).
+Every feed runs a `Lender`, reads the reports of all feeds and computes the same allocation of the existing workers. It
+acts only on its own surplus, one worker at a time. An allocation must persist before a feed acts on it, and each move
+is followed by a pause, so that simultaneous events are answered together (the paper's time window).
 
 By default, the feeds of a cluster share all CPUs but one, which is left for a trial. Each feed takes half of the CPUs
 left by earlier ones. GPUs belong to trials: a worker that prepares on a GPU reserves no part of it.
@@ -48,24 +47,17 @@ class Job:
     reserved: int = 1
 
     @cached_property
-    def reachable(self) -> bool:
-        """True if some number of workers prepares as fast as training consumes."""
-        return self.prep.rate(self.useful) >= self.demand_per_s * (1 - ROUNDING)
-
-    @cached_property
     def needed(self) -> float:
-        """Workers at which loading is as fast as training (d'), or the count at prep's peak if it never is."""
+        """Workers at which loading is as fast as training (d'), or the count at prep's peak."""
         return self.prep.workers_for(self.demand_per_s)
 
     @cached_property
     def useful(self) -> int:
-        """The most workers that the job can use: `needed` rounded up, at least one."""
+        """`needed` rounded up, at least one."""
         return max(1, whole(self.needed))
 
 
 class JobWorkers(Struct, frozen=True):
-    """Workers of one job, its bottleneck, and the reason in one sentence."""
-
     job: str
     workers: int
     limit: Limit
@@ -80,12 +72,11 @@ class Allocation(Struct, frozen=True):
 
     @property
     def workers(self) -> dict[str, int]:
-        """Number of workers by job, including jobs without workers."""
         return {given.job: given.workers for given in self.by_job}
 
 
 def fair_shares(needs: Sequence[float], capacity: float) -> list[float]:
-    """Divide a capacity by max-min fairness: small needs are met, and the others get equal shares."""
+    """Divide a capacity by max-min fairness."""
     shares = [0.0] * len(needs)
     # Smallest need first: the unused rest of its even share goes to the others.
     for served, number in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):
@@ -136,7 +127,7 @@ def _job_workers(job: Job, workers: int, *, pool: int) -> JobWorkers:
         return JobWorkers(
             job.name, workers, "pool", f"{prepared}; {demand} need {needed}, but other jobs need some too"
         )
-    if job.reachable:
+    if job.prep.rate(job.useful) >= job.demand_per_s * (1 - ROUNDING):
         return JobWorkers(job.name, workers, "training", f"{prepared}, enough for {demand} (these need {needed})")
     return JobWorkers(
         job.name, workers, "prep", f"{prepared}, less than {demand}, but more workers would not be faster"
@@ -166,7 +157,7 @@ class DemandReport(Struct, frozen=True, kw_only=True):
 
 
 class WorkerMove(Struct, frozen=True):
-    """Transfer of one worker to feed ``target``, as a loan or to its owner. ``reason`` is a sentence."""
+    """Transfer of one worker to feed ``target``, as a loan or to its owner."""
 
     target: str
     is_return: bool
@@ -174,15 +165,13 @@ class WorkerMove(Struct, frozen=True):
 
 
 class Lender:
-    """Decides for one feed, one observation at a time."""
-
     def __init__(self, feed: str, settings: Lending) -> None:
         self._feed, self._settings = feed, settings
         self._target: str | None = None  # target of the pending move
         self._since = self._moved_s = -math.inf  # start of the pending move, time of the last one
 
     def observe(self, reports: Sequence[DemandReport], now: float) -> WorkerMove | None:
-        """Return the move due at ``now`` seconds on a monotonic clock, given the reports of all feeds of one kind."""
+        """Return the move due at ``now`` (monotonic seconds), given the reports of all feeds of one kind."""
         # Sorted, because feeds receive reports in different orders and must all compute the same allocation.
         move = self._propose(sorted(reports, key=lambda report: report.feed))
         if move is None or move.target != self._target:
@@ -218,7 +207,6 @@ class Lender:
 
 
 def allocate_workers(reports: Sequence[DemandReport]) -> Allocation:
-    """Divide all workers of the feeds between them."""
     jobs = [
         Job(
             name=report.feed,
@@ -248,7 +236,6 @@ class PrepResources(Struct, frozen=True):
 
     @property
     def cpus(self) -> float:
-        """CPUs reserved by all workers together."""
         return self.workers * self.cpus_per_worker
 
 
@@ -291,8 +278,8 @@ def default_prep(
 def node_for_part(part: float, free_cpus: Mapping[str, float]) -> str | None:
     """Return the node whose shared CPU the worker fills best; None if no CPU is shared yet, or none has room.
 
-    Otherwise the fractions of several feeds, spread over nodes, could leave no node a whole CPU for a trial. ``part``
-    is the fraction of a CPU that the worker reserves, in [0, 1), and ``free_cpus`` the unreserved CPUs by node.
+    Otherwise the fractions of several feeds could leave no node a whole CPU for a trial. ``part`` is the fraction of a
+    CPU that the worker reserves, in [0, 1), and ``free_cpus`` the unreserved CPUs by node.
     """
     rests = {node: round(free % 1 * GRAIN) for node, free in free_cpus.items()}
     fitting = [(rest, node) for node, rest in rests.items() if rest and rest >= round(part * GRAIN) > 0]

@@ -68,12 +68,10 @@ class Epoch(AsJson):
 
     @property
     def prep_stall(self) -> float:
-        """Return the share of a trial's time spent waiting for prep."""
         return self.prep_stall_s.value / self.epoch_s.value
 
     @property
     def fetch_stall(self) -> float:
-        """Return the share of a trial's time spent waiting for reads."""
         return self.fetch_stall_s.value / self.epoch_s.value
 
     @property
@@ -91,7 +89,6 @@ class Prediction(AsJson):
     notes: tuple[str, ...] = ()
 
     def run_s(self, epochs: int) -> Quantity:
-        """Return the seconds of a job of ``epochs`` epochs."""
         if epochs < 1:
             raise ConfigError(f"epochs must be at least 1, got {epochs}")
         return self.first.epoch_s.plus(self.steady.epoch_s.scaled(epochs - 1))
@@ -100,11 +97,8 @@ class Prediction(AsJson):
 def predict(rates: Rates, setup: Setup) -> Prediction:
     """Predict epochs with ``setup``.
 
-    Intervals are the model's results at the slow and fast ends of all measurements, so they assume that all rates are
-    off in the same direction.
-
-    Raises:
-        ConfigError: the setup uses a disk whose rate was not measured.
+    Intervals assume that all rates are off in the same direction: they are results at the slow and fast ends. Raises
+    ConfigError if the setup uses a disk whose rate was not measured.
     """
     return Prediction(
         setup=setup,
@@ -115,10 +109,7 @@ def predict(rates: Rates, setup: Setup) -> Prediction:
 
 
 def speedup(now: Prediction, then: Prediction) -> Quantity:
-    """Return the speedup of steady epochs.
-
-    Both predictions use the same rates, so slow ends are compared with slow ends and fast with fast.
-    """
+    """Return the speedup of steady epochs. Both predictions use the same rates, so equal ends are compared."""
     before, after = now.steady.epoch_s, then.steady.epoch_s
     return spanning(*(before.at(bound) / after.at(bound) for bound in BOUNDS), unit="times")
 
@@ -207,13 +198,10 @@ PARAMETERS = (
 
 @dataclass(frozen=True)
 class Enough(AsJson):
-    """The smallest sufficient amount, with its uncertainty.
+    """The smallest sufficient amount by the medians of the rates, with its uncertainty; None: no amount suffices.
 
     Attributes:
-        amount: sufficient by the medians of the rates; None: no amount suffices.
-        low: sufficient at the favourable ends of the rates' intervals; None: even then no amount suffices.
-        high: sufficient at the unfavourable ends; None: possibly no amount suffices.
-        unit: unit of the amounts.
+        low, high: sufficient at the favourable and at the unfavourable ends of the rates' intervals.
         reason: the answer as a clause.
     """
 
@@ -230,8 +218,7 @@ class Bottleneck:
 
     Attributes:
         certain: whether it is the bottleneck at all ends of the rates' intervals.
-        gain: speedup if this resource were unlimited; 1 if another one is just as slow.
-        next: the resource that would set the pace then.
+        gain, next: speedup if this resource were unlimited, and the resource that would set the pace then.
         sentence: the answer as a clause.
     """
 
@@ -254,8 +241,7 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
     """Find the smallest memory cache per node, in bytes, with which fetch does not limit steady epochs.
 
     All samples are taken as encoded; see `mbaas.tools.analysis.decoding` for decoded ones. The answer is the cache
-    share x at which F = D / (D x / C + D (1 - x) / S) reaches min(P, G). It is found by bisection to the byte, because
-    more cache is never slower.
+    share x at which F = D / (D x / C + D (1 - x) / S) reaches min(P, G), by bisection: more cache is never slower.
     """
     whole_bytes = math.ceil(setup.read_bytes(rates.dataset_bytes))
 
@@ -280,10 +266,7 @@ def smallest_cache(rates: Rates, setup: Setup) -> Enough:
 
 
 def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> Enough:
-    """Find the fewest prep workers per node, each with a core, that end prep stalls.
-
-    The number of the node's other cores does not change: a worker more or less is a core more or less.
-    """
+    """Find the fewest prep workers per node, each with a core, that end prep stalls; other cores do not change."""
     workers = setup.workers_of(rates.cores)
     # the cores of steps and readers stay theirs; otherwise more workers would only take cores from training
     others = max(0, setup.cores_of(rates.cores) - workers)
@@ -313,13 +296,13 @@ def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> 
 
 
 def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
-    """Return the resource that sets the pace of steady epochs, and the next one if it were unlimited."""
     found = resource_times(rates, setup, steady=True)
     rest = found.without(found.limit)
     limits = predict(rates, setup).steady.limits
     gain = found.pace_s / rest.pace_s
     # the first limit is the one at the medians, which the sentence names already
-    doubt = "" if len(limits) == 1 else f" (or, within the measured interval, {_listed(limits[1:])})"
+    others = " or ".join(words.NAMES[name] for name in limits[1:])
+    doubt = f" (or, within the measured interval, {others})" if others else ""
     sentence = (
         f"{words.NAMES[found.limit]} sets the pace{doubt}; without that limit training would be {units.number(gain)} "
         f"times as fast, and {words.NAMES[rest.limit]} would set it"
@@ -328,11 +311,7 @@ def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
 
 
 def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -> WhatIfCurve:
-    """Predict along one numeric field of the setup.
-
-    Raises:
-        ConfigError: ``parameter`` is not in `PARAMETERS`, or a value is out of range.
-    """
+    """Predict along one numeric field of the setup; raise ConfigError for a field not in `PARAMETERS`."""
     if parameter not in PARAMETERS:
         raise ConfigError(f"parameter must be one of {', '.join(PARAMETERS)}, got {parameter!r}")
 
@@ -341,10 +320,6 @@ def curve(rates: Rates, setup: Setup, parameter: str, values: Sequence[float]) -
         return predict(rates, replace(setup, **changed))
 
     return WhatIfCurve(parameter, tuple((value, at(value)) for value in values))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " or ".join(words.NAMES[name] for name in names)
 
 
 def _about_cache(amount: int | None, whole_bytes: int, setup: Setup) -> str:

@@ -7,11 +7,12 @@ often off in the same direction.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from mbaas.base import units
 from mbaas.errors import ConfigError
 
 Bound = Literal["low", "value", "high"]
@@ -28,11 +29,12 @@ CONFIDENCE = 0.95
 
 
 class AsJson:
-    """A dataclass with a JSON form."""
+    json_properties: ClassVar[tuple[str, ...]] = ()
+    """Properties in the JSON form, after the fields."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, as JSON types; an infinite number is None."""
-        return plain_fields(self)
+        """Return the fields and `json_properties` by name, as JSON types; an infinite number is None."""
+        return {**plain_fields(self), **{name: plain(getattr(self, name)) for name in self.json_properties}}
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,11 @@ class Quantity(AsJson):
             )
 
     def at(self, bound: Bound) -> float:
-        """Return one of the three numbers."""
         return {"low": self.low, "value": self.value, "high": self.high}[bound]
 
     @property
     def spread(self) -> float:
-        """Return half the interval's width as a share of the value: 0.05 is ±5 %; 0 if the value is 0."""
+        """Half the interval's width as a share of the value: 0.05 is ±5 %; 0 if the value is 0."""
         return (self.high - self.low) / 2 / abs(self.value) if self.value else 0.0
 
     def scaled(self, factor: float, *, unit: str | None = None) -> Quantity:
@@ -89,12 +90,11 @@ class Quantity(AsJson):
         return Quantity(1 / self.value, low=1 / self.high, high=1 / self.low, unit=unit, samples=self.samples)
 
     def plus(self, other: Quantity) -> Quantity:
-        """Add a quantity of the same unit, low to low and high to high."""
+        """Add low to low and high to high."""
         return Quantity(self.value + other.value, low=self.low + other.low, high=self.high + other.high, unit=self.unit)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Quantity:
-        """Read the output of `to_json`."""
         return cls(**plain)
 
 
@@ -104,20 +104,16 @@ def stated(value: float, *, unit: str) -> Quantity:
 
 
 def spanning(value: float, *others: float, unit: str) -> Quantity:
-    """Return a computed quantity whose interval spans ``value`` and ``others``."""
+    """Return a computed quantity; its interval spans all values."""
     return Quantity(value, low=min(value, *others), high=max(value, *others), unit=unit)
 
 
 def measured(measurements: Sequence[float], *, unit: str) -> Quantity:
     """Return the median of repeated measurements with a distribution-free interval.
 
-    The interval reaches from the k-th smallest to the k-th largest of n measurements. It misses the true median if
-    fewer than k measurements are on one side, with probability 2 P(Binomial(n, 1/2) < k) (the sign test). k is the
-    largest number for which this is at most 5 %. Fewer than six measurements cannot reach that confidence, so they span
-    their extremes.
-
-    Raises:
-        ConfigError: ``measurements`` is empty.
+    The interval reaches from the k-th smallest to the k-th largest of n measurements. It misses the true median with
+    probability 2 P(Binomial(n, 1/2) < k) (the sign test). k is the largest number for which this is at most 5 %; fewer
+    than six measurements span their extremes. Raises ConfigError if ``measurements`` is empty.
     """
     if not measurements:
         raise ConfigError("a quantity needs at least 1 measurement, got 0")
@@ -137,6 +133,25 @@ def _rank(number: int) -> int:
     return max(1, rank)
 
 
+RANGES: dict[str, Callable[[float], bool]] = {
+    "at least 1": lambda number: number >= 1,
+    "0 or more": lambda number: number >= 0,
+    "0 or more and finite": lambda number: 0 <= number < math.inf,
+    "above 0": lambda number: number > 0,
+    "above 0 and finite": lambda number: 0 < number < math.inf,
+}
+"""Ranges of numbers as messages name them."""
+
+
+def check_fields(thing: object, wanted: str, *names: str) -> None:
+    """Check numbers, and the low ends of quantities, against one of `RANGES`; None is valid. Raises ConfigError."""
+    for name in names:
+        value = getattr(thing, name)
+        number, unit = (value.low, f" {value.unit}") if isinstance(value, Quantity) else (value, "")
+        if number is not None and not RANGES[wanted](number):
+            raise ConfigError(f"{name} must be {wanted}, got {units.exact(number)}{unit}", option=name)
+
+
 def plain(value: Any) -> Any:
     """Convert a value and its contents to JSON types: dicts, lists, strings, finite numbers and None."""
     if hasattr(value, "to_json"):
@@ -152,5 +167,4 @@ def plain(value: Any) -> Any:
 
 
 def plain_fields(thing: Any) -> dict[str, Any]:
-    """Convert a dataclass to a dict of its fields, each converted by `plain`."""
     return {each.name: plain(getattr(thing, each.name)) for each in fields(thing)}

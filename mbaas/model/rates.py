@@ -12,12 +12,11 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from mbaas.base import units
 from mbaas.base.units import BYTES, Bytes, BytesPerS, Seconds
 from mbaas.base.validation import options
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve, blended_rate
-from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, spanning, stated
+from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, check_fields, spanning, stated
 
 FREE = stated(0.0, unit="CPU-s")
 
@@ -91,40 +90,26 @@ class Rates(AsJson):
     on_gpu: GpuRates | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "cores", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("sample_bytes", "pixel_bytes", "decoded_bytes"):
-            nbytes = getattr(self, name)
-            if nbytes is not None and not 0 < nbytes < math.inf:
-                raise ConfigError(f"{name} must be above 0 and finite, got {nbytes}")
+        check_fields(self, "at least 1", "samples", "cores", "batch_size")
+        check_fields(self, "above 0 and finite", "sample_bytes", "pixel_bytes", "decoded_bytes")
         if (self.decoded_bytes is None) != (self.decoded_prep is None):
             raise ConfigError("decoded_bytes and decoded_prep must both be given, or neither")
-        for name in ("step", "cache", "disk"):
-            rate = getattr(self, name)
-            if rate is not None and not rate.low > 0:
-                raise ConfigError(f"{name} must be above 0, got {units.exact(rate.low)} {rate.unit}")
-        for name in COSTS:
-            cost = getattr(self, name)
-            if cost is not None and cost.low < 0:
-                raise ConfigError(f"{name} must be 0 or more, got {units.exact(cost.low)} {cost.unit}")
-        if self.background_cores.low < 0:
-            raise ConfigError(f"background_cores must be 0 or more, got {units.exact(self.background_cores.low)}")
+        check_fields(self, "above 0", "step", "cache", "disk")
+        check_fields(self, "0 or more", *COSTS, "background_cores")
         if not 0 <= self.overlap <= 1:
             raise ConfigError(f"overlap must be in [0, 1], got {self.overlap}")
 
     def free_cores(self, cores: int, bound: Bound = "value") -> float:
-        """Return the cores of a node that `background_cores` leaves; ``bound`` refers to speed ("low": fewest)."""
+        """Return the cores that `background_cores` leaves; ``bound`` refers to speed ("low": fewest)."""
         return max(cores * LEAST_FREE, cores - self.background_cores.at(OPPOSITE[bound]))
 
     @property
     def dataset_bytes(self) -> float:
-        """Return the total size of all encoded samples."""
         return self.samples * self.sample_bytes
 
     @property
     def prepared_cpu_s(self) -> Quantity:
-        """Return the CPU-seconds to prepare an encoded sample, as measured or as 1 / P(1)."""
+        """CPU-seconds to prepare an encoded sample, as measured or as 1 / P(1)."""
         # prep only computes, so a worker that never waits for bytes keeps one core busy
         return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
 
@@ -139,7 +124,7 @@ class Rates(AsJson):
     def feed_rate(self, workers: float, bound: Bound = "value", *, decoded: float = 0.0) -> float:
         """Return the samples/s of w workers in a feed: one worker takes w / P(w) + `serving_s` seconds per sample.
 
-        If the share ``decoded`` of samples is cached decoded, the seconds of both forms are averaged, not their rates.
+        For cached decoded samples, the seconds of both forms are averaged, not their rates.
         """
         serving_s = self.serving_s.at(OPPOSITE[bound])
         encoded = _served(self.prep.rate(workers, bound), workers, serving_s)
@@ -148,7 +133,6 @@ class Rates(AsJson):
         return blended_rate(encoded, _served(self.decoded_prep.rate(workers, bound), workers, serving_s), decoded)
 
     def feed_quantity(self, workers: float) -> Quantity:
-        """Return `feed_rate` with its interval."""
         return spanning(*(self.feed_rate(workers, bound) for bound in BOUNDS), unit="samples/s")
 
     def served(self, curve: MeasuredCurve) -> MeasuredCurve:
@@ -187,11 +171,7 @@ class Rates(AsJson):
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Rates:
-        """Read the output of `to_json`. Fields missing from an older file get their defaults.
-
-        Raises:
-            ConfigError: a field without a default is missing.
-        """
+        """Read the output of `to_json`. A missing field gets its default; without one, ConfigError is raised."""
         needed = [field.name for field in fields(cls) if field.default is MISSING]
         if lacking := [repr(name) for name in needed if name not in plain]:
             raise ConfigError(f"rates lack {' and '.join(lacking)}")
@@ -287,7 +267,6 @@ class GpuRates:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> GpuRates:
-        """Read the output of `mbaas.model.quantity.plain`."""
         ways = {name: OnGpu(**plain[name]) for name in ("decode", "resize") if plain[name] is not None}
         return cls(**{**plain, **ways})
 
@@ -340,39 +319,28 @@ class Setup(AsJson):
     cpu_price_per_h: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "batch_size"):
-            number = getattr(self, name)  # None: the default depends on the measured machine
-            if number is not None and number < 1:
-                raise ConfigError(f"{name} must be at least 1, got {number}")
-        for name in ("cache_bytes", "disk_bytes", "dram_bytes"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
-        for name in ("storage_factor", "accelerator_factor"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        if self.cpu_price_per_h is not None and not 0 <= self.cpu_price_per_h < math.inf:
-            raise ConfigError(f"cpu_price_per_h must be 0 or more and finite, got {self.cpu_price_per_h}")
-        if not self.network_bytes_per_s > 0:  # infinite: unspecified
-            raise ConfigError(f"network_bytes_per_s must be above 0, got {self.network_bytes_per_s}")
+        counts = ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "batch_size")
+        check_fields(self, "at least 1", *counts)
+        check_fields(self, "0 or more and finite", "cache_bytes", "disk_bytes", "dram_bytes", "cpu_price_per_h")
+        check_fields(self, "above 0 and finite", "storage_factor", "accelerator_factor")
+        check_fields(self, "above 0", "network_bytes_per_s")  # infinite: unspecified
 
     @property
     def node_trials(self) -> int:
-        """Return the number of trials on the node with the most; that node sets the pace."""
+        """Trials on the node with the most; that node sets the pace."""
         return math.ceil(self.trials / self.nodes)
 
     @property
     def made_on_node(self) -> float:
-        """Return the number of samples that a node prepares for one sample of every trial."""
+        """Samples that a node prepares for one sample of every trial."""
         return 1 / self.nodes if self.sharing else self.node_trials
 
     def cores_of(self, measured: int) -> int:
-        """Return the cores of each node, given the ``measured`` machine's cores."""
         return measured if self.cores is None else self.cores
 
     def workers_of(self, measured: int) -> int:
-        """Return the prep workers on each node, given the ``measured`` machine's cores."""
         return self.cores_of(measured) if self.prep_workers is None else self.prep_workers
 
     def read_bytes(self, dataset_bytes: float) -> float:
-        """Return the bytes that the busiest node reads in an epoch of ``dataset_bytes`` without a cache."""
+        """Return the bytes that the busiest node reads in an epoch without a cache."""
         return dataset_bytes / self.nodes if self.sharing else dataset_bytes * self.node_trials

@@ -2,9 +2,8 @@
 
 `Scaler` is a state machine with hysteresis. Workers are added when trials stall on prep and the model predicts that
 more would help; idle workers are retired. Each signal has two thresholds and must hold for some time, and every change
-is followed by a pause, so noise has no effect and a fluctuating load is not chased. Workers that idle because demand
-fell are retired late, because the demand may return. Workers that idle because each became faster (more samples are
-cached decoded) are retired as soon as the new rate is certain.
+is followed by a pause. Workers that idle because demand fell are retired late, because the demand may return. Workers
+that idle because each became faster (more samples are cached decoded) are retired as soon as the new rate is certain.
 
 When the last worker of a machine is released, its cache goes too, because samples have their homes where they are
 prepared. A sample that moves crosses the network once; a sample that fits nowhere is decoded or read again in every
@@ -60,10 +59,7 @@ class Observation:
 
     @cached_property
     def needed(self) -> int | None:
-        """Workers beyond which training or fetch is the bottleneck, within the bounds.
-
-        None while a worker's rate is unknown.
-        """
+        """Workers beyond which training or fetch is the bottleneck, within the bounds; None without a rate."""
         if self.useful_per_s and not self.worker_per_s:
             return None
         return self.workers_for(self.useful_per_s, self.worker_per_s)
@@ -74,7 +70,6 @@ class Observation:
         return min(self.demand_per_s, self.fetch_per_s)
 
     def workers_for(self, useful_per_s: float, worker_per_s: float) -> int:
-        """Return the workers that prepare ``useful_per_s`` at ``worker_per_s`` samples/s each, within the bounds."""
         return bounded_workers(useful_per_s, worker_per_s, reserved=self.reserved, most=self.most)
 
     def spare(self, wanted: int) -> float:
@@ -83,7 +78,6 @@ class Observation:
 
     @property
     def limit(self) -> str:
-        """The constraint behind `needed`, as part of a sentence."""
         if self.fetch_per_s < self.demand_per_s:
             rate = f"fetch, at {units.number(self.fetch_per_s)} samples/s,"
         else:
@@ -92,31 +86,26 @@ class Observation:
 
     @property
     def stalls(self) -> str:
-        """The shares of time that trials stall, as part of a sentence."""
         prep, fetch, peers = map(units.percent, (self.prep_stall, self.fetch_stall, self.peer_stall))
         on_peers = f", and wait {peers} for each other" if self.peer_stall >= SHOWN_STALL else ""
         return f"trials stall {prep} on prep and {fetch} on fetch{on_peers}"
 
 
 def bounded_workers(useful_per_s: float, worker_per_s: float, *, reserved: int, most: int) -> int:
-    """Return the workers that prepare ``useful_per_s`` at ``worker_per_s`` samples/s each, within the bounds."""
+    """Return the workers that prepare ``useful_per_s`` at ``worker_per_s`` each, within the bounds."""
     count = whole(ThroughputCurve.linear(worker_per_s).workers_for(useful_per_s)) if useful_per_s else 0
     return min(max(count, reserved), most)
 
 
 @dataclass
 class Hold:
-    """A signal that turns on when a share reaches ``high`` and off when it falls below ``low``.
-
-    ``since`` is the time at which it turned on; None while it is off.
-    """
+    """A signal that turns on (at ``since``) when a share reaches ``high``, and off when it falls below ``low``."""
 
     high: float
     low: float
     since: float | None = field(default=None, init=False)
 
     def watch(self, share: float, now: float) -> None:
-        """Record the share at ``now``."""
         # Between the thresholds the signal keeps its state, so that a share that scatters around one of them does not
         # toggle it.
         if share < self.low:
@@ -125,12 +114,11 @@ class Hold:
             self.since = now
 
     def held_s(self, now: float) -> float:
-        """Return how long the signal has been on, in seconds; 0 while it is off."""
         return 0.0 if self.since is None else now - self.since
 
 
 class Decision(Struct, frozen=True):
-    """Number of workers wanted, including pending ones, its change, and the reason in one sentence."""
+    """``workers`` wanted include pending ones."""
 
     workers: int
     change: int
@@ -138,10 +126,7 @@ class Decision(Struct, frozen=True):
 
 
 class Scaler:
-    """Decides how many workers are wanted, one observation at a time.
-
-    ``wanted`` is the last decision, within the bounds of the last observation; None before the first one.
-    """
+    """``wanted`` is the last decision, within the bounds of the last observation; None before the first one."""
 
     def __init__(self, settings: Scaling) -> None:
         self.wanted: int | None = None
@@ -158,13 +143,13 @@ class Scaler:
             self.wanted = wanted
 
     def observe(self, seen: Observation, now: float) -> Decision:
-        """Record an observation at ``now`` seconds, on any monotonic clock, and decide.
+        """Decide how many workers are wanted at ``now`` (monotonic seconds). The bounds take effect immediately.
 
-        The bounds take effect immediately. The feed grows when trials have stalled on prep for ``grow_hold_s`` and the
-        model needed more workers over that time (the lower median, so that a spike has no effect).
+        The feed grows when trials have stalled on prep for ``grow_hold_s`` and the model needed more workers over that
+        time (the lower median, so that a spike has no effect).
 
-        The feed shrinks in two cases. After ``idle_hold_s`` with idle workers, it shrinks to the most that the model
-        needed in that time. After ``cooldown_s``, it shrinks to the workers that would have met all demand of the last
+        It shrinks in two cases. After ``idle_hold_s`` with idle workers, it shrinks to the most that the model needed
+        in that time. After ``cooldown_s``, it shrinks to the workers that would have met all demand of the last
         ``idle_hold_s`` at the lowest rate per worker since workers became idle.
         """
         if self.wanted is None:  # after a (re)start, adopt the workers that exist
@@ -234,7 +219,7 @@ class Scaler:
         )
 
     def _needed_if_faster(self, seen: Observation, now: float) -> int | None:
-        """Return the workers that recent demand would have needed at the present rate per worker; None if not known."""
+        """Return the workers that recent demand would have needed at the present rate per worker."""
         hold_s = self._settings.idle_hold_s
         if now - self._seen_since < hold_s or not (slowest := self._slowest(now)):
             return None
@@ -247,7 +232,6 @@ class Scaler:
         return [seen for time, seen in self._seen if time >= now - hold_s]
 
     def _waiting(self, hold: Hold, hold_s: float, now: float) -> str:
-        """Return why a change has to wait, or ""."""
         if hold.held_s(now) < hold_s:
             return f"if this holds for {units.seconds(hold_s)} (so far {units.seconds(hold.held_s(now))})"
         pause_s = self._changed_s + self._settings.cooldown_s - now
@@ -281,14 +265,12 @@ GROWTH = 0.01
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """A machine with prep workers.
+    """A machine with prep workers that stay there, at least one.
 
     Attributes:
-        workers: workers that stay there, at least one.
-        own: workers among these that may be released; the others belong to other feeds.
+        own: workers that may be released; the others belong to other feeds.
         keeps_bytes, room_bytes: bytes that its cache holds or is going to hold, and its free bytes.
-        is_of_use: False if nothing is prepared there while another machine is available; such machines are released
-            first.
+        is_of_use: False if nothing is prepared there while another machine is available; it is then released first.
     """
 
     node: str
@@ -330,7 +312,7 @@ class KeptBytes:
         self._grew: dict[str, tuple[float, float]] = {}  # node -> (time of last growth, cached bytes then)
 
     def observe(self, kept: Mapping[str, tuple[float, float]], now: float) -> None:
-        """Record (cached bytes, limit) of each machine's cache; missing machines have none."""
+        """Record (cached bytes, limit) of each machine; missing machines have none."""
         self._kept = dict(kept)
         self._grew = {node: grew for node, grew in self._grew.items() if node in kept}
         for node, (keeps, most) in kept.items():
@@ -338,7 +320,7 @@ class KeptBytes:
                 self._grew[node] = now, keeps
 
     def of(self, node: str, now: float) -> tuple[float, float]:
-        """Return the present or expected bytes of a machine's cache, and its remaining room."""
+        """Return a cache's present or expected bytes, and its remaining room."""
         if node not in self._kept:
             return 0.0, 0.0
         keeps, most = self._kept[node]

@@ -50,11 +50,8 @@ PLANS = 4096
 class ResourceTimes:
     """The seconds for one sample of every trial, by resource.
 
-    Attributes:
-        compute, prep, fetch: seconds by resource. The parts of ``compute`` and ``prep`` overlap; those of ``fetch`` add
-            up.
-        cores_s: seconds of all cores including the work of reading, 0 without reads. The rest of fetch overlaps with
-            it.
+    ``cores_s`` are seconds of all cores including the work of reading, 0 without reads; the rest of fetch overlaps with
+    it.
     """
 
     compute: Mapping[str, float]
@@ -64,12 +61,10 @@ class ResourceTimes:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of training on synthetic data."""
         return max(self.compute.values())
 
     @property
     def prep_s(self) -> float:
-        """Seconds of preparing and delivering, with all data in memory."""
         return max(self.prep.values())
 
     @property
@@ -79,7 +74,7 @@ class ResourceTimes:
 
     @property
     def pace_s(self) -> float:
-        """Seconds of the slowest resource: a sample of every trial takes as long if all overlap."""
+        """Seconds of the slowest resource."""
         return max(self.compute_s, self.prep_s, self.fetch_s)
 
     @property
@@ -93,7 +88,6 @@ class ResourceTimes:
         return "cores" if self.cores_s >= self.fetch_s else max(self.fetch, key=self.fetch.__getitem__)
 
     def without(self, resource: str) -> ResourceTimes:
-        """Return the seconds if a resource were unlimited."""
         compute, prep, fetch = (
             {name: 0.0 if name == resource else s for name, s in part.items()}
             for part in (self.compute, self.prep, self.fetch)
@@ -114,10 +108,9 @@ def resource_times(
     """Compute the seconds of each resource in the table above.
 
     Args:
-        steady: whether the epoch is later than the first, in which nothing is cached yet.
-        step: end of the measured interval to use for training; "low" is slow.
-        prep: the same for prep and the work of cores.
-        supply: the same for memory, disk and storage.
+        steady: later than the first epoch, in which nothing is cached yet.
+        step, prep, supply: ends of the measured intervals for training; for prep and the work of cores; for memory,
+            disk and storage. "low" is slow.
     """
     shares, cost = read_shares(rates, setup, steady=steady), OPPOSITE[prep]
     made, trials = setup.made_on_node, setup.node_trials
@@ -170,17 +163,13 @@ def _step_cpu_s(rates: Rates, setup: Setup, bound: Bound) -> float:
 
 
 def node_prep_rate(rates: Rates, setup: Setup, bound: Bound = "value", *, decoded: float = 0.0) -> float:
-    """Return the samples/s that a node's workers prepare if the share ``decoded`` of samples is cached decoded.
-
-    With n times the measured cores, n times the workers are each as fast as on the measured cores.
-    """
+    """Return the samples/s that a node's workers prepare if the share ``decoded`` of samples is cached decoded."""
     # Contention depends on workers per core, so the curve is read at the same number of workers per core.
     ratio = setup.cores_of(rates.cores) / rates.cores
     return ratio * rates.feed_rate(setup.workers_of(rates.cores) / ratio, bound, decoded=decoded)
 
 
 def storage_s(rates: Rates, setup: Setup, bound: Bound = "value") -> float:
-    """Return the seconds of storage for a sample of every trial, without any cache."""
     made, readers = setup.made_on_node, rates.storage.most if setup.readers is None else setup.readers
     if setup.storage_shared:  # one storage serves the reads and readers of all nodes
         made, readers = (1 if setup.sharing else setup.trials), readers * setup.nodes
@@ -201,17 +190,15 @@ class ReadShares:
 
     @property
     def decoded(self) -> float:
-        """Share of samples that are cached decoded."""
         return self.decoded_memory + self.decoded_disk
 
 
 def read_shares(rates: Rates, setup: Setup, *, steady: bool) -> ReadShares:
     """Return the shares of samples that come from memory, disk and storage.
 
-    Shared caches add up over the nodes; private ones split their node's memory. Samples that are not cached in memory
-    are read once per epoch, in a new random order, through the operating system's page cache (LRU, see `lru_hits`). In
-    the first epoch all caches are empty. Without sharing, trials still find samples in the page cache that another
-    trial on their node has just read.
+    Shared caches add up over the nodes; private ones split their node's memory. Other samples are read once per epoch,
+    in a new random order, through the page cache (LRU, see `lru_hits`). In the first epoch all caches are empty.
+    Without sharing, trials still find samples in the page cache that another trial on their node has just read.
     """
     copies = 1 if setup.sharing else setup.node_trials
     nodes = setup.nodes if setup.sharing else 1
@@ -240,8 +227,8 @@ def read_shares(rates: Rates, setup: Setup, *, steady: bool) -> ReadShares:
 def form_plan(rates: Rates, setup: Setup) -> FormPlan | None:
     """Plan the form and tier of cached samples as a cache node does, by the medians of the rates.
 
-    Without sharing, the result is shares of the whole dataset in each trial's cache, otherwise shares of a node's
-    samples. It is None if samples are not to be cached decoded, or if the decoded tier was not measured.
+    Without sharing, the shares are of the whole dataset in each trial's cache, otherwise of a node's samples. None if
+    samples are not to be cached decoded, or if the decoded tier was not measured.
     """
     if not setup.decoded or rates.decoded_prep is None or rates.decoded_bytes is None:
         return None

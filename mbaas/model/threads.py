@@ -5,11 +5,11 @@ of threads that reaches its peak, fetch the others. Threads then move from prep 
 takes longer than the training step and prep is not the bottleneck. Between ranks, threads are divided by queue length,
 and a rank predicted to straggle gets as many as it needs.
 
-`ThreadTuner` applies the rule to rates measured while the feed runs. The rate of an untried number of threads is
-unknown, so the curve is extrapolated (optimism): when fetch keeps consumers waiting, up to twice as many are tried, and
-the measurement corrects the curve. Threads that were measured to bring nothing are taken back. Four rules prevent
-oscillation: a change must promise `GAIN`, a proposal must persist, the node is measured again after every change, and a
-reversal of the last change doubles the next wait.
+`ThreadTuner` applies the rule to rates measured while the feed runs. The curve is extrapolated to untried numbers
+(optimism): when fetch keeps consumers waiting, up to twice as many threads are tried, and the measurement corrects the
+curve. Threads that were measured to bring nothing are taken back. Four rules prevent oscillation: a change must promise
+`GAIN`, a proposal must persist, the node is measured again after every change, and a reversal of the last change
+doubles the next wait.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TierBytes(Struct, frozen=True):
     curve: ThroughputCurve
 
     def seconds(self, threads: Floats) -> Floats:
-        """Return the seconds, float64[n], to read the bytes with ``threads`` threads; infinite at a rate of 0."""
+        """float64[n] threads -> float64[n] seconds to read the bytes; infinite at a rate of 0."""
         if not self.nbytes:
             return np.zeros_like(threads)
         with np.errstate(divide="ignore"):
@@ -73,7 +73,7 @@ def load_time_s(tiers: Sequence[TierBytes], *, threads: Sequence[int]) -> float:
 
 
 def split_threads(
-    total: int, *, prep: ThroughputCurve, samples: float, tiers: Sequence[TierBytes], step_s: float, tau_s: float = 0.0
+    total: int, *, prep: ThroughputCurve, samples: float, tiers: Sequence[TierBytes], step_s: float
 ) -> ThreadSplit:
     """Split ``total`` threads, at least two, between prep and fetch.
 
@@ -85,7 +85,6 @@ def split_threads(
         samples: samples of a minibatch.
         tiers: sources of its bytes; the same fetch threads read one tier after the other.
         step_s: training time between two minibatches, in seconds.
-        tau_s: how much longer than the step a minibatch may take, in seconds; each move must gain more than this.
     """
     counts = np.arange(1.0, total + 1)
     prep_s, fetch_s = _prep_seconds(prep, samples, counts), sum((s.seconds(counts) for s in tiers), 0 * counts)
@@ -98,7 +97,7 @@ def split_threads(
     # The smallest count at the peak: more threads make prep no faster and could fetch instead.
     preparing = min(prep.peak(most=total).count, total - 1)
     now = made_s(preparing)
-    while not (why := _why_stay(now, made_s(preparing - 1) if preparing > 1 else None, step_s, tau_s)):
+    while not (why := _why_stay(now, made_s(preparing - 1) if preparing > 1 else None, step_s)):
         preparing -= 1
         now = made_s(preparing)
     fetching = int((fetch_s[: total - preparing] <= now[1]).argmax()) + 1  # the fewest that are as fast
@@ -109,9 +108,9 @@ def split_threads(
     return ThreadSplit(preparing, fetching, total - preparing - fetching, *now, reason)
 
 
-def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -> str:
-    """Return why no thread moves from prep to fetch, or "" if one should; a move changes ``now`` to ``then``."""
-    if sum(now) <= step_s + tau_s:
+def _why_stay(now: Seconds, then: Seconds | None, step_s: float) -> str:
+    """Return why no thread moves from prep to fetch, from ``now`` to ``then``, or "" if one should."""
+    if sum(now) <= step_s:
         return f"together within the step of {units.seconds(step_s)}"
     if now[0] > max(now[1], step_s):
         return "prep is the bottleneck"
@@ -119,7 +118,7 @@ def _why_stay(now: Seconds, then: Seconds | None, step_s: float, tau_s: float) -
         return f"longer than the step of {units.seconds(step_s)}, but prep keeps one"
     if then[0] > max(then[1], step_s):
         return f"longer than the step of {units.seconds(step_s)}, but with one less prep would be the bottleneck"
-    if not sum(then) < sum(now) - tau_s:
+    if not sum(then) < sum(now):
         return f"longer than the step of {units.seconds(step_s)}, but one more to fetch makes it no shorter"
     return ""
 
@@ -136,9 +135,9 @@ PATIENCE = 2
 def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
     """Divide threads between queues in proportion to their lengths, in requests or seconds of work.
 
-    All threads are assigned unless all queues are empty; an empty queue gets none. Every other queue gets at least one;
-    if there are too few, the longest queues get one each. The remainder goes to the largest fractions, and to the
-    earlier queue in a tie. A longer queue never gets less than a shorter one.
+    An empty queue gets none, every other queue at least one; if there are too few, the longest queues get one each. The
+    remainder goes to the largest fractions, and to the earlier queue in a tie. A longer queue never gets less than a
+    shorter one.
     """
     waiting = [queue for queue, length in enumerate(lengths) if length > 0]
     counts = [0] * len(lengths)
@@ -163,9 +162,8 @@ def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
 def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, tau_s: float) -> int:
     """Bisect the thread count in [least, most] of a rank that is predicted to straggle; return the best count tried.
 
-    ``gap_s`` is fetch + prep - step in seconds for a number of threads, measured or predicted; it decreases with more
-    threads. It is called at most log2(most - least + 1) + 1 times. The search ends when |gap| < ``tau_s``, when no
-    count is left, or after `PATIENCE` steps without improvement.
+    ``gap_s`` is fetch + prep - step in seconds for a number of threads; it decreases with more threads. It is called at
+    most log2(most - least + 1) + 1 times: until |gap| < ``tau_s``, or after `PATIENCE` steps without improvement.
     """
     best, best_gap_s, without_gain = 0, math.inf, 0
     while least <= most and without_gain < PATIENCE and not abs(best_gap_s) < tau_s:
@@ -221,15 +219,13 @@ class NodeLoad(Struct, frozen=True, kw_only=True):
     """Measurements of a node over the last seconds, with constant numbers of threads.
 
     Attributes:
-        workers: number of prep workers, each with one thread or more.
         prep_threads, fetch_threads: prep threads of all workers together; threads that may read storage concurrently.
         most_prep, most: limits of prep threads, and of both kinds together.
         demand_per_s: samples/s from this node at which no trial would wait; 0 without trials.
         batch_samples: samples of a minibatch that are prepared here, on average.
         prep_per_s: samples/s of its workers while they prepare; 0 if not known.
         sample_bytes: average bytes read from storage for a sample.
-        storage_bytes, storage_s: bytes read from storage; seconds during which at least one thread read.
-        read_s: reading seconds summed over threads.
+        storage_s, read_s: seconds during which at least one thread read storage; the same summed over threads.
         others: other sources of a minibatch's bytes, read by separate threads: their curves are flat.
     """
 
@@ -249,18 +245,15 @@ class NodeLoad(Struct, frozen=True, kw_only=True):
 
     @property
     def is_filled(self) -> bool:
-        """True if fetch had enough work for all of its threads."""
+        """True if fetch had work for all of its threads."""
         return self.read_s >= FILLED * self.fetch_threads * self.storage_s
 
     @property
     def step_s(self) -> float:
-        """Training time between two minibatches, in seconds."""
         return self.batch_samples / self.demand_per_s if self.demand_per_s else math.inf
 
 
 class Tuned(Struct, frozen=True):
-    """New thread counts of a node, and the reason in one sentence."""
-
     prep_threads: int
     fetch_threads: int
     reason: str
@@ -281,7 +274,6 @@ class ObservedCurve:
         self._learned_s[count] = now
 
     def forget_before(self, time_s: float) -> None:
-        """Drop counts that were last measured before ``time_s``."""
         for count in [count for count, learned_s in self._learned_s.items() if learned_s < time_s]:
             del self.points[count], self._learned_s[count]
 
@@ -298,14 +290,12 @@ class ObservedCurve:
 
 
 def _beyond_one_each(prep: ThroughputCurve, *, workers: int, most: int) -> ThroughputCurve:
-    """Return the curve without the one thread that each worker keeps; a count of 1 stands for ``workers`` threads."""
+    """Return the curve without each worker's first thread; a count of 1 stands for ``workers`` threads."""
     more = ((count - workers + 1, rate) for count, rate in prep.flat_beyond(most).knots if count > workers)
     return ThroughputCurve(((1.0, prep.rate(workers)), *more), 0.0)
 
 
 class ThreadTuner:
-    """Decides for one node, one observation at a time: when threads move, and how many read storage."""
-
     def __init__(self, settings: Threads) -> None:
         self._settings = settings
         self._prep, self._fetch = ObservedCurve(), ObservedCurve()
@@ -315,7 +305,7 @@ class ThreadTuner:
         self._reversals = 0
 
     def observe(self, load: NodeLoad, now: float) -> Tuned | None:
-        """Return the change due at ``now`` seconds, if any; ``load`` must have been measured after the last change."""
+        """Return the change due at ``now`` seconds; ``load`` must be from after the last change."""
         # A node above its limit (a worker came) gives threads back at once: other nodes rely on the limit.
         if load.prep_threads + load.fetch_threads > load.most:
             fetching = max(1, load.most - load.prep_threads)
@@ -388,7 +378,7 @@ class _View:
         return float(self._fetch_s[threads])
 
     def more_for_prep_or_fetch(self) -> Tuned | None:
-        """Return Lobster's split if it gains enough over the present one."""
+        """Return Lobster's split if it gains enough."""
         load, storage_bytes = self.load, self.load.batch_samples * self.load.sample_bytes
         # Lobster keeps one thread for prep, a node one for each worker, so the others are not counted.
         split = split_threads(
@@ -452,16 +442,12 @@ class _View:
 
 
 def _direction(load: NodeLoad, proposal: Tuned) -> tuple[int, int]:
-    """Return the signs of the changes of prep and fetch threads: 1, 0 or -1."""
-    return _sign(proposal.prep_threads - load.prep_threads), _sign(proposal.fetch_threads - load.fetch_threads)
+    prep, fetch = proposal.prep_threads - load.prep_threads, proposal.fetch_threads - load.fetch_threads
+    return (prep > 0) - (prep < 0), (fetch > 0) - (fetch < 0)
 
 
 def _is_reversal(one: tuple[int, int], other: tuple[int, int]) -> bool:
     return any(a * b < 0 for a, b in zip(one, other, strict=True))
-
-
-def _sign(number: int) -> int:
-    return (number > 0) - (number < 0)
 
 
 def _change(load: NodeLoad, preparing: int, fetching: int, reason: str) -> str:

@@ -87,10 +87,10 @@ def _check_least(name: str, value: float, least: float) -> None:
 
 @dataclass(frozen=True)
 class Depth:
-    """A read-ahead depth: at most ``blocks`` (1 or more) are read, or being read, and not consumed yet.
+    """A read-ahead depth: at most ``blocks`` (1 or more), ``nbytes`` together, are read and not consumed yet.
 
-    They have at most ``nbytes``. ``keeps_up`` is True if reading all blocks takes no longer than consuming them.
-    Otherwise ``blocks`` covers only the given blocks, and no depth would suffice for an endless sequence.
+    ``keeps_up`` is True if reading all blocks takes no longer than consuming them. Otherwise ``blocks`` covers only the
+    given blocks, and no depth would suffice for an endless sequence.
     """
 
     blocks: int
@@ -108,9 +108,9 @@ def readahead_depth(
     """Return the smallest read-ahead depth at which the consumer never waits after the initial fill, in O(n log n).
 
     All threads together read blocks in order, so block k takes read_s[k] / threads. It starts when block k - 1 is read
-    and block k - depth is consumed (NoPFS: avail(f) = sum of read_s / p_0, with a finite buffer). The consumer takes
-    nbytes[k] / consume_bytes_per_s for block k. It never waits if and only if no run i..k of blocks takes longer to
-    read than the time from the end of block i - depth to the start of block k.
+    and block k - depth is consumed (NoPFS: avail(f) = sum of read_s / p_0, with a finite buffer). The consumer never
+    waits if and only if no run i..k of blocks takes longer to read than the time from the end of block i - depth to the
+    start of block k.
 
     Args:
         read_s: float64[n], seconds of one thread for each block, in the order of consumption.
@@ -134,12 +134,10 @@ def readahead_depth(
 
 
 def _before(amounts: Floats | NDArray[np.int64]) -> Floats:
-    """Return the sums of the first 0, 1, ... n amounts."""
     return np.concatenate([[0.0], np.cumsum(amounts, dtype=np.float64)])
 
 
 def _never_waits(read_before: Floats, consumed_before: Floats, depth: int) -> bool:
-    """Return whether every block k >= depth is read before the consumer, which never waited, reaches it."""
     first = np.arange(depth, len(read_before) - 1)
     # Block i may start at consumed_before[i - depth + 1], and i..k take read_before[k + 1] - read_before[i]. The
     # running minimum is the worst start i of each run up to k, so one pass checks all runs.
@@ -178,7 +176,7 @@ class FetchSpeeds:
     storage: float | None = None
 
     def read_s(self, *, storage_bytes: Floats, disk_bytes: Floats) -> Floats:
-        """Return the seconds of one thread to fetch blocks and write them to memory, one after the other (read)."""
+        """Seconds of one thread to fetch blocks, float64[n], and write them to memory (read)."""
         memory = self.local or MEMORY_GUESS
         fetch_s = storage_bytes / (self.storage or memory) + disk_bytes / (self.disk or memory)
         return fetch_s + (storage_bytes + disk_bytes) / memory
@@ -202,7 +200,6 @@ class UpcomingBytes(Struct, frozen=True, eq=False):
 
     @property
     def lacking(self) -> Floats:
-        """float64[n], missing bytes of each block."""
         return self.from_storage + self.from_disk
 
 
@@ -210,12 +207,7 @@ class Advisor:
     """Decides from measured speeds whether a cache node uses its disk tier, and how far it reads ahead.
 
     Storage never replaces another node's memory, even if it is faster: mbaas guarantees that cached samples are read
-    from storage only once.
-
-    Attributes:
-        uses_disk: the disk tier is read and written.
-        prefers_disk: samples on disk and in another node's memory are read from disk.
-        depth_bytes: bytes to read ahead.
+    from storage only once. ``prefers_disk``: samples on disk and in another node's memory are read from disk.
     """
 
     def __init__(self, *, has_disk: bool, readahead_bytes: int) -> None:
@@ -227,7 +219,7 @@ class Advisor:
         self.depth_bytes = readahead_bytes
 
     def weigh(self, speeds: FetchSpeeds) -> list[str]:
-        """Decide whether to use the disk, once both speeds of a comparison are measured. Return log lines."""
+        """Decide whether to use the disk, once both speeds are measured. Return log lines."""
         if not self._has_disk or speeds.disk is None:
             return []
         log = []
@@ -249,8 +241,8 @@ class Advisor:
     def look_ahead(self, upcoming: UpcomingBytes, speeds: FetchSpeeds, *, threads: int, pace_per_s: float) -> list[str]:
         """Set the depth for prep that could consume ``pace_per_s`` samples/s; 0 if unknown. Return log lines.
 
-        The model's depth is the least at which prep never waits. It takes rates as given, without the concurrent reads
-        that they require, so `READS_IN_FLIGHT` sets a lower bound.
+        The model's depth takes rates as given, without the concurrent reads that they require, so `READS_IN_FLIGHT`
+        sets a lower bound.
         """
         lacking_bytes = float(upcoming.lacking.sum())
         if speeds.storage is None or not pace_per_s or not lacking_bytes:

@@ -31,8 +31,6 @@ LONGEST_REST_S = 1200.0
 
 
 class Work(Struct, frozen=True):
-    """Samples prepared by a worker so far, and the seconds spent on them."""
-
     worker: str
     node: str
     samples: float
@@ -40,7 +38,7 @@ class Work(Struct, frozen=True):
 
 
 class SpeedWeights:
-    """Speeds of one feed's nodes, and ``weights``: node -> weight of its share of the samples."""
+    """``weights`` of nodes: their shares of one feed's samples."""
 
     def __init__(self) -> None:
         self.weights: Mapping[str, float] = {}
@@ -49,7 +47,7 @@ class SpeedWeights:
         self._rest_s, self._rests_until = HOLD_S, -math.inf
 
     def observe(self, work: Sequence[Work], now: float) -> str | None:
-        """Record the work of all workers; return why samples should be redistributed, or None."""
+        """Record the work of all workers; return why samples should move, or None."""
         self._looks.append((now, work))
         # Keep the oldest observation until the next one is a whole window back, so that the mean covers at least a
         # window.
@@ -63,7 +61,7 @@ class SpeedWeights:
         return found if now - self._off_since >= HOLD_S and now >= self._rests_until else None
 
     def rebalance(self, work: Sequence[Work], now: float, *, because_off: bool) -> Mapping[str, float]:
-        """Set and return new weights for these workers' nodes, for the redistribution of samples."""
+        """Set and return new weights for these workers' nodes."""
         rates = self._rates()
         known = [rates[w.worker] for w in work if w.worker in rates]
         # A worker without a measurement counts as average, so that a new node gets samples at all.
@@ -77,7 +75,7 @@ class SpeedWeights:
         return weights
 
     def _off(self) -> str | None:
-        """Return how far the shares are off, or None if they are not or if it is not known."""
+        """Return how far the shares are off; None if they are not, or not known."""
         rates, (_, work) = self._rates(), self._looks[-1]
         # After a node came or went, new shares are set anyway. With a new worker, its speed is unknown.
         if not work or {w.node for w in work} != self.weights.keys() or any(w.worker not in rates for w in work):
@@ -93,7 +91,6 @@ class SpeedWeights:
         return f"node {worst[:8]} has {share} of the samples and {part} of the speed"
 
     def _rates(self) -> dict[str, float]:
-        """Return the samples/s of each measured worker while it prepares."""
         if not self._looks:
             return {}
         before = {w.worker: w for w in self._looks[0][1]}

@@ -47,36 +47,36 @@ def none_decoded(share: float) -> str:
 
 
 def either(resources: Sequence[str]) -> str:
-    """List several resources: "prep, memory or storage"."""
+    """Format as in "prep, memory or storage"."""
     *others, last = (RESOURCES[name] for name in resources)
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def between(quantity: Quantity) -> str:
-    """Format the ends of an interval without unit: "238 to 262"; empty if both look the same."""
+    """Format as in "238 to 262", without unit; empty if both ends look the same."""
     return units.interval(quantity.low, quantity.high)
 
 
 def with_interval(quantity: Quantity, write: Callable[[float], str] = units.number) -> str:
-    """Format a value with its interval: "250 (238 to 262)"."""
+    """Format as in "250 (238 to 262)"."""
     interval = units.interval(quantity.low, quantity.high, write)
     return f"{write(quantity.value)} ({interval})" if interval else write(quantity.value)
 
 
 def duration(quantity: Quantity) -> str:
-    """Format a duration with its interval: "4 s (3.8 s to 4.2 s)"."""
+    """Format as in "4 s (3.8 s to 4.2 s)"."""
     return with_interval(quantity, units.seconds)
 
 
 def setting(parameter: str, value: float) -> str:
-    """Format a value of a `Setup` field for a table: "40 MB", "2 times", "3"."""
+    """Format a `Setup` field for a table: "40 MB", "2 times", "3"."""
     if "bytes" in parameter:
         return units.size(value)
     return f"{units.number(value)} times" if parameter.endswith("_factor") else units.number(value)
 
 
 def amount(parameter: str, value: float) -> str:
-    """Format a value of a `Setup` field for a sentence: "4 prep workers", "2 times the measured speed"."""
+    """Format a `Setup` field for a sentence: "4 prep workers", "2 times the measured speed"."""
     # counts need a noun; bytes and factors are clear without one
     things = {"prep_workers": "prep worker", "trials": "trial", "nodes": "node"}
     if parameter in things:
@@ -85,5 +85,4 @@ def amount(parameter: str, value: float) -> str:
 
 
 def sentence(clause: str) -> str:
-    """Turn a clause into a sentence with a capital letter and a full stop."""
     return f"{clause[:1].upper()}{clause[1:].rstrip('.')}."

@@ -26,7 +26,7 @@ class SlowNodes:
 def test_a_node_that_does_not_come_is_started_again_and_ends_no_run(failures, came):
     told: list[str] = []
     injector = Injector(SlowNodes(failures), told.append)  # type: ignore[arg-type]
-    coming = injector._bring()
+    coming = injector._start_soon()
     injector.undo_what_is_due(all_of_it=True)
     assert coming.result() == came
     assert told == failures * ["another node is started: a node did not come: waited 60 s for it to be up"]

@@ -53,7 +53,7 @@ def shapes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[mbaas.Dataset
 
 
 def sounds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[mbaas.Dataset, T.Pipeline]:
-    make = importlib.import_module("mbaas.tools.bench.sounds").make_sounds
+    make = importlib.import_module("mbaas.tools.bench.tasks.audio").make_sounds
     data = mbaas.read_audio(make(folder, SAMPLES, report=lambda _: None))
     return data, T.Pipeline([T.DecodeAudio(8000), T.RandomCrop(4000), T.MelSpectrogram(n_fft=256, n_mels=16)])
 

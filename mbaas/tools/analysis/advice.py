@@ -256,11 +256,7 @@ def _waits(epoch: Epoch, setup: Setup) -> str:
 
 def _parts(waits: Waits) -> str:
     # reads first: a sample must be read before it can be prepared, so that stall is the first to look at
-    parts = [
-        ("samples to be read", waits.fetch),
-        ("samples to be prepared", waits.prep),
-        ("other trials", waits.peers),
-    ]
+    parts = [("samples to be read", waits.fetch), ("samples to be prepared", waits.prep), ("other trials", waits.peers)]
     told = [f"{units.percent(part)} for {why}" for why, part in parts if part >= LEAST_PART]
     return " and ".join(told) or units.percent(waits.all)
 
@@ -350,7 +346,7 @@ def offers(
     found = []
     for machine in machines:
         for nodes in range(1, machine.most + 1):
-            rented, per_s = machine.setup(setup, nodes=nodes), nodes * machine.price_per_h / 3600
+            rented, per_s = machine.setup(setup, nodes=nodes), nodes * machine.price_per_h / HOUR_S
             prediction = predict(rates, rented)
             job_s, alone_s = (
                 each.run_s(epochs) for each in (prediction, predict(rates, replace(rented, sharing=False)))
@@ -388,13 +384,11 @@ class EpochCosts(AsJson):
 
     @property
     def sentence(self) -> str:
-        """Both costs as a clause."""
         here, alone = _said(self.cpu_h, self.price), _said(self.alone_cpu_h, self.alone_price)
         return f"loading takes {here} for an epoch of each trial; a DataLoader for each would take at least {alone}"
 
 
 def epoch_costs(rates: Rates, setup: Setup) -> EpochCosts:
-    """Predict the cost of loading from measured rates."""
     hours = spanning(*(rates.samples * _loading_s(rates, setup, bound) / HOUR_S for bound in BOUNDS), unit="CPU-h")
     alone = rates.prepared_cpu_s.scaled(rates.samples / HOUR_S, unit="CPU-h")
     return _priced(hours, alone, setup.cpu_price_per_h)
@@ -419,16 +413,15 @@ def _said(hours: Quantity, price: Quantity | None) -> str:
 
 
 def _loading_s(rates: Rates, setup: Setup, bound: Bound) -> float:
-    """Return the CPU-seconds of loading per sample of one trial; ``bound`` refers to speed, as in `stages`."""
+    """Return the CPU-seconds of loading per sample of one trial; ``bound`` refers to speed."""
     found = resource_times(rates, setup, steady=True, step=bound, prep=bound)
     # busy time of a node's cores for one sample of every trial, without the steps of its trials
     busy_s = max(found.prep["cores"], found.cores_s) - found.compute["steps' cores"]
     delivery_s, trials = rates.delivery_cpu_s.at(OPPOSITE[bound]), setup.node_trials
     cores = setup.cores_of(rates.cores)
-    free_cores, pace_s = rates.free_cores(cores, bound), max(found.compute_s, found.prep_s, found.fetch_s)
+    free_cores = rates.free_cores(cores, bound)
     made_s = free_cores * busy_s - trials * delivery_s
-    # Work done once for all trials is divided by their number. In `stages`, the node with the most trials represents
-    # all nodes.
+    # Work done once for all trials is divided by their number. The node with the most trials represents all nodes.
     share = setup.nodes / setup.trials if setup.sharing else 1 / trials
-    background_s = (cores - free_cores) * pace_s * setup.nodes / setup.trials
+    background_s = (cores - free_cores) * found.pace_s * setup.nodes / setup.trials
     return max(0.0, made_s) * share + background_s + delivery_s

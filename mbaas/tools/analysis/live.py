@@ -133,8 +133,8 @@ def _prep_rates(status: FeedStatus, worker: Quantity) -> tuple[Quantity, Quantit
         return worker, None
     ratio = max(costs.decoded_s, LEAST_REST * costs.encoded_s) / costs.encoded_s
     decoded = status.fetched.decoded.samples / status.fetched.all.samples
-    encoded = worker.scaled(1 - decoded + decoded * ratio, unit=worker.unit)
-    return encoded, encoded.scaled(1 / ratio, unit=worker.unit)
+    encoded = worker.scaled(1 - decoded + decoded * ratio)
+    return encoded, encoded.scaled(1 / ratio)
 
 
 def setup_of(status: FeedStatus) -> Setup:

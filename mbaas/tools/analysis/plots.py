@@ -120,7 +120,6 @@ def style(axes: Axes, *, grid: Any = None) -> None:
 
 
 def add_legend(figure: Figure, *, columns: int, loc: Any = "lower left") -> None:
-    """Add a legend in a row below the chart."""
     figure.legend(
         loc=loc,
         bbox_to_anchor=(0, 0, 1, 1),
@@ -236,12 +235,7 @@ def stacked_bars(
 
 
 def heat_map(
-    values: NDArray[np.float64],
-    *,
-    title: str,
-    x: tuple[str, Sequence[str]],
-    y: tuple[str, Sequence[str]],
-    unit: str,
+    values: NDArray[np.float64], *, title: str, x: tuple[str, Sequence[str]], y: tuple[str, Sequence[str]], unit: str
 ) -> Figure:
     """Draw cells labelled with ``values`` [y, x], the first row at the bottom.
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +32,7 @@ from mbaas.tools.analysis.measuring.verify import (
     split_epoch,
     verify,
 )
+from mbaas.tools.bench.cpu import cpu_model
 
 STOPPED = "the analysis was stopped before the workload was run to its end: predictions are not compared with that"
 """Note of an analysis that was stopped early."""
@@ -85,7 +84,6 @@ class Analysis:
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether the analysis was interrupted before its end."""
         return STOPPED in self.notes
 
     def to_json(self) -> dict[str, Any]:
@@ -223,7 +221,11 @@ def conclude(
         doubts.append(f"the differential split of an epoch and what loaders say {differ}")
     return Analysis(
         subject=Subject(
-            data=data, pipeline=pipeline, step=step, machine=machine(rates.cores), date=time.strftime("%d %B %Y")
+            data=data,
+            pipeline=pipeline,
+            step=step,
+            machine=f"{rates.cores} cores, {cpu_model()}",
+            date=time.strftime("%d %B %Y"),
         ),
         sentence=verdict(rates, setup, changes=changes, seen=views, knows_cores=knows_cores),
         rates=rates,
@@ -238,13 +240,3 @@ def conclude(
         verification=verification,
         notes=tuple(doubts),
     )
-
-
-def machine(cores: int) -> str:
-    """Describe this machine: number of cores and processor model."""
-    model = platform.machine()  # "x86_64", the fallback if the kernel reports no model name
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return f"{cores} cores, {model}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -29,6 +32,15 @@ class CpuReading:
         for (pid, kind), cpu_s in later.cpu_s.items():
             used[kind] = used.get(kind, 0.0) + cpu_s - self.cpu_s.get((pid, kind), 0.0)
         return {kind: s / (later.at_s - self.at_s) for kind, s in sorted(used.items(), key=lambda item: -item[1])}
+
+
+def cpu_model() -> str:
+    """Return the processor's model name, or its architecture if the kernel reports none."""
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def kind_of(process: psutil.Process) -> str:

@@ -26,7 +26,7 @@ import psutil
 from mbaas.base.units import seconds
 from mbaas.tools.bench.cpu import TreeWatch
 from mbaas.tools.bench.rows import TrialSpec, open_service
-from mbaas.tools.bench.trial import Failed, Gate, Message, TrialResult, Warm, Window, run_trial
+from mbaas.tools.bench.trial import Gate, Message, TrialFailure, TrialResult, WarmedUp, Window, run_trial
 
 HOST = "from mbaas.tools.bench.host import main; main()"
 """Program of the host. With ``-m`` this module would exist twice there, and its classes would not unpickle."""
@@ -39,11 +39,8 @@ STOP_S = 30.0
 class RowSpec:
     """A row to run: ``trials`` processes that each open ``trial``, with their own number, and take minibatches.
 
-    Attributes:
-        trial, trials: the source that each process opens, and the number of processes.
-        window: length of each measurement.
-        timeout_s: time limit of the row.
-        python: the row's interpreter, which must have mbaas and the row's libraries.
+    ``window`` is the length of each measurement, ``timeout_s`` the time limit of the row, and ``python`` the row's
+    interpreter, which must have mbaas and the row's libraries.
     """
 
     trial: TrialSpec
@@ -84,7 +81,6 @@ class RowRun:
 
     @property
     def busy_cores(self) -> float:
-        """CPU seconds per second of all processes of the row."""
         return sum(cores for _, cores in self.cores_by_kind)
 
     @property
@@ -139,7 +135,6 @@ def _own_temporary_files() -> Iterator[dict[str, str]]:
 
 
 def failed(spec: RowSpec, error: str) -> RowRun:
-    """Return the run of a row that has no result."""
     return RowRun(spec.trial.row, spec.trials, spec.trial.batch, error=error)
 
 
@@ -191,7 +186,6 @@ def end_host() -> NoReturn:
 
 
 def measure(spec: RowSpec) -> RowRun:
-    """Run a row in descendants of this process."""
     with open_service(spec.trial, spec.trials) as service, TreeWatch() as watch:
         trial = replace(spec.trial, address=service.address) if service is not None else spec.trial
         with _tasks(spec, trial) as (connections, gate):
@@ -227,7 +221,7 @@ def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[An
 def _collect(
     connections: Sequence[Connection[Any, Message]], watch: TreeWatch
 ) -> tuple[list[TrialResult], dict[str, float]]:
-    # Cores are measured from the last `Warm` to the last `TrialResult`: all trials work during this time, including
+    # Cores are measured from the last `WarmedUp` to the last `TrialResult`: all trials work during this time, including
     # those that have finished.
     results: list[TrialResult] = []
     warm, open_ones = 0, list(connections)
@@ -246,12 +240,12 @@ def _collect(
     return results, began.cores_until(watch.cpu())
 
 
-def _received(connection: Connection[Any, Message]) -> Warm | TrialResult:
+def _received(connection: Connection[Any, Message]) -> WarmedUp | TrialResult:
     try:
         message = connection.recv()
     except EOFError:
         raise RuntimeError("a trial's process ended without a word") from None
-    if isinstance(message, Failed):
+    if isinstance(message, TrialFailure):
         raise RuntimeError(message.reason)
     return message
 

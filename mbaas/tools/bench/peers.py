@@ -42,7 +42,7 @@ PEERS = {
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledPeer:
     """An installed peer: its interpreter, and name and version, such as "TensorSocket (tensorsocket 0.0.5)"."""
 
     python: str
@@ -72,13 +72,13 @@ print(json.dumps([missing, own, {each: version(each) for each in packages}]))
 """Program run by an interpreter: prints the modules it lacks, its mbaas version, and the versions of packages."""
 
 
-def find_peers(rows: Sequence[str], python: Path | None) -> tuple[dict[str, Installed], tuple[str, ...]]:
+def find_peers(rows: Sequence[str], python: Path | None) -> tuple[dict[str, InstalledPeer], tuple[str, ...]]:
     """Find the peers among ``rows``: in this environment, then in the environment of ``python``.
 
     Returns installed peers by row, and one sentence for each missing peer. Raises ConfigError if ``python`` is not a
     Python interpreter.
     """
-    found: dict[str, Installed] = {}
+    found: dict[str, InstalledPeer] = {}
     left_out: list[str] = []
     for row in rows:
         if row not in PEERS:
@@ -87,7 +87,7 @@ def find_peers(rows: Sequence[str], python: Path | None) -> tuple[dict[str, Inst
         for interpreter in (sys.executable, *([] if python is None else [str(python)])):
             lacks, installed = _look(PEERS[row], interpreter)
             if not lacks:
-                found[row] = Installed(interpreter, f"{PEERS[row].name} ({installed})")
+                found[row] = InstalledPeer(interpreter, f"{PEERS[row].name} ({installed})")
                 break
         else:
             left_out.append(_left_out(PEERS[row], lacks, python))

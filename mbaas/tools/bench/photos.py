@@ -8,7 +8,6 @@ arguments give the same pixels.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
-from mbaas.tools.bench.generated import made_once
+from mbaas.tools.bench.tasks.base import Report, made_once
 
 SOURCES = (
     "astronaut.png",
@@ -43,7 +42,7 @@ Photo = NDArray[Any]
 """One decoded photograph: uint8[h, w, 3]."""
 
 
-def make_photos(root: Path, count: int, *, seed: int = 0, report: Callable[[str], None] = print) -> Path:
+def make_photos(root: Path, count: int, *, seed: int = 0, report: Report = print) -> Path:
     """Generate or find a class-per-folder tree of ``count`` JPEGs under ``root``; return the tree's folder.
 
     ``report`` is called with one line if the tree is generated. Raises DatasetError if scikit-image or one of its

@@ -81,7 +81,6 @@ def _heading(report: BenchReport) -> str:
 
 
 def machine_line(machine: Machine, cores: int | None = None) -> str:
-    """Describe the machine and the libraries on one line."""
     gpu = f"{machine.gpu}; " if machine.gpu else ""
     return (
         f"{gpu}{machine.cpu}, {cores or machine.cpus} of {machine.cpus} CPUs used, {units.size(machine.memory_bytes)}; "

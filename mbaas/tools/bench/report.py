@@ -16,6 +16,7 @@ from typing import Literal
 
 from mbaas.errors import ConfigError
 from mbaas.tools.bench import SAMPLES
+from mbaas.tools.bench.cpu import cpu_model
 from mbaas.tools.bench.host import RowRun
 from mbaas.tools.bench.peers import PEERS
 from mbaas.tools.bench.tasks import TASKS
@@ -148,7 +149,7 @@ class BenchSettings:
 class Machine:
     """The machine and the libraries of a measurement, without which figures mean little."""
 
-    cpu: str = field(default_factory=lambda: _cpu_model())
+    cpu: str = field(default_factory=cpu_model)
     cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
     memory_bytes: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     gpu: str = ""
@@ -159,35 +160,14 @@ class Machine:
     when: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
 
 
-def _cpu_model() -> str:
-    with Path("/proc/cpuinfo").open() as lines:
-        return next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-        )
-
-
 @dataclass(frozen=True)
 class Round:
     """Rows that ran one after the other, with the same number of trials and batch size."""
 
     runs: tuple[RowRun, ...]
 
-    @property
-    def prep(self) -> RowRun | None:
-        """The run of P; None if it was not requested, or failed."""
-        return self._run("prep")
-
-    @property
-    def prep_decoded(self) -> RowRun | None:
-        """The run of P'; None as above."""
-        return self._run("prep-decoded")
-
-    @property
-    def reading(self) -> RowRun | None:
-        """The run of trials that only read; None as above."""
-        return self._run(READ_ROW)
-
-    def _run(self, row: str) -> RowRun | None:
+    def run(self, row: str) -> RowRun | None:
+        """Return the run of a row; None if it was not requested, or failed."""
         return next((run for run in self.runs if run.row == row and not run.error), None)
 
 
@@ -242,7 +222,6 @@ class RowResult:
 
     @property
     def busy_cores(self) -> float:
-        """Busy cores of all processes of the row."""
         return sum(cores for _, cores in self.cores_by_kind)
 
     @property
@@ -287,12 +266,11 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
     good = [run for run in runs if not run.error]
     # compare with P of the same round: both met the machine in the same state
     delivering = [(run, one) for run, one in pairs if not run.error and row not in (*PREP_ROWS, READ_ROW)]
-    against = [(run, one.prep) for run, one in delivering if one.prep]
-    decoded = [(run, one.prep_decoded) for run, one in delivering if one.prep_decoded and row in DECODED_ROWS]
+    against = [(run, prep) for run, one in delivering if (prep := one.run("prep"))]
+    decoded = [(run, prep) for run, one in delivering if row in DECODED_ROWS and (prep := one.run("prep-decoded"))]
+    limit = "prep-decoded" if row in DECODED_ROWS else "prep"
     reading = [
-        (run, prep, one.reading)
-        for run, one in delivering
-        if one.reading and (prep := one.prep_decoded if row in DECODED_ROWS else one.prep)
+        (run, prep, reads) for run, one in delivering if (prep := one.run(limit)) and (reads := one.run(READ_ROW))
     ]
     return RowResult(
         row=row,

@@ -24,12 +24,12 @@ PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Warm:
+class WarmedUp:
     """A trial has finished its warm-up."""
 
 
 @dataclass(frozen=True)
-class Failed:
+class TrialFailure:
     """A trial has failed; ``reason`` is its traceback."""
 
     reason: str
@@ -56,7 +56,7 @@ class TrialResult:
     repeated: int
 
 
-Message = Warm | Failed | TrialResult
+Message = WarmedUp | TrialFailure | TrialResult
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ class Window:
     epochs: int | None = None
 
     def is_over(self, epochs: int, elapsed_s: float) -> bool:
-        """Return whether a window of ``epochs`` whole epochs in ``elapsed_s`` seconds is long enough."""
         if self.epochs is not None:
             return epochs >= self.epochs
         return epochs >= 1 and elapsed_s >= self.seconds
@@ -89,11 +88,9 @@ class Ledger:
         self._counts = np.zeros(samples, np.int64)
 
     def add(self, sample_ids: NDArray[np.int64]) -> None:
-        """Count a minibatch: int64[n] ids."""
         np.add.at(self._counts, sample_ids, 1)  # not `+= 1`, which would count a repeated id once
 
     def close_epoch(self) -> None:
-        """End an epoch, and count missing and repeated samples."""
         self.epochs += 1
         self.missing += int((self._counts == 0).sum())
         self.repeated += int(np.maximum(self._counts - 1, 0).sum())
@@ -113,17 +110,17 @@ def read(array: NDArray[Any]) -> int:
 
 
 def touch_on_gpu(tensor: Any) -> int:
-    """Like `touch` for a tensor; waits for the GPU."""
+    """Wait for the GPU."""
     return int(tensor.reshape(-1)[::PAGE_BYTES].sum())
 
 
 def read_on_gpu(tensor: Any) -> int:
-    """Like `read` for a tensor; waits for the GPU."""
+    """Wait for the GPU."""
     return int(tensor.max())
 
 
 def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
-    """Run a trial, the main function of its process; send `Warm` and then `TrialResult`, or `Failed`, to ``host``."""
+    """Run a trial in its process; send `WarmedUp` and then `TrialResult`, or `TrialFailure`, to ``host``."""
     connection: Connection[Message, None] = host
     try:
         loader = open_loader(spec)
@@ -133,21 +130,17 @@ def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
         finally:
             loader.close()
     except Exception:  # from any library: without a message, the host would wait
-        connection.send(Failed(f"trial {spec.trial}: {traceback.format_exc()}"))
+        connection.send(TrialFailure(f"trial {spec.trial}: {traceback.format_exc()}"))
 
 
 def consume(
-    loader: EpochLoader,
-    window: Window,
-    gate: Gate,
-    host: Connection[Message, None],
-    use: Callable[[Any], int] = touch,
+    loader: EpochLoader, window: Window, gate: Gate, host: Connection[Message, None], use: Callable[[Any], int] = touch
 ) -> None:
-    """Warm up, measure, and continue until all other trials are done; ``use`` is called with every array."""
+    """WarmedUp up, measure, and continue until all other trials are done; ``use`` is called with every array."""
     ledger = Ledger(loader.samples)
     gate.start.wait()  # together: a single trial would warm up with the machine to itself
     _measure(loader, window, ledger, use)
-    host.send(Warm())
+    host.send(WarmedUp())
     host.send(_measure(loader, window, ledger, use))
     while not gate.stop.is_set():
         _take(_until(gate.stop, loader.epoch()), ledger, use)

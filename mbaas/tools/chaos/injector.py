@@ -39,12 +39,11 @@ SLOW_MBIT_PER_S = 5
 
 
 @dataclass
-class Injected:
+class FaultOutcome:
     """The outcome of a fault.
 
     Attributes:
-        at: time of the fault, in seconds of the machine's monotonic clock.
-        kind: kind of fault, as in the plan.
+        at: seconds of the machine's monotonic clock.
         met, pids: descriptions of the targets hit, and their processes.
         happened: every strike hit a live process or a read.
     """
@@ -57,13 +56,6 @@ class Injected:
 
     def __str__(self) -> str:
         return f"{self.kind}: {', '.join(self.met) or 'met nobody'}"
-
-
-@dataclass(order=True)
-class _Due:
-    at: float
-    order: int
-    undo: Callable[[], Any] = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -80,55 +72,56 @@ class Injector:
     def __init__(self, nodes: Nodes | Network, say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
         self.search: OurSearch | None = None
-        self._due: list[_Due] = []
-        self._orders = itertools.count()
+        self._due: list[tuple[float, int, Callable[[], Any]]] = []  # a heap of (time, unique number, undo)
+        self._numbers = itertools.count()
         self._end_trouble: Callable[[], Any] = lambda: None
         # Processes that were paused. Recorded here, because a process on a busy machine takes time to stop, and its
         # state would still be "running".
-        self._still: set[int] = set()
-        self._porter = ThreadPoolExecutor(1)  # nodes take seconds to start; faults continue meanwhile
-        self._coming: list[Future[Any]] = []
-        self.log: list[Injected] = []
+        self._paused: set[int] = set()
+        self._starter = ThreadPoolExecutor(1)  # nodes take seconds to start; faults continue meanwhile
+        self._starting: list[Future[Any]] = []
+        self.log: list[FaultOutcome] = []
 
-    def inject(self, fault: Fault) -> Injected:
-        """Execute a fault now."""
-        injected = Injected(time.monotonic(), fault.kind)
+    def inject(self, fault: Fault) -> FaultOutcome:
+        outcome = FaultOutcome(time.monotonic(), fault.kind)
         # Find all targets before striking any: finding takes time, and the strikes must be simultaneous.
         strikes: list[Callable[[], Any]] = []
         taken: set[int] = set()
         for strike in fault.strikes:
-            if (found := self._aim(strike, taken, injected, is_burst=len(fault.strikes) > 1)) is None:
-                injected.happened = False
+            if (found := self._action_of(strike, taken, outcome, is_burst=len(fault.strikes) > 1)) is None:
+                outcome.happened = False
             else:
                 strikes.append(found)
-        injected.at = time.monotonic()  # after the search for targets
+        outcome.at = time.monotonic()  # after the search for targets
         for each in strikes:
             each()
-        self.log.append(injected)
-        return injected
+        self.log.append(outcome)
+        return outcome
 
-    def _aim(self, strike: Strike, taken: set[int], injected: Injected, *, is_burst: bool) -> Callable[[], Any] | None:
+    def _action_of(
+        self, strike: Strike, taken: set[int], outcome: FaultOutcome, *, is_burst: bool
+    ) -> Callable[[], Any] | None:
         if strike.target == "storage":
-            return lambda: self._disturb(strike, injected)
+            return lambda: self._disturb(strike, outcome)
         if strike.target == "driver":
-            return lambda: self._strike_driver(strike, injected)
+            return lambda: self._strike_driver(strike, outcome)
         if strike.action == "add":
-            return lambda: self._add_for_a_while(strike, injected)
+            return lambda: self._add_for_a_while(strike, outcome)
         if strike.target in ("node", "nodes", "raylet", "link"):
-            there = self._wait(lambda: [node for node in self._nodes.there if self._stands(node)])
+            there = self._wait(lambda: [node for node in self._nodes.there if self._is_up(node)])
             if not there:
                 return None
             if strike.target == "link":
                 node = there[int(strike.which * len(there))]
-                return lambda: self._strike_link(strike, node, injected)
+                return lambda: self._strike_link(strike, node, outcome)
             chosen = there if strike.target == "nodes" else [there[int(strike.which * len(there))]]
-            return lambda: self._strike_nodes(strike, chosen, injected)
+            return lambda: self._strike_nodes(strike, chosen, outcome)
         pool = self._wait(lambda: self._pool(strike, taken, is_burst=is_burst))
         if not pool:
             return None
         victim = pool[int(strike.which * len(pool))]
         taken.add(victim.pid)
-        return lambda: self._strike_process(strike, victim, injected)
+        return lambda: self._strike_process(strike, victim, outcome)
 
     def _wait(self, look: Callable[[], list[Any]]) -> list[Any]:
         end = time.monotonic() + FIND_S
@@ -139,52 +132,52 @@ class Injector:
 
     # ---- strikes ----
 
-    def _strike_process(self, strike: Strike, victim: Participant, injected: Injected) -> None:
+    def _strike_process(self, strike: Strike, victim: Participant, outcome: FaultOutcome) -> None:
         label = f"{victim.name or victim.target} ({victim.pid})"
         try:
             (kill if strike.action == "kill" else pause)(victim.pid)
         except ProcessLookupError:  # ended since it was found
-            injected.happened = False
+            outcome.happened = False
             return
-        injected.pids.add(victim.pid)
+        outcome.pids.add(victim.pid)
         if strike.action == "pause":
             label += f" for {seconds(strike.lasts_s)}"
-            self._still.add(victim.pid)
-            self._later(strike.lasts_s, partial(self._go_on, [victim.pid], partial(resume, victim.pid)))
-        injected.met.append(label)
+            self._paused.add(victim.pid)
+            self._later(strike.lasts_s, partial(self._resume, [victim.pid], partial(resume, victim.pid)))
+        outcome.met.append(label)
 
-    def _strike_driver(self, strike: Strike, injected: Injected) -> None:
+    def _strike_driver(self, strike: Strike, outcome: FaultOutcome) -> None:
         if self.search is None or not alive(pid := self.search.server.pid):  # still restarting
-            injected.happened = False
+            outcome.happened = False
             return
         self.search.server.kill(strike.lasts_s)
-        injected.met.append(f"the program that serves ({pid}), back in {seconds(strike.lasts_s)}")
+        outcome.met.append(f"the program that serves ({pid}), back in {seconds(strike.lasts_s)}")
 
-    def _strike_nodes(self, strike: Strike, chosen: list[Any], injected: Injected) -> None:
+    def _strike_nodes(self, strike: Strike, chosen: list[Any], outcome: FaultOutcome) -> None:
         for node in chosen:
             pids = self._nodes.pids(node)
-            injected.pids.update(pids)
+            outcome.pids.update(pids)
             label = f"node {node.node_id[:8]} ({len(pids)} processes)"
             if strike.action == "pause":
                 label += f" for {seconds(strike.lasts_s)}"
-                self._still.update(pids)
+                self._paused.update(pids)
                 go_on = self._nodes.pause(node)
-                self._later(strike.lasts_s, partial(self._go_on, pids, go_on))
+                self._later(strike.lasts_s, partial(self._resume, pids, go_on))
             elif strike.action == "drain":
                 label += f", {seconds(strike.lasts_s)} after notice"
                 self._nodes.drain(node, strike.lasts_s)
-                self._bring()  # like an autoscaler, which also receives the notice
+                self._start_soon()  # like an autoscaler, which also receives the notice
                 self._later(strike.lasts_s, partial(self._reclaim, node))
             else:
                 self._end_node(strike, node)
-                self._later(strike.lasts_s, self._bring)
-            injected.met.append(label)
+                self._later(strike.lasts_s, self._start_soon)
+            outcome.met.append(label)
 
-    def _strike_link(self, strike: Strike, node: Any, injected: Injected) -> None:
+    def _strike_link(self, strike: Strike, node: Any, outcome: FaultOutcome) -> None:
         assert isinstance(self._nodes, Network), "links are not in a plan where nodes have none of their own"
         mend = self._nodes.cut(node) if strike.action == "cut" else self._nodes.limit(node, SLOW_MBIT_PER_S)
         self._later(strike.lasts_s, mend)
-        injected.met.append(f"node {node.node_id[:8]} for {seconds(strike.lasts_s)}")
+        outcome.met.append(f"node {node.node_id[:8]} for {seconds(strike.lasts_s)}")
 
     def _reclaim(self, node: Any) -> None:
         if node in self._nodes.there:  # an idle node may have exited already
@@ -198,30 +191,30 @@ class Injector:
         else:
             self._nodes.kill(node)
 
-    def _add_for_a_while(self, strike: Strike, injected: Injected) -> None:
-        injected.met.append(f"a node for {seconds(strike.lasts_s)}")
-        coming = self._bring()
+    def _add_for_a_while(self, strike: Strike, outcome: FaultOutcome) -> None:
+        outcome.met.append(f"a node for {seconds(strike.lasts_s)}")
+        starting = self._start_soon()
 
         def leave() -> None:
-            if not coming.done():
+            if not starting.done():
                 self._later(LEAVE_S, leave)
                 return
-            node = coming.result()
+            node = starting.result()
             # Another fault may have hit the node. The last node stays, because it would not be replaced.
-            if node in self._nodes.there and self._stands(node) and len(self._nodes.there) > 1:
+            if node in self._nodes.there and self._is_up(node) and len(self._nodes.there) > 1:
                 self._nodes.remove(node)
 
         self._later(strike.lasts_s, leave)
 
-    def _disturb(self, strike: Strike, injected: Injected) -> None:
+    def _disturb(self, strike: Strike, outcome: FaultOutcome) -> None:
         if self.search is None:
-            injected.happened = False
+            outcome.happened = False
             return
         self._end_trouble()  # one at a time: all processes share one switch
         trouble = self.search.trouble
         before, over = trouble.met, False
         trouble.begin(strike.action)
-        injected.met.append(f"for {seconds(strike.lasts_s)}")
+        outcome.met.append(f"for {seconds(strike.lasts_s)}")
 
         def end() -> None:
             nonlocal over
@@ -231,8 +224,8 @@ class Injector:
             trouble.end()
             # Only known now: a disturbance without reads has no effect.
             reads = trouble.met - before
-            injected.happened = reads > 0
-            injected.met.append(counted(reads, "read"))
+            outcome.happened = reads > 0
+            outcome.met.append(counted(reads, "read"))
 
         self._end_trouble = end
         self._later(strike.lasts_s, end)
@@ -240,28 +233,28 @@ class Injector:
     # ---- undoing faults ----
 
     def _later(self, after_s: float, undo: Callable[[], Any]) -> None:
-        heapq.heappush(self._due, _Due(time.monotonic() + after_s, next(self._orders), undo))
+        heapq.heappush(self._due, (time.monotonic() + after_s, next(self._numbers), undo))
 
     def undo_what_is_due(self, *, all_of_it: bool = False) -> None:
         """End pauses and disturbances that are due, or all of them, and replace nodes that are gone."""
-        while self._due and (all_of_it or self._due[0].at <= time.monotonic()):
-            heapq.heappop(self._due).undo()
+        while self._due and (all_of_it or self._due[0][0] <= time.monotonic()):
+            heapq.heappop(self._due)[-1]()
         for node in list(self._nodes.there):
             if not alive(self._nodes.raylet(node)):  # paused until Ray declared it dead; it exited when it found out
                 self._nodes.kill(node)
-                self._bring()
+                self._start_soon()
         if self.search is not None:
             self.search.server.look_after(at_once=all_of_it)
         if all_of_it:
-            for coming in self._coming:
-                coming.result()
-        self._coming = [coming for coming in self._coming if not coming.done()]
+            for starting in self._starting:
+                starting.result()
+        self._starting = [starting for starting in self._starting if not starting.done()]
 
-    def _bring(self) -> Future[Any]:
-        self._coming.append(self._porter.submit(self._come))
-        return self._coming[-1]
+    def _start_soon(self) -> Future[Any]:
+        self._starting.append(self._starter.submit(self._start_node))
+        return self._starting[-1]
 
-    def _come(self) -> Any:
+    def _start_node(self) -> Any:
         for _ in range(TRIES):
             try:
                 return self._nodes.add(CPUS)
@@ -269,18 +262,18 @@ class Injector:
                 self._say(f"another node is started: {error}")
         return None
 
-    def _go_on(self, pids: list[int], resume: Callable[[], Any]) -> None:
-        self._still.difference_update(pids)
+    def _resume(self, pids: list[int], resume: Callable[[], Any]) -> None:
+        self._paused.difference_update(pids)
         resume()
 
-    def _stands(self, node: Any) -> bool:
-        return self._works(self._nodes.raylet(node))
+    def _is_up(self, node: Any) -> bool:
+        return self._is_running(self._nodes.raylet(node))
 
-    def _works(self, pid: int) -> bool:
-        return pid not in self._still and alive(pid)
+    def _is_running(self, pid: int) -> bool:
+        return pid not in self._paused and alive(pid)
 
     def _pool(self, strike: Strike, taken: set[int], *, is_burst: bool) -> list[Participant]:
         """Return possible targets of a strike: all of its kind. In a burst, any process if none is left."""
-        others = [each for each in participants() if each.pid not in taken and self._works(each.pid)]
+        others = [each for each in participants() if each.pid not in taken and self._is_running(each.pid)]
         same = [each for each in others if each.target == strike.target]
         return same or (others if is_burst else [])

@@ -84,11 +84,9 @@ class Network:
 
     @property
     def address(self) -> str:
-        """Host and port of the head."""
         return f"{_address(HEAD)}:{PORT}"
 
     def connect(self) -> None:
-        """Connect this program to the head, as a driver."""
         logging.getLogger("ray").setLevel(logging.ERROR)
 
         def connected() -> bool:
@@ -147,11 +145,9 @@ class Network:
         return self._folder / f"ray-{number}.log"
 
     def pids(self, node: NetworkNode) -> list[int]:
-        """Return the live processes of a node."""
         return _pids(node.number)
 
     def raylet(self, node: NetworkNode) -> int:
-        """Return the process id of a node's raylet."""
         return node.raylet
 
     def kill(self, node: NetworkNode) -> None:
@@ -161,16 +157,13 @@ class Network:
         node._process.wait(END_S)
 
     def kill_raylet(self, node: NetworkNode) -> None:
-        """Kill only a node's raylet; Ray ends its other processes."""
         kill(node.raylet)
         self._await_end(node)
 
     def drain(self, node: NetworkNode, within_s: float) -> None:
-        """Announce that a node will leave; see `give_notice`."""
         give_notice(self.address, node.node_id, within_s)
 
     def remove(self, node: NetworkNode) -> None:
-        """Shut a node down gracefully."""
         os.killpg(node._process.pid, signal.SIGTERM)
         self._await_end(node)
 
@@ -182,7 +175,6 @@ class Network:
         node._process.wait(END_S)
 
     def pause(self, node: NetworkNode) -> Callable[[], None]:
-        """Pause all processes of a node. Return a function that resumes them."""
         return pause_all(self.pids(node))
 
     def cut(self, node: NetworkNode) -> Callable[[], None]:
@@ -209,7 +201,6 @@ class Network:
         return lift
 
     def end(self) -> None:
-        """Disconnect this program, and end all nodes."""
         ray.shutdown()
         for node in self.there:
             resume_all(self.pids(node))  # a paused process does not act on SIGTERM

@@ -55,7 +55,6 @@ class Nodes:
         return str(self._cluster.address)
 
     def connect(self) -> None:
-        """Connect this program to the head, as a driver."""
         logging.getLogger("ray").setLevel(logging.ERROR)  # it logs every address
         with _own_sigterm():
             ray.init(
@@ -86,7 +85,6 @@ class Nodes:
         return node
 
     def wait_for_all(self) -> None:
-        """Wait until all added nodes are up."""
         self._cluster.wait_for_nodes()
 
     def pids(self, node: Any) -> list[int]:
@@ -99,7 +97,6 @@ class Nodes:
         return [pid for pid in dict.fromkeys(found) if alive(pid)]
 
     def raylet(self, node: Any) -> int:
-        """Return the process id of a node's raylet."""
         return int(node.all_processes["raylet"][0].process.pid)
 
     def kill(self, node: Any) -> None:
@@ -119,7 +116,7 @@ class Nodes:
         self._forget(node, allow_graceful=True)
 
     def drain(self, node: Any, within_s: float) -> None:
-        """Announce that a node will leave; see `give_notice`."""
+        """See `give_notice`."""
         give_notice(self.address, node.node_id, within_s)
 
     def _forget(self, node: Any, *, allow_graceful: bool) -> None:

@@ -13,12 +13,7 @@ from pathlib import Path
 from mbaas.ray_cluster import actor_names
 from mbaas.tools.chaos.plan import Target
 
-PREFIXES: dict[Target, str] = {
-    "worker": "prep:",
-    "cache": "cache:",
-    "relay": "relay:",
-    "coordinator": "feed:",
-}
+PREFIXES: dict[Target, str] = {"worker": "prep:", "cache": "cache:", "relay": "relay:", "coordinator": "feed:"}
 """Prefixes of a feed's actor names. Any other actor counts as a trial."""
 
 STOPPED_S = 1.0
@@ -74,7 +69,6 @@ def pause_all(pids: Sequence[int]) -> Callable[[], None]:
 
 
 def resume_all(pids: Sequence[int]) -> None:
-    """Resume all of the processes that still exist."""
     for pid in pids:
         resume(pid)
 

@@ -74,13 +74,9 @@ def _single(action: Action, target: Target, lasts_s: tuple[float, float]) -> Dra
     return lambda chance: (Strike(action, target, chance.random(), chance.uniform(*lasts_s)),)
 
 
-def _anybody(action: Action, lasts_s: tuple[float, float]) -> Draw:
-    return lambda chance: (Strike(action, chance.choice(PARTICIPANTS), chance.random(), chance.uniform(*lasts_s)),)
-
-
-def _burst(action: Action, size: int) -> Draw:
+def _burst(action: Action, size: int, lasts_s: tuple[float, float] = PAUSE_S) -> Draw:
     return lambda chance: tuple(
-        Strike(action, chance.choice(PARTICIPANTS), chance.random(), chance.uniform(*PAUSE_S)) for _ in range(size)
+        Strike(action, chance.choice(PARTICIPANTS), chance.random(), chance.uniform(*lasts_s)) for _ in range(size)
     )
 
 
@@ -109,7 +105,7 @@ KINDS: dict[str, Draw] = {
 """Kinds of faults, by their names in ``--kinds``, and functions that draw their strikes."""
 
 BY_NAME_ONLY: dict[str, Draw] = {
-    "pause-long": _anybody("pause", LONG_PAUSE_S),
+    "pause-long": _burst("pause", 1, LONG_PAUSE_S),
     "drain-node": _single("drain", "node", NOTICE_S),
 }
 """Kinds that occur only if ``--kinds`` contains their full name: new ones in `KINDS` would change every seed's plan."""
@@ -121,17 +117,17 @@ OF_LINKS = ("cut-link", "slow-link")
 """Kinds that need nodes in separate network namespaces."""
 
 
-def chosen_kinds(patterns: Sequence[str], known: Sequence[str] = tuple(KINDS)) -> tuple[str, ...]:
+def chosen_kinds(patterns: Sequence[str]) -> tuple[str, ...]:
     """Return the kinds that match patterns such as ``kill-*``, then those in `BY_NAME_ONLY` that are named in full.
 
     Raises:
         ConfigError: a pattern matches no known kind, and is not a name in `BY_NAME_ONLY`.
     """
     for pattern in patterns:
-        if pattern not in BY_NAME_ONLY and not fnmatch.filter(known, pattern):
-            hint = instead(pattern, (*known, *BY_NAME_ONLY))
+        if pattern not in BY_NAME_ONLY and not fnmatch.filter(KINDS, pattern):
+            hint = instead(pattern, (*KINDS, *BY_NAME_ONLY))
             raise ConfigError(f"--kinds has {pattern!r}, which is no kind of fault; {hint}")
-    chosen = (kind for kind in known if any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns))
+    chosen = (kind for kind in KINDS if any(fnmatch.fnmatchcase(kind, pattern) for pattern in patterns))
     return (*chosen, *(kind for kind in BY_NAME_ONLY if kind in patterns))
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,7 +78,6 @@ class Writer:
     trial: str
     _descriptor: int
     state: Mapping[str, Any] | None
-    _closed: bool = field(default=False)
 
     @classmethod
     def open(cls, folder: Path, trial: str) -> Writer:
@@ -110,11 +109,9 @@ class Writer:
         self.step({"image": (), "label": (), "sample_id": np.empty(0, np.int64)}, state, asked_at=now, got_at=now)
 
     def error(self, error: BaseException) -> None:
-        """Record an exception raised by the loader."""
         self._write({"error": type(error).__name__, "message": str(error), "at": time.monotonic()})
 
     def close(self) -> None:
-        """Record the regular end of the trial."""
         self._write({"closed": True})
         os.close(self._descriptor)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mbaas.tools.chaos.checker import Flaw, FlawKind, Row, agreed, by_epoch, check, orders_of
-from mbaas.tools.chaos.injector import Injected
+from mbaas.tools.chaos.injector import FaultOutcome
 from mbaas.tools.chaos.plan import Fault
 from mbaas.tools.chaos.records import Incarnation, history
 from mbaas.tools.chaos.usage import Growth
@@ -25,11 +25,9 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class KindReport:
-    """Results for one kind of fault.
+    """Planned faults of one kind, and faults that hit all of their targets.
 
-    Attributes:
-        planned, happened: number of planned faults, and of faults that hit all of their targets.
-        waits_s: for each fault that happened, the longest wait in s (see `longest_waits`). Empty without trial records.
+    ``waits_s`` is the longest wait after each that happened, in s (see `longest_waits`); empty without trial records.
     """
 
     planned: int
@@ -62,7 +60,6 @@ class Checked:
     told: tuple[str, ...] = ()
 
     def count(self, kind: FlawKind) -> int:
-        """Return the number of samples with this flaw."""
         return sum(len(flaw.samples) for flaw in self.flaws if flaw.kind == kind)
 
 
@@ -99,7 +96,6 @@ class Report:
 
     @property
     def happened(self) -> int:
-        """Number of faults that hit their targets."""
         return sum(kind.happened for kind in self.kinds.values())
 
     @property
@@ -110,9 +106,8 @@ class Report:
 
 
 def kinds_of(
-    faults: Sequence[Fault], injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]
+    faults: Sequence[Fault], injected: Sequence[FaultOutcome], incarnations: Mapping[str, Sequence[Incarnation]]
 ) -> dict[str, KindReport]:
-    """Count faults by kind, and find the longest wait after each."""
     planned = Counter(fault.kind for fault in faults)
     waits = longest_waits(injected, incarnations)
     found: dict[str, list[float]] = {kind: [] for kind in planned}
@@ -125,7 +120,9 @@ def kinds_of(
     }
 
 
-def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Sequence[Incarnation]]) -> dict[int, float]:
+def longest_waits(
+    injected: Sequence[FaultOutcome], incarnations: Mapping[str, Sequence[Incarnation]]
+) -> dict[int, float]:
     """Return for each fault, by its index, the longest wait of a trial for a minibatch, in seconds.
 
     A wait is attributed to the last fault before its start or shortly after it, unless that fault hit the trial itself.
@@ -142,7 +139,7 @@ def longest_waits(injected: Sequence[Injected], incarnations: Mapping[str, Seque
     return longest
 
 
-def checked(
+def check_records(
     incarnations: Mapping[str, Sequence[Incarnation]], reference: Mapping[int, Sequence[Row]] | None, *, samples: int
 ) -> Checked:
     """Check the records of all trials, whose epochs have ``samples`` samples each.

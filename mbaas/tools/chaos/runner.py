@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,15 @@ import psutil
 
 from mbaas.base.units import counted, seconds
 from mbaas.coordinator.background import BROKEN
-from mbaas.errors import ConfigError, WaitTimeoutError
+from mbaas.errors import (
+    ConfigError,
+    FeedFailedError,
+    FeedNotFoundError,
+    FeedRestartingError,
+    MbaasError,
+    WaitTimeoutError,
+)
+from mbaas.feed import connect
 from mbaas.ray_cluster import actor_names
 from mbaas.ray_cluster.bugs import INTERNAL_ERROR
 from mbaas.tools.chaos import records, search, usage
@@ -29,11 +38,10 @@ from mbaas.tools.chaos.network import Network, why_not
 from mbaas.tools.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment, own_token
 from mbaas.tools.chaos.plan import OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
 from mbaas.tools.chaos.records import Incarnation
-from mbaas.tools.chaos.report import Checked, Report, checked, kinds_of
+from mbaas.tools.chaos.report import Checked, Report, check_records, kinds_of
 from mbaas.tools.chaos.server import Server
 from mbaas.tools.chaos.storage import Trouble
 from mbaas.tools.chaos.usage import Usage
-from mbaas.tools.chaos.watch import FeedWatch
 
 NODES = 2
 """Nodes besides the head, before the first fault."""
@@ -56,6 +64,9 @@ HASTE_S = 10.0
 LOOK_S = 0.05
 USAGE_S = 3.0
 """Seconds between checks for due actions, and between measurements of resource use."""
+
+POLL_S = 5.0
+"""Pause between polls of feeds; a poll may take longer while a coordinator is away."""
 
 GONE_S = 15.0
 """Time after the end at which remaining processes count as left behind."""
@@ -145,6 +156,63 @@ def run(settings: ChaosSettings, say: Say) -> Report:
     return replace(report, left_behind=tuple(left), kept=str(folder) if is_kept else None)
 
 
+class FeedWatch:
+    """A thread that polls all feeds during faults and writes their notes to the file ``log``.
+
+    `inexact` is feed -> epochs that were not exact according to the loaders' ledgers.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._noted: dict[str, None] = {}
+        self._failed: dict[str, str] = {}
+        self._away: dict[str, str] = {}  # feeds that did not answer the last poll; they may restart
+        self.inexact: dict[str, int] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mbaas-chaos-watch", daemon=True)
+
+    @property
+    def ended(self) -> tuple[str, ...]:
+        """A message for each feed that failed, or was missing at the last poll."""
+        return tuple((self._away | self._failed).values())
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """A hanging poll is abandoned."""
+        self._stop.set()
+        self._thread.join(POLL_S)
+
+    def poll(self, name: str) -> None:
+        try:
+            status = connect(name).status()
+        except FeedRestartingError:
+            return
+        except (FeedNotFoundError, FeedFailedError) as error:
+            self._away[name] = f"feed {name!r}: {error}"
+            return
+        self._away.pop(name, None)
+        self._write(f"{name}: {note}" for note in status.notes)
+        if status.failed:
+            self._failed[name] = f"feed {name!r}: {status.failed}"
+        self.inexact[name] = max(self.inexact.get(name, 0), status.inexact_epochs)
+
+    def _write(self, notes: Iterable[str]) -> None:
+        new = [note for note in notes if note not in self._noted]
+        self._noted.update(dict.fromkeys(new))
+        with self._log.open("a") as log:
+            log.writelines(f"{note}\n" for note in new)
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL_S):
+            # Any exception: Ray may be shut down under this thread, and has no specific class for that.
+            with contextlib.suppress(Exception):
+                for name in actor_names.feed_names():
+                    with contextlib.suppress(MbaasError):
+                        self.poll(name)
+
+
 class _Run:
     def __init__(self, settings: ChaosSettings, faults: Sequence[Fault], folder: Path, mark: str, say: Say) -> None:
         self._settings, self._faults, self._folder, self._mark, self._say = settings, faults, folder, mark, say
@@ -208,7 +276,7 @@ class _Run:
                 reference = self._reference(max(epochs) + 1)
             except KeyboardInterrupt:
                 self._was_interrupted = True
-        return checked(incarnations, reference, samples=search.SAMPLES)
+        return check_records(incarnations, reference, samples=search.SAMPLES)
 
     def _reference(self, epochs: int) -> dict[int, list[Row]]:
         with self._cluster("calm", 1):
@@ -237,7 +305,7 @@ class _Run:
                 self._hung.append(
                     f"{counted(late, 'trial')} did not end an epoch within {seconds(patience_s)} after the faults"
                 )
-            self._watch.look(search.FEED)
+            self._watch.poll(search.FEED)
 
     def _run_command(self, nodes: Nodes | Network, injector: Injector) -> None:
         command = self._settings.command

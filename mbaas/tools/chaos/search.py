@@ -83,7 +83,6 @@ def readers(ranks: int = 0) -> list[Reader]:
 
 
 def serve_search(data: Dataset) -> Feed:
-    """Serve the search's feed, with short timeouts."""
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
     return serve(
         FEED,

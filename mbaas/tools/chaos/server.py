@@ -57,7 +57,6 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id of the program."""
         return self._process.pid
 
     def kill(self, back_in_s: float) -> None:

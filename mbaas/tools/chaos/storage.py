@@ -37,14 +37,12 @@ class Trouble:
     folder: Path
 
     def begin(self, action: Action) -> None:
-        """Disturb every read from now on."""
         # Renaming is atomic: a read must not find an empty file, and thus no action.
         whole = self.folder / "next"
         whole.write_text(action)
         whole.rename(self._switch)
 
     def end(self) -> None:
-        """End the disturbance."""
         self._switch.unlink(missing_ok=True)
 
     def now(self) -> str | None:
@@ -55,7 +53,6 @@ class Trouble:
             return None
 
     def count(self) -> None:
-        """Record that a read was affected."""
         # One byte appended by one system call: many processes count concurrently without losses.
         descriptor = os.open(self._met, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         os.write(descriptor, b".")

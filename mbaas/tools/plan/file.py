@@ -78,7 +78,6 @@ class ClusterSection(files.Section):
     storage_shared: bool = True
 
     def cluster(self) -> Cluster:
-        """Return the planner's form."""
         nodes = Bounds(least=self.nodes, most=self.nodes) if isinstance(self.nodes, int) else self.nodes
         return Cluster(
             node=self.node,

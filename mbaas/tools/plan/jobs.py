@@ -13,7 +13,7 @@ from mbaas.base.units import Bytes, BytesPerS, exact
 from mbaas.base.validation import options
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve, ThroughputCurve
-from mbaas.model.quantity import Quantity
+from mbaas.model.quantity import Quantity, check_fields
 
 RAY_STORE_SHARE = 0.3
 """Share of a node's memory that Ray's object store takes by default."""
@@ -143,9 +143,9 @@ class TrainingJob:
     decoded_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_size", "pixel_bytes", "trials", "reserved_workers")
-        _at_least(self, 0, "cores_per_trial", "gpus_per_trial")
-        _above_zero(self, "staging_bytes", "prep_cores", "decoded_bytes")
+        check_fields(self, "at least 1", "batch_size", "pixel_bytes", "trials", "reserved_workers")
+        check_fields(self, "0 or more and finite", "cores_per_trial", "gpus_per_trial")
+        check_fields(self, "above 0", "staging_bytes", "prep_cores", "decoded_bytes")
         if not self.step.low > 0:
             raise ConfigError(f"step_per_s must be above 0, got {exact(self.step.low)}", option="step_per_s")
         if (self.decoded_prep is None) != (self.decoded_bytes is None):
@@ -153,7 +153,7 @@ class TrainingJob:
 
     @property
     def step_per_s(self) -> float:
-        """Samples/s of each trial if it never waits, the median."""
+        """The median of ``step``."""
         return self.step.value
 
     def prep_curve(self, cores: int, decoded: float = 0.0) -> ThroughputCurve:
@@ -180,17 +180,3 @@ class TrainingJob:
     def worker_per_s(self, decoded: float = 0.0) -> float:
         """Return the samples/s of one worker if the share ``decoded`` of the samples is cached decoded."""
         return self.prep_curve(self.prep_cores or 1, decoded).rate(1)
-
-
-def _at_least(thing: object, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(thing, name)
-        if not least <= value < math.inf:
-            raise ConfigError(f"{name} must be at least {least} and finite, got {exact(value)}", option=name)
-
-
-def _above_zero(thing: object, *names: str) -> None:
-    for name in names:
-        value = getattr(thing, name)
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name} must be above 0, got {exact(value)}", option=name)

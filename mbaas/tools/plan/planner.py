@@ -18,12 +18,12 @@ from mbaas.model.supply import ResourceTimes
 from mbaas.model.threads import ThreadSplit, divide_threads, split_threads
 from mbaas.tools.plan.jobs import Cluster, TrainingJob
 from mbaas.tools.plan.supply import (
+    CachedPart,
+    DecodedPart,
     Fetch,
-    Kept,
-    KeptDecoded,
-    about_decoding,
     bytes_by_tier,
     cache_bytes,
+    decoding_clause,
     fetches,
     fill_caches,
     fill_with_decoded,
@@ -218,7 +218,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
         jobs, cluster, nodes, rates={name: min(rate, prepared[name]) for name, rate in wanted.items()}
     )
     made = [
-        _Made(
+        _JobDecision(
             job,
             want,
             given,
@@ -232,7 +232,7 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     ]
     threads, per_h = _threads(made, cluster, nodes), cluster.node.cpu_price_per_h
     told = [
-        about_decoding(
+        decoding_clause(
             m.job,
             cluster,
             nodes,
@@ -273,7 +273,7 @@ def quality(curve: MeasuredCurve, *, lines: ThroughputCurve | None = None) -> Fi
 
 
 @dataclass(frozen=True)
-class _Made:
+class _JobDecision:
     """Decisions for one job; ``prepared_per_s`` and ``network_per_s`` in samples/s."""
 
     job: TrainingJob
@@ -282,8 +282,8 @@ class _Made:
     fetch: Fetch
     prepared_per_s: float
     network_per_s: float
-    kept: Kept
-    decoded: KeptDecoded
+    kept: CachedPart
+    decoded: DecodedPart
 
     def times(self, *, full_per_s: float, prep: float = 1.0) -> ResourceTimes:
         """Return the seconds of a sample at a rate of the step, with prep that many times as fast."""
@@ -321,7 +321,7 @@ def _epochs_per_s(jobs: Sequence[TrainingJob], demands: Mapping[str, float]) -> 
 
 def _kept(
     jobs: Sequence[TrainingJob], demands: Mapping[str, float], *, nodes: int, memory_bytes: int, disk_bytes: int
-) -> dict[str, Kept]:
+) -> dict[str, CachedPart]:
     epochs_per_s = _epochs_per_s(jobs, demands)
     ranked = [(dataset, epochs_per_s[name]) for name, dataset in {j.dataset.name: j.dataset for j in jobs}.items()]
     return fill_caches(ranked, nodes=nodes, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
@@ -329,8 +329,8 @@ def _kept(
 
 def _caches(
     jobs: Sequence[TrainingJob],
-    kept: Mapping[str, Kept],
-    decoded: Mapping[str, KeptDecoded],
+    kept: Mapping[str, CachedPart],
+    decoded: Mapping[str, DecodedPart],
     demands: Mapping[str, float],
 ) -> tuple[CachePlan, ...]:
     epochs_per_s = _epochs_per_s(jobs, demands)
@@ -342,13 +342,13 @@ def _caches(
             dataset=name,
             dataset_bytes=dataset.dataset_bytes,
             **vars(replace(kept[name], memory_bytes=kept[name].memory_bytes + more_bytes[name])),
-            epochs_per_h=3600 * epochs_per_s[name],
+            epochs_per_h=HOUR_S * epochs_per_s[name],
         )
         for name, dataset in {job.dataset.name: job.dataset for job in jobs}.items()
     )
 
 
-def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[ThreadSplit]:
+def _threads(made: Sequence[_JobDecision], cluster: Cluster, nodes: int) -> list[ThreadSplit]:
     """Split a node's threads for each job. Each has a reading thread; reading time decides on the others."""
     reader_per_s = cluster.storage_curve.rate(1)
     reading = [m.rate_per_s() * m.fetch.stored_bytes / reader_per_s for m in made]
@@ -369,7 +369,7 @@ def _threads(made: Sequence[_Made], cluster: Cluster, nodes: int) -> list[Thread
     return splits
 
 
-def _job_plan(made: _Made, split: ThreadSplit, *, pool: int, decoding: str, per_h: float | None) -> JobPlan:
+def _job_plan(made: _JobDecision, split: ThreadSplit, *, pool: int, decoding: str, per_h: float | None) -> JobPlan:
     job, (limit, reason), rate_per_s = made.job, _limit(made, pool=pool), made.rate_per_s()
     # Storage, disks and the network are stated without an interval.
     slow, fast = job.spread(made.decoded.share)
@@ -412,7 +412,7 @@ def _job_plan(made: _Made, split: ThreadSplit, *, pool: int, decoding: str, per_
     )
 
 
-def _limit(made: _Made, *, pool: int) -> tuple[Limit, str]:
+def _limit(made: _JobDecision, *, pool: int) -> tuple[Limit, str]:
     full_per_s, fetch = made.job.step_per_s, made.fetch
     workers, verb = units.counted(made.given.workers, "worker"), "prepares" if made.given.workers == 1 else "prepare"
     prepared = f"{workers} {verb} {_rate(made.prepared_per_s)}"

@@ -68,7 +68,7 @@ def misfit(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> str:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedPart:
     """Cached bytes of a dataset on each node, and its cached shares over all nodes."""
 
     memory_bytes: int
@@ -84,7 +84,7 @@ class Kept:
 
 def fill_caches(
     datasets: Sequence[tuple[Samples, float]], *, nodes: int, memory_bytes: int, disk_bytes: int
-) -> dict[str, Kept]:
+) -> dict[str, CachedPart]:
     """Fill memory, then disks, with the most frequently read datasets; return the contents by name.
 
     A cached byte saves one byte from storage per epoch of each job. Its value is the epochs per second of all jobs on
@@ -104,7 +104,7 @@ def fill_caches(
         # Parts are rounded up, so all nodes together may exceed the dataset by a few bytes.
         memory_share = min(1.0, in_memory * nodes / dataset.dataset_bytes)
         disk_share = min(1 - memory_share, on_disk * nodes / dataset.dataset_bytes)
-        kept[dataset.name] = Kept(in_memory, on_disk, memory_share, disk_share)
+        kept[dataset.name] = CachedPart(in_memory, on_disk, memory_share, disk_share)
     return kept
 
 
@@ -140,7 +140,7 @@ def fetches(
     cluster: Cluster,
     nodes: int,
     *,
-    kept: Mapping[str, Kept],
+    kept: Mapping[str, CachedPart],
     decoded: Mapping[str, float],
     demands: Mapping[str, float],
 ) -> dict[str, Fetch]:
@@ -164,7 +164,7 @@ def fetches(
     }
 
 
-def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, decoded: float) -> Fetch:
+def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: CachedPart, decoded: float) -> Fetch:
     """Return a job's fetch times without storage time."""
     node, nbytes = cluster.node, job.dataset.sample_bytes
     disk_per_s = math.inf if node.disk_bytes_per_s is None else node.disk_bytes_per_s
@@ -179,7 +179,7 @@ def _unshared(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, decode
     )
 
 
-def _memory_bytes(job: TrainingJob, kept: Kept, decoded: float) -> float:
+def _memory_bytes(job: TrainingJob, kept: CachedPart, decoded: float) -> float:
     """Return the average bytes of a sample that come from memory."""
     return (kept.memory_share - decoded) * job.dataset.sample_bytes + decoded * (job.decoded_bytes or 0)
 
@@ -208,7 +208,7 @@ def network_rates(
     return {name: parts[name] / nbytes for name, nbytes in travels.items()}
 
 
-def bytes_by_tier(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, decoded: float) -> list[TierBytes]:
+def bytes_by_tier(job: TrainingJob, cluster: Cluster, nodes: int, kept: CachedPart, decoded: float) -> list[TierBytes]:
     """Return the bytes of one node's part of a minibatch by tier: memory, disk, storage."""
     node = cluster.node
     samples = job.batch_size / nodes
@@ -223,24 +223,21 @@ def bytes_by_tier(job: TrainingJob, cluster: Cluster, nodes: int, kept: Kept, de
 
 
 @dataclass(frozen=True)
-class KeptDecoded:
+class DecodedPart:
     """Decoded ``share`` of a job's samples over all nodes, and the memory of each node beyond their encoded size."""
 
     share: float = 0.0
     more_bytes: int = 0
 
 
-NOTHING = KeptDecoded()
-
-
 def fill_with_decoded(
     jobs: Sequence[TrainingJob],
     *,
     nodes: int,
-    kept: Mapping[str, Kept],
+    kept: Mapping[str, CachedPart],
     spare_bytes: int,
     epochs_per_s: Mapping[str, float],
-) -> dict[str, KeptDecoded]:
+) -> dict[str, DecodedPart]:
     """Give each node's spare cache memory to decoded samples, first where a byte saves the most prep time.
 
     Jobs are assumed to have different pipelines, so that none can use another's decoded samples. A job has decoded
@@ -251,7 +248,7 @@ def fill_with_decoded(
         kept: encoded cache contents by name of the dataset.
         epochs_per_s: by name of the job, like the result.
     """
-    found = {job.name: NOTHING for job in jobs}
+    found = {job.name: DecodedPart() for job in jobs}
     users = Counter(job.dataset.name for job in jobs)
     gains = []
     for job in jobs:
@@ -263,7 +260,7 @@ def fill_with_decoded(
     for _, more_bytes, job in sorted(gains, key=lambda gain: -gain[0]):
         whole_bytes = math.ceil(job.dataset.samples * more_bytes / nodes)
         given = min(spare_bytes, whole_bytes)
-        found[job.name] = KeptDecoded(given / whole_bytes if whole_bytes else 1.0, given)
+        found[job.name] = DecodedPart(given / whole_bytes if whole_bytes else 1.0, given)
         spare_bytes -= given
     return found
 
@@ -274,8 +271,8 @@ def _saved_s(job: TrainingJob) -> float:
     return encoded_s - decoded_s if encoded_s - decoded_s >= WORTHWHILE * encoded_s else 0.0
 
 
-def about_decoding(
-    job: TrainingJob, cluster: Cluster, nodes: int, *, workers: int, kept: KeptDecoded, room_bytes: int
+def decoding_clause(
+    job: TrainingJob, cluster: Cluster, nodes: int, *, workers: int, kept: DecodedPart, room_bytes: int
 ) -> str:
     """Return a clause on decoding's share of prep and the effect of memory for decoded samples; "" if not measured.
 

@@ -45,10 +45,10 @@ def load(name: str) -> System:
 
 
 def read(file: Path) -> System:
-    return described(files.read(file))
+    return system_from(files.read(file))
 
 
-def described(top: files.Located) -> System:
+def system_from(top: files.Located) -> System:
     """Return the system described by a parsed file; see `read`."""
     said = top.to(SystemSection)
     return System(

@@ -19,8 +19,13 @@ from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 from mbaas.samples.order import SampleOrder, Shuffle, check_seed
-from mbaas.tools.simulator.system import check_counts
 from mbaas.tools.simulator.world import Floats, Ints, Orders
+
+
+def check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if not value >= 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,6 @@ COLOURS = {
 
 
 def policies_figure(system: System, outcomes: Sequence[Outcome]) -> Figure:
-    """Return a bar chart with one bar per policy, fastest on top, stacked by location."""
     shown = fastest_first(outcomes)
     return plots.stacked_bars(
         {each.policy: {name: each.seconds[name] for name in locations_of(system)} for each in shown},

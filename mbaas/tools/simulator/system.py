@@ -13,19 +13,13 @@ from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
+from mbaas.model.quantity import check_fields
 from mbaas.model.rates import Rates, Setup
 from mbaas.model.supply import node_prep_rate
 from mbaas.model.tiers import StagingClass, StorageClass
 from mbaas.samples.order import check_seed
 
 Sizes = NDArray[np.float32]
-
-
-def check_counts(**counts: int) -> None:
-    """Check that counts are at least 1."""
-    for name, value in counts.items():
-        if not value >= 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +46,12 @@ class DatasetShape:
     def __post_init__(self) -> None:
         if not 1 <= self.samples < 2**31:  # ids are int32: the orders of all epochs take half the memory of int64
             raise ConfigError(f"samples must be in [1, 2**31), got {self.samples}")
-        if not self.sample_bytes > 0:
-            raise ConfigError(f"sample_bytes must be above 0, got {self.sample_bytes}")
-        if self.sigma_bytes < 0:
-            raise ConfigError(f"sigma_bytes must be at least 0, got {self.sigma_bytes}")
-        if self.decoded_bytes is not None and not self.decoded_bytes > 0:
-            raise ConfigError(f"decoded_bytes must be above 0, got {self.decoded_bytes}")
-        if not 0 < self.decoded_speedup < math.inf:
-            raise ConfigError(f"decoded_speedup must be above 0 and finite, got {self.decoded_speedup}")
+        check_fields(self, "above 0", "sample_bytes", "decoded_bytes")
+        check_fields(self, "0 or more", "sigma_bytes")
+        check_fields(self, "above 0 and finite", "decoded_speedup")
 
     @property
     def nbytes(self) -> float:
-        """Total bytes of all raw samples."""
         return self.samples * self.sample_bytes
 
     @property
@@ -103,7 +91,7 @@ class Training:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        check_counts(workers=self.workers, batch=self.batch, epochs=self.epochs, trials=self.trials)
+        check_fields(self, "at least 1", "workers", "batch", "epochs", "trials")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +121,7 @@ class Cores:
             raise ConfigError(f"count of cores must be at least 1, got {self.count}")
         if not 0 <= self.background < self.count:
             raise ConfigError(f"background must be 0 or more and below {self.count} cores, got {self.background}")
-        for name in CORE_COSTS:
-            cost = getattr(self, name)
-            if cost is not None and not 0 <= cost < math.inf:
-                raise ConfigError(f"{name} must be 0 or more and finite, got {cost}")
+        check_fields(self, "0 or more and finite", *CORE_COSTS)
 
 
 CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "read_cpu_s", "decoded_cpu_s")
@@ -166,9 +151,7 @@ class Machine:
     cores: Cores | None = None
 
     def __post_init__(self) -> None:
-        for name in ("compute_bytes_per_s", "prep_bytes_per_s", "network_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        check_fields(self, "above 0", "compute_bytes_per_s", "prep_bytes_per_s", "network_bytes_per_s")
         names = [each.name for each in self.classes]  # results are by name
         if len(set(names)) < len(names):
             raise ConfigError(f"storage classes must have different names, got {', '.join(names)}")

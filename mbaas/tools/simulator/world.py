@@ -357,7 +357,7 @@ class World:
         self.samples = dataset.samples
         self.orders = orders if orders is not None else Orders(dataset.samples, seed=training.seed)
         self.tiers = Tiers(system.machine, readers=training.workers * system.machine.staging.threads)
-        self._dealt: tuple[int, Samples] | None = None
+        self._last_order: tuple[int, Samples] | None = None
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -381,20 +381,20 @@ class World:
             trials=system.training.trials,
         )
 
-    def dealt(self, epoch: int) -> Samples:
+    def sampler_order(self, epoch: int) -> Samples:
         """Return the samples of an epoch in the order of a distributed sampler: int32[H B N]."""
         # Policies run epoch by epoch, so only the last one is requested again.
-        if self._dealt is None or self._dealt[0] != epoch:
+        if self._last_order is None or self._last_order[0] != epoch:
             # Sample F has no bytes, so the last step needs no special case.
             full = np.full(self.steps * self.batch * self.workers, self.samples, dtype=np.int32)
             full[: self.samples] = self.orders(epoch)
-            self._dealt = (epoch, full)
-        return self._dealt[1]
+            self._last_order = (epoch, full)
+        return self._last_order[1]
 
     def readers(self, epoch: int) -> Owners:
         """Return the worker to which a distributed sampler assigns each sample: uint16[F + 1]."""
         readers = np.zeros(self.samples + 1, dtype=np.uint16)
-        readers[self.dealt(epoch)] = np.resize(np.arange(self.workers, dtype=np.uint16), len(self.dealt(epoch)))
+        readers[self.sampler_order(epoch)] = self.turn
         return readers
 
     @cached_property
@@ -419,7 +419,7 @@ class World:
             table[:count, worker] = grouped[start : start + count]
         return table.reshape(-1)
 
-    def admitted(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
+    def admit(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
         """Return the class of each sample if samples are admitted in order, filling the fastest class first: int8[n].
 
         ``used_bytes`` are in use already.
@@ -442,12 +442,7 @@ class World:
         return self._fastest[np.where(held < 0, np.int8(self.tiers.pfs), elsewhere)]
 
     def traffic(
-        self,
-        samples: Samples,
-        tiers: Codes,
-        *,
-        workers: Owners | None = None,
-        decoded: NDArray[np.bool_] | None = None,
+        self, samples: Samples, tiers: Codes, *, workers: Owners | None = None, decoded: NDArray[np.bool_] | None = None
     ) -> Traffic:
         """Count bytes by step, worker and tier.
 

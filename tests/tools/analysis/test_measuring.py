@@ -30,9 +30,9 @@ from mbaas.prep.engines import make_engine
 from mbaas.samples.fields import LABEL, Field
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring import service
-from mbaas.tools.analysis.measuring.effort import Effort, repeated
+from mbaas.tools.analysis.measuring.effort import Effort, repeat
 from mbaas.tools.analysis.measuring.portion import ColdDataset, Span, drop, local_spans, portion, resident_share
-from mbaas.tools.analysis.measuring.prep import decoded, prep_rate, subset
+from mbaas.tools.analysis.measuring.prep import decode_samples, prep_rate, subset
 from mbaas.tools.analysis.measuring.service import (
     PREP_KIND,
     EpochRun,
@@ -41,13 +41,13 @@ from mbaas.tools.analysis.measuring.service import (
     busy_while_idle,
     epochs_of,
     is_settled_after,
-    pooled,
+    merge_runs,
     run_service,
     staged_bytes,
 )
 from mbaas.tools.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
 from mbaas.tools.analysis.measuring.storage import disk_rate, kept_cold, memory_rate, spans_of, storage_rate
-from mbaas.tools.analysis.measuring.system import TRIALS, cost_s, costs_of, slower_s
+from mbaas.tools.analysis.measuring.system import TRIALS, cost_s, costs_of, serving_seconds
 from mbaas.tools.analysis.measuring.verify import split_of
 from mbaas.tools.bench.cpu import CpuReading
 from mbaas.wire.samples import SampleSpec
@@ -99,15 +99,15 @@ class FakeTime:
 def test_a_measurement_is_repeated_until_its_spread_is_small() -> None:
     """The first value, 50, is warm-up. Six of 99, 101, 99, ... span 99 to 101: 1 % each way, within the 2 % allowed."""
     values = iter([50.0, *([99.0, 101.0] * 10)])
-    found = repeated(lambda: next(values), Effort(spread=0.02, least=6), unit="samples/s", clock=FakeTime(0.01))
+    found = repeat(lambda: next(values), Effort(spread=0.02, least=6), unit="samples/s", clock=FakeTime(0.01))
     assert (found.samples, found.low, found.high) == (6, 99, 101)
 
 
 def test_a_measurement_that_scatters_ends_with_its_budget_or_its_most() -> None:
     scattered = iter([0.0, *([10.0, 100.0] * 50)])
     wild = Effort(spread=0.001, least=3, most=20, budget_s=1.0)
-    assert repeated(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.001)).samples == 20
-    assert repeated(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.2)).samples == 4
+    assert repeat(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.001)).samples == 20
+    assert repeat(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.2)).samples == 4
 
 
 def skip_in_memory(path: Path) -> None:
@@ -221,7 +221,7 @@ def test_the_rate_of_a_disk_that_is_slow_is_found(tmp_path: Path, monkeypatch: p
     """8 readers, each reading 16 samples of about 12 kB in 40 ms."""
     raw = subset(synthetic(16 * 40, height=64, width=64))
     monkeypatch.setattr(DiskStore, "get", lambda *_, **__: time.sleep(0.040))
-    found = disk_rate(raw, tmp_path, Effort(least=5, most=5, window_s=0.1), readers=8)
+    found = disk_rate(raw, tmp_path, Effort(least=5, most=5, window_s=0.1))
     assert found.rate.value == pytest.approx(8 * len(raw.content) / 40 / 0.040, rel=0.25)
 
 
@@ -308,7 +308,7 @@ def test_a_maker_of_a_step_is_called_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_how_much_slower_a_worker_of_a_feed_is() -> None:
     """500 samples/s alone, 400 (350 to 520) in a feed: 2.5 - 2 = 0.5 ms, from 0 to 1000 / 350 - 2 = 0.857 ms."""
-    found = slower_s(500, Quantity(400, low=350, high=520, unit="samples/s"))
+    found = serving_seconds(500, Quantity(400, low=350, high=520, unit="samples/s"))
     assert (found.value, found.low, found.high, found.unit) == (
         pytest.approx(0.0005),
         0,
@@ -342,7 +342,7 @@ def a_run(
 def test_rounds_of_a_feed_are_one_run() -> None:
     """Two trials, epochs of 1 and 2 s, then one of 4 s: 300 samples in 7 s for each trial, 600 samples in all."""
     runs = [a_run(0.01, 0.02, samples=100, trials=2, epochs_s=each, decoded=len(each) / 4) for each in ([1, 2], [4])]
-    both = pooled(runs)
+    both = merge_runs(runs)
     assert (both.trial_per_s, both.samples, both.seconds, both.decoded) == (300 / 7, 600, 7, 0.375)
     assert dict(both.cpu_s) == {PREP_KIND: pytest.approx(3), "Coordinator": pytest.approx(6)}
 
@@ -373,7 +373,7 @@ def test_what_goes_on_all_the_time_is_no_cost_of_a_sample() -> None:
         a_run(0.001, 0.0005, trials=2, epochs_s=(3.0,), background={PREP_KIND: 0.2, "Coordinator": 0.1}),
         a_run(0.001, 0.0005, trials=2, epochs_s=(1.0,), background={PREP_KIND: 0.6, "Coordinator": 0.1}),
     ]
-    both = pooled(rounds)
+    both = merge_runs(rounds)
     assert both.background == {PREP_KIND: pytest.approx(0.3), "Coordinator": pytest.approx(0.1)}
     assert both.background_cores == pytest.approx(0.4)
     assert cost_s(both, 2, of_prep=True) == pytest.approx(0.001)
@@ -604,7 +604,7 @@ def test_prep_of_decoded_samples_does_only_what_is_left(ray_clean: None) -> None
         return image
 
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(alike, deterministic=True), T.RandomHorizontalFlip(), T.Map(random)])
-    kept = decoded(subset(synthetic(20)), pipeline)
+    kept = decode_samples(subset(synthetic(20)), pipeline)
     assert kept is not None
     assert len(kept.ends) == 20
     assert np.diff(kept.ends, prepend=0).tolist() == [container_bytes((4, 8, 3), np.dtype(np.uint8))] * 20
@@ -614,7 +614,7 @@ def test_prep_of_decoded_samples_does_only_what_is_left(ray_clean: None) -> None
 
 def test_decoded_samples_are_prepared_like_the_encoded_ones_and_only_as_many_as_fit() -> None:
     raw, pipeline = subset(synthetic(130)), T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(6)])
-    kept = decoded(raw, pipeline, most_bytes=70 * 320)  # 8 x 8 x 3 bytes and a header
+    kept = decode_samples(raw, pipeline, most_bytes=70 * 320)  # 8 x 8 x 3 bytes and a header
     assert kept is not None
     assert kept.sample_ids.tolist() == raw.sample_ids[:70].tolist()
     assert kept.uris == raw.uris[:70]
@@ -624,7 +624,7 @@ def test_decoded_samples_are_prepared_like_the_encoded_ones_and_only_as_many_as_
         engine.prepare(each.rows()[:70], each.sample_ids[:70], 3, known, out)
     assert np.array_equal(*made)
     engine.close()
-    assert decoded(raw, pipeline, most_bytes=100) is None
+    assert decode_samples(raw, pipeline, most_bytes=100) is None
 
 
 def test_prep_goes_by_the_boxes_of_samples(ray_clean: None, tmp_path: Path) -> None:

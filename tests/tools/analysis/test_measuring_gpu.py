@@ -20,7 +20,7 @@ from mbaas.prep.engines import make_engine
 from mbaas.samples.fields import Field
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring.effort import Effort
-from mbaas.tools.analysis.measuring.prep import Blocks, Raw, decoded, made_of, subset
+from mbaas.tools.analysis.measuring.prep import Blocks, Raw, decode_samples, prepared_field, subset
 from mbaas.tools.analysis.measuring.service import gpu_rates
 from mbaas.tools.analysis.measuring.steps import PacedStep
 from mbaas.tools.analysis.measuring.system import crosses_to_gpu
@@ -88,7 +88,7 @@ def test_both_are_measured_at_the_same_time_and_the_cpu_engine_alone(ray_clean: 
     """The step sleeps, so the worker takes no CPU time from it."""
     trained = workload()
     raw, rates = subset(trained.dataset), round_rates(step=about(STEP_PER_S))
-    kept, made = decoded(raw, PIPELINE, engine="dali"), made_of(raw, PIPELINE, 0)
+    kept, made = decode_samples(raw, PIPELINE, engine="dali"), prepared_field(raw, PIPELINE)
     assert kept is not None
     with Meanwhile(made, decode=("dali", raw), resize=("dali", kept), alone=("cpu", raw)) as meanwhile:
         found = gpu_rates(trained, rates, raw, kept, made, EFFORT, gpus=2, gpu=gpu)

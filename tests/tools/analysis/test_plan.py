@@ -16,7 +16,7 @@ from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity
 from mbaas.tools.plan.jobs import Cluster, Node, Samples, TrainingJob
 from mbaas.tools.plan.planner import plan, plan_on
-from mbaas.tools.plan.supply import Kept, fair_split, fetches, fill_caches
+from mbaas.tools.plan.supply import CachedPart, fair_split, fetches, fill_caches
 
 Points = Sequence[tuple[float, float]]
 Spread = tuple[float, float]
@@ -218,8 +218,8 @@ def test_the_dataset_that_is_read_most_often_gets_the_fastest_tier() -> None:
     slow, quick = (Samples(name=n, samples=1, dataset_bytes=2_000_000_000) for n in ("slow", "quick"))
     kept = fill_caches([(slow, 100), (quick, 300)], nodes=1, memory_bytes=2_500_000_000, disk_bytes=1_000_000_000)
     assert kept == {
-        "quick": Kept(2_000_000_000, 0, 1.0, 0.0),
-        "slow": Kept(500_000_000, 1_000_000_000, 0.25, 0.5),
+        "quick": CachedPart(2_000_000_000, 0, 1.0, 0.0),
+        "slow": CachedPart(500_000_000, 1_000_000_000, 0.25, 0.5),
     }
     assert kept["slow"].stored_share == 0.25
 
@@ -246,7 +246,7 @@ def test_storage_makes_up_for_slow_memory() -> None:
     samples/s of 100 kB. The sum is 19.96 of 20 MB/s, so both get all they need.
     """
     slow, other = job("a", LARGE), job("b", Samples(name="other", samples=1000, dataset_bytes=100_000_000))
-    kept = {"large": Kept(0, 0, 0.6875, 0.0), "other": Kept(0, 0, 0.0, 0.0)}
+    kept = {"large": CachedPart(0, 0, 0.6875, 0.0), "other": CachedPart(0, 0, 0.0, 0.0)}
     found = fetches(
         [slow, other],
         cluster(memory_bytes_per_s=50e6),
@@ -320,7 +320,7 @@ def test_what_cannot_be() -> None:
         cluster(storage=((0, 1),))
     with pytest.raises(ConfigError, match=r"step_per_s must be above 0, got 0"):
         job(step_per_s=0)
-    with pytest.raises(ConfigError, match=r"batch_size must be at least 1 and finite, got 0"):
+    with pytest.raises(ConfigError, match=r"batch_size must be at least 1, got 0"):
         job(batch_size=0)
 
 

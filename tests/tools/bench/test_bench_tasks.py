@@ -21,15 +21,14 @@ from mbaas.dataset import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS
 from mbaas.errors import DatasetError, MbaasError
 from mbaas.prep.decoded import is_decoded
 from mbaas.prep.engines import make_engine
-from mbaas.tools.bench.generated import made_once
 from mbaas.tools.bench.host import run_row
-from mbaas.tools.bench.objects import make_annotations
 from mbaas.tools.bench.report import BenchSettings
 from mbaas.tools.bench.rows import EpochLoader, TrialSpec, dali, dataloader, feed, prep
 from mbaas.tools.bench.runner import find_data, row_spec
-from mbaas.tools.bench.sounds import CLASSES, make_sounds
 from mbaas.tools.bench.tasks import TASKS, audio, images
-from mbaas.tools.bench.tasks.base import Data
+from mbaas.tools.bench.tasks.audio import CLASSES, make_sounds
+from mbaas.tools.bench.tasks.base import Data, made_once
+from mbaas.tools.bench.tasks.detection import make_annotations
 
 Array = NDArray[Any]
 
@@ -57,7 +56,7 @@ def epoch_of(loader: EpochLoader, beside: int) -> dict[int, list[Array]]:
     """Arrays of each sample in an epoch, by sample id. Fails if a sample is missing or repeated."""
     seen: dict[int, list[Array]] = {}
     for (made, *others), ids in loader.epoch():
-        assert len(made) == len(ids) <= BATCH or isinstance(loader, prep.PrepRate)
+        assert len(made) == len(ids) <= BATCH or isinstance(loader, prep.Loader)
         assert len(others) == beside * len(ids)
         for row, sample in enumerate(ids.tolist()):
             assert sample not in seen
@@ -77,11 +76,11 @@ def opened(loader: EpochLoader) -> Iterator[EpochLoader]:
 @pytest.mark.parametrize("task", TASKS)
 def test_p_from_decoded_samples_makes_the_same_bytes(task: str, folder: Path) -> None:
     spec = spec_of(task, folder, "prep")
-    with opened(prep.open_loader(spec)) as own:
+    with opened(prep.Loader(spec)) as own:
         wanted = epoch_of(own, len(spec.task.beside))
     with prep.Service(replace(spec, row="prep-decoded"), 1) as service:
         again = replace(spec, row="prep-decoded", address=service.address)
-        with opened(prep.open_loader(again)) as loader:
+        with opened(prep.Loader(again)) as loader:
             assert all(is_decoded(each.data) for each in loader._raw)
             got = epoch_of(loader, len(spec.task.beside))
     for sample, arrays in wanted.items():
@@ -117,10 +116,10 @@ def test_rows_do_the_same_work(task: str, folder: Path) -> None:
     """P and a DataLoader make the same bytes. DALI has different operators, so only shapes and kinds agree."""
     spec = spec_of(task, folder)
     beside = len(spec.task.beside)
-    with opened(prep.open_loader(spec)) as one, opened(dataloader.open_loader(spec)) as other:
+    with opened(prep.Loader(spec)) as one, opened(dataloader.Loader(spec)) as other:
         wanted, got = epoch_of(one, beside), epoch_of(other, beside)
         again = epoch_of(other, beside)
-    with opened(dali.open_loader(spec)) as third:
+    with opened(dali.Loader(spec)) as third:
         theirs = [epoch_of(third, beside) for _ in range(2)][1]
     for sample, arrays in wanted.items():
         for mine, same, later in zip(arrays, got[sample], again[sample], strict=True):
@@ -141,7 +140,7 @@ def test_dali_hears_what_the_others_hear(folder: Path) -> None:
         return np.where(is_masked, np.nan, np.median(decibels, axis=0))
 
     spec = spec_of("audio", folder)
-    with opened(prep.open_loader(spec)) as one, opened(dali.open_loader(spec)) as other:
+    with opened(prep.Loader(spec)) as one, opened(dali.Loader(spec)) as other:
         ours, theirs = epoch_of(one, 0), epoch_of(other, 0)
     errors = np.concatenate([bands(ours[sample][0]) - bands(theirs[sample][0]) for sample in range(SAMPLES)])
     assert np.nanmedian(np.abs(errors)) < 3
@@ -157,7 +156,7 @@ def test_dali_sees_the_boxes_that_the_others_see(folder: Path) -> None:
     """Windows differ, but boxes are within the image, and a sample without boxes gets none."""
     spec = spec_of("detection", folder)
     lengths = spec.samples().known["boxes"].lengths
-    with opened(dali.open_loader(spec)) as loader:
+    with opened(dali.Loader(spec)) as loader:
         for sample, (pixels, boxes, labels) in epoch_of(loader, 2).items():
             assert pixels.shape == spec.task.made.shape
             assert len(boxes) == len(labels) <= lengths[sample]
@@ -182,11 +181,11 @@ def test_a_feed_gives_a_trial_the_same(
     spec = spec_of(task, folder, "mbaas", array=array)
     monkeypatch.setattr(feed.ray, "shutdown", lambda: None)  # keeps the cluster of all tests running
     monkeypatch.setenv("RAY_ADDRESS", "")
-    with opened(prep.open_loader(spec)) as own:
+    with opened(prep.Loader(spec)) as own:
         wanted = epoch_of(own, len(spec.task.beside))
     options = {"batch_size": BATCH, "seed": spec.seed, "prep_workers": 1, "engine": "cpu"}
     with mbaas.serve(feed.FEED, spec.task.dataset(spec.data), spec.task.pipeline(), **options):
-        with opened(feed.open_loader(spec)) as loader:
+        with opened(feed.Loader(spec)) as loader:
             got = epoch_of(loader, len(spec.task.beside))
     for sample, arrays in wanted.items():
         for mine, same in zip(arrays, got[sample], strict=True):
@@ -251,7 +250,7 @@ def test_own_annotations_may_have_any_ids(folder: Path, tmp_path: Path) -> None:
     assert spec.samples().known["boxes"].lengths[3] == 0
     check_against_read_coco(spec.data)
     for row in (dataloader, dali):
-        with opened(row.open_loader(spec)) as loader:
+        with opened(row.Loader(spec)) as loader:
             seen = epoch_of(loader, 2)
         assert len(seen[3][1]) == 0
         assert any(len(boxes) for _, boxes, _ in seen.values())
@@ -268,7 +267,7 @@ def test_own_recordings_may_be_short_and_have_two_channels(tmp_path: Path) -> No
     data = find_data(BenchSettings(task="audio", data=tmp_path))
     spec = TrialSpec("", 0, 1, TASKS["audio"], data, BATCH, cores=1, seed=5)
     for row in (prep, dali):
-        with opened(row.open_loader(spec)) as loader:
+        with opened(row.Loader(spec)) as loader:
             seen = epoch_of(loader, 0)
         decibels = np.stack([seen[sample][0] for sample in range(SAMPLES)])
         is_loud = (decibels > -30) & (decibels != 0.0)  # DALI masks with 0.0

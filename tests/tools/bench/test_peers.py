@@ -17,7 +17,7 @@ from rich.console import Console
 from mbaas.errors import ConfigError
 from mbaas.tools.bench import peers, runner
 from mbaas.tools.bench.host import RowRun, RowSpec, run_row
-from mbaas.tools.bench.peers import PEERS, Installed, Peer, find_peers
+from mbaas.tools.bench.peers import PEERS, InstalledPeer, Peer, find_peers
 from mbaas.tools.bench.photos import make_photos
 from mbaas.tools.bench.render import render
 from mbaas.tools.bench.report import BenchReport, BenchSettings, Machine, Round, summarize
@@ -46,7 +46,7 @@ def test_what_is_installed_is_found_with_its_version(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(PEERS, "ray-data", Peer("NumPy Data", ("numpy", "numpy.linalg"), ("nompy", "numpy")))
     found, left_out = find_peers(["prep", "ray-data"], None)
     version = sys.modules["numpy"].__version__
-    assert found == {"ray-data": Installed(sys.executable, f"NumPy Data (numpy {version})")}
+    assert found == {"ray-data": InstalledPeer(sys.executable, f"NumPy Data (numpy {version})")}
     assert left_out == ()
 
 
@@ -117,7 +117,7 @@ def test_a_peer_that_fails_is_not_run_again(monkeypatch: pytest.MonkeyPatch, pho
         return replace(run_of(spec.trial.row), error="hung" if (spec.trial.row, spec.trials) == ("tf-data", 2) else "")
 
     monkeypatch.setattr(runner, "run_row", run)
-    monkeypatch.setattr(runner, "find_peers", lambda *_: ({"tf-data": Installed("/its/python", "1")}, ("No.",)))
+    monkeypatch.setattr(runner, "find_peers", lambda *_: ({"tf-data": InstalledPeer("/its/python", "1")}, ("No.",)))
     told: list[str] = []
     settings = BenchSettings(data=photos, rows=("dali", "tf-data", "ray-data"), trials=(1, 2), batch=(8,), rounds=2)
     report = runner.run(settings, told.append)

@@ -81,7 +81,7 @@ def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: in
 def test_what_is_read_alone_comes_from_more_memory_than_caches_hold(photos: Path) -> None:
     spec = row_spec(BenchSettings(cores=2), Data(photos), "memory", 1, 16).trial
     with memory.Service(spec, 1) as service:
-        loader = memory.open_loader(replace(spec, address=service.address))
+        loader = memory.Loader(replace(spec, address=service.address))
         most = memory.STAGED_BYTES // (16 * spec.task.made.nbytes)
         starts = []
         while len(starts) <= most:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mbaas.tools.bench.rows import Minibatch
-from mbaas.tools.bench.trial import Gate, Ledger, TrialResult, Warm, Window, consume, read, touch
+from mbaas.tools.bench.trial import Gate, Ledger, TrialResult, WarmedUp, Window, consume, read, touch
 
 
 class FaultyLoader:
@@ -42,7 +42,7 @@ def test_missing_and_repeated_samples_are_counted() -> None:
     gate = Gate(context.Barrier(1), context.Event())
     ours, theirs = context.Pipe(duplex=False)
     consume(FaultyLoader(gate.stop), Window(0.0, epochs=2), gate, theirs)
-    assert isinstance(ours.recv(), Warm)
+    assert isinstance(ours.recv(), WarmedUp)
     result = ours.recv()
     assert isinstance(result, TrialResult)
     assert (result.samples, result.epochs) == (9 + 7, 4), "the two epochs of warm-up are checked, but not in the window"

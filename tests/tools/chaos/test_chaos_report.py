@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from mbaas.tools.chaos.checker import Delivery, Flaw
-from mbaas.tools.chaos.injector import Injected
+from mbaas.tools.chaos.injector import FaultOutcome
 from mbaas.tools.chaos.plan import Fault
 from mbaas.tools.chaos.records import Incarnation, Step
-from mbaas.tools.chaos.report import Checked, KindReport, Report, checked, kinds_of, longest_waits
+from mbaas.tools.chaos.report import Checked, KindReport, Report, check_records, kinds_of, longest_waits
 from mbaas.tools.chaos.usage import Usage, growth
 
 SOUND = Report(seed=1, seconds=60.0, kinds={"kill-cache": KindReport(2, 1, (0.5,))}, checked=Checked(trials=1))
@@ -24,7 +24,7 @@ def waits(pid: int, *spans: tuple[float, float], **options: object) -> Incarnati
 
 def test_a_wait_is_due_to_the_last_fault_before_it_or_just_after_it_began() -> None:
     """Faults at 10 and 20; waits before both, around the first, around both, and after both."""
-    log = [Injected(10.0, "a"), Injected(20.0, "b")]
+    log = [FaultOutcome(10.0, "a"), FaultOutcome(20.0, "b")]
     assert longest_waits(log, {"t": [waits(1, (5, 6))]}) == {}
     assert longest_waits(log, {"t": [waits(1, (9, 12))]}) == {}
     assert longest_waits(log, {"t": [waits(1, (9.9, 11))]}) == {0: pytest.approx(1.1)}
@@ -34,13 +34,13 @@ def test_a_wait_is_due_to_the_last_fault_before_it_or_just_after_it_began() -> N
 
 
 def test_a_trial_that_was_struck_itself_does_not_count_for_that_fault() -> None:
-    log = [Injected(10.0, "a", pids={1}), Injected(20.0, "b")]
+    log = [FaultOutcome(10.0, "a", pids={1}), FaultOutcome(20.0, "b")]
     assert longest_waits(log, {"t": [waits(1, (10, 15), (21, 22)), waits(2, (11, 13))]}) == {0: 2, 1: 1}
 
 
 def test_only_faults_that_met_somebody_count() -> None:
     plan = [Fault(0.0, "a", ()), Fault(1.0, "a", ()), Fault(2.0, "b", ()), Fault(3.0, "a", ())]
-    log = [Injected(0.0, "a"), Injected(1.0, "a", happened=False), Injected(3.0, "a")]
+    log = [FaultOutcome(0.0, "a"), FaultOutcome(1.0, "a", happened=False), FaultOutcome(3.0, "a")]
     trials = {"t": [waits(1, (0.5, 0.9), (1.5, 2.5))]}
     assert kinds_of(plan, log, trials) == {"a": KindReport(3, 2, (pytest.approx(0.4), 0.0)), "b": KindReport(1, 0)}
     assert kinds_of(plan, log, {}) == {"a": KindReport(3, 2), "b": KindReport(1, 0)}, "waits are not known"
@@ -54,13 +54,13 @@ def test_what_trials_wrote_is_checked_against_the_reference() -> None:
         "a": [Incarnation("a", 1, 0, (steps[0],)), Incarnation("a", 2, 1, (steps[1],), is_closed=True)],
         "b": [Incarnation("b", 3, 0, (steps[0],), errors=((1.0, "E", "no"),), is_closed=True)],
     }
-    result = checked(found, reference, samples=2)
+    result = check_records(found, reference, samples=2)
     assert result.flaws == (Flaw("missing", "b", 0, (6,)),)
     assert (result.trials, result.minibatches, result.samples, result.epochs, result.incarnations) == (2, 3, 3, 2, 3)
     assert (result.errors, result.told, result.is_independent) == ({"E": 1}, ("E: no",), True)
     assert result.count("missing") == 1
     assert json.loads(json.dumps(asdict(result)))["errors"] == {"E": 1}
-    assert checked(found, None, samples=2).flaws == result.flaws
+    assert check_records(found, None, samples=2).flaws == result.flaws
 
 
 @pytest.mark.parametrize(

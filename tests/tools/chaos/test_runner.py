@@ -10,7 +10,7 @@ import pytest
 
 from mbaas.base.units import seconds
 from mbaas.tools.chaos import runner
-from mbaas.tools.chaos.injector import Injected
+from mbaas.tools.chaos.injector import FaultOutcome
 from mbaas.tools.chaos.plan import Fault
 
 
@@ -35,9 +35,9 @@ class FakeInjector:
             self.happened.append("the trial goes on")
             os.utime(self.record)
 
-    def inject(self, fault: Fault) -> Injected:
+    def inject(self, fault: Fault) -> FaultOutcome:
         self.happened.append(fault.kind)
-        return Injected(time.monotonic(), fault.kind)
+        return FaultOutcome(time.monotonic(), fault.kind)
 
 
 @pytest.mark.parametrize(("waited_s", "hung"), [(runner.HOLD_S + 5, False), (runner.HUNG_S + 5, True)])

@@ -17,8 +17,8 @@ from small_systems import decodable, machine, preset, run, system, systems, with
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 from mbaas.tools.simulator import POLICIES, Cores, StorageClass, System, locations_of, simulate
-from mbaas.tools.simulator.policies.clairvoyant import held_by_workers, reads_by_workers
-from mbaas.tools.simulator.policies.partitioned import MbaasDecoded, assigned, classes_by_form, planned
+from mbaas.tools.simulator.policies.clairvoyant import classes_by_worker, reads_by_worker
+from mbaas.tools.simulator.policies.partitioned import MbaasDecoded, assign_workers, classes_by_form, form_plan_of
 from mbaas.tools.simulator.results import plain_outcomes
 from mbaas.tools.simulator.world import NOWHERE, World
 
@@ -193,7 +193,7 @@ def test_slower_classes_than_the_second_take_encoded_samples_that_are_left() -> 
     disk = StorageClass(name="disk", capacity_bytes=1, read=ThroughputCurve.through({1: 200}))
     given = replace(given, machine=replace(given.machine, classes=(*given.machine.classes, disk)))
     world = World(given)
-    plan = planned(world)
+    plan = form_plan_of(world)
     assert plan is not None
     held, decoded = classes_by_form(world, plan)
     assert held.tolist() == [0, 1, 2, NOWHERE, NOWHERE]
@@ -235,7 +235,7 @@ def test_without_decoded_samples_it_is_the_policy_that_keeps_encoded_ones() -> N
 def test_forms_fill_the_classes_of_every_home(given: System) -> None:
     """No class exceeds its capacity, and the planned shares are reached except for a few samples."""
     world, dataset = World(given), given.dataset
-    plan = planned(world)
+    plan = form_plan_of(world)
     if plan is None:
         return
     held, decoded = classes_by_form(world, plan)
@@ -257,7 +257,7 @@ def test_forms_fill_the_classes_of_every_home(given: System) -> None:
 def test_nopfs_keeps_what_a_worker_reads_most() -> None:
     """With room for k samples, no sample outside a worker's ram is read more often than one inside."""
     world = World(system(machine(ram_bytes=7), samples=50, workers=3, batch=2, epochs=9))
-    reads, held = reads_by_workers(world), held_by_workers(world)
+    reads, held = reads_by_worker(world), classes_by_worker(world)
     assert reads.sum() == 9 * 50
     for counts, classes in zip(reads, held[:, :-1], strict=True):
         inside = classes == 0
@@ -273,7 +273,7 @@ def test_locality_moves_only_what_evens_out_numbers() -> None:
     """
     world = World(system(machine(), samples=8, workers=2, batch=2))
     owned = np.array([[1, 1, 2, 1], [2, 0, 1, 2]], dtype=np.uint16)
-    workers = assigned(owned, world).reshape(2, 4).tolist()
+    workers = assign_workers(owned, world).reshape(2, 4).tolist()
     assert workers == [[0, 0, 1, 1], [1, 0, 0, 1]]
 
 
@@ -373,7 +373,7 @@ def test_sizes_have_the_mean_that_was_asked_for() -> None:
 def test_a_full_cache_stays_as_it_is() -> None:
     """Samples of different sizes: after the first one without room, smaller ones are not admitted either."""
     world = World(system(machine(ram_bytes=4, ssd_bytes=3), samples=6))
-    codes = world.admitted(np.array([3, 2, 1, 2, 1, 1], dtype=np.float32), world.classes)
+    codes = world.admit(np.array([3, 2, 1, 2, 1, 1], dtype=np.float32), world.classes)
     assert codes.tolist() == [0, 1, 1, NOWHERE, NOWHERE, NOWHERE]
 
 

@@ -39,7 +39,6 @@ class Effort:
     is_whole: bool = True
 
     def is_enough(self, values: list[float], *, unit: str, elapsed_s: float) -> bool:
-        """Return whether to stop after these values."""
         if len(values) < self.least:
             return False
         return (
@@ -51,7 +50,7 @@ QUICK = Effort(spread=0.1, least=2, most=4, budget_s=0.5, window_s=0.1, is_whole
 """Effort for a first answer: rates within about 10 %."""
 
 
-def repeated(
+def repeat(
     measure: Callable[[], float], effort: Effort, *, unit: str, clock: Callable[[], float] = time.monotonic
 ) -> Quantity:
     """Repeat a measurement until it is accurate enough; return the median with its interval.
@@ -151,7 +150,6 @@ class SavedStages:
         return measured
 
     def end(self) -> None:
-        """Delete the file of a complete analysis."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

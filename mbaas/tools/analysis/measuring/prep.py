@@ -28,7 +28,7 @@ from mbaas.prep.engines import Engine, make_engine
 from mbaas.prep.probe import first_good
 from mbaas.samples.fields import Arrays, Field
 from mbaas.samples.order import in_share
-from mbaas.tools.analysis.measuring.effort import Effort, repeated
+from mbaas.tools.analysis.measuring.effort import Effort, repeat
 from mbaas.transforms import Pipeline
 from mbaas.wire.samples import EngineName
 
@@ -62,7 +62,6 @@ class Raw:
     known: Arrays
 
     def rows(self) -> list[NDArray[np.uint8]]:
-        """Return the bytes of each sample as views."""
         starts = np.concatenate([[0], self.ends[:-1]])
         return [self.content[start:end] for start, end in zip(starts.tolist(), self.ends.tolist(), strict=True)]
 
@@ -122,7 +121,6 @@ def prep_rate(
     gpus_per_worker: float | None = None,
     gpus: int = 0,
     dali_share: float = 1.0,
-    seed: int = 0,
     between: Callable[[], object] = lambda: None,
 ) -> PrepRate:
     """Measure each number of workers, and one worker with each number of threads; both ascend from 1. Requires Ray.
@@ -133,9 +131,9 @@ def prep_rate(
         dali_share: share of the samples that the dali engine prepares with DALI.
         between: called after each number of workers.
     """
-    made = made_of(raw, pipeline, seed)
+    made = prepared_field(raw, pipeline)
     # One copy in the object store, mapped by all workers.
-    options = (ray.put(raw), pipeline, engine, seed, made, dali_share)
+    options = (ray.put(raw), pipeline, engine, 0, made, dali_share)
     device = (gpus_per_worker or 0.0, gpus if engine == "dali" and gpus_per_worker is None else 0)
     points, cpu_s, faults = [], None, 0
     for workers_of in _groups(workers, device, options, effort):
@@ -162,10 +160,10 @@ def prep_rate(
     )
 
 
-def made_of(raw: Raw, pipeline: Pipeline, seed: int) -> Field:
+def prepared_field(raw: Raw, pipeline: Pipeline) -> Field:
     """Return the shape and dtype of a prepared sample."""
-    # The shape does not depend on the engine, and this one needs no GPU.
-    engine, rows = make_engine("cpu", pipeline, seed=seed), raw.rows()
+    # The shape does not depend on the engine or the seed, and this engine needs no GPU.
+    engine, rows = make_engine("cpu", pipeline, seed=0), raw.rows()
 
     def made(number: int) -> Field:
         known = {name: column[number : number + 1] for name, column in raw.known.items()}
@@ -198,8 +196,8 @@ class _WorkerGroup:
         return sum(self._faults)
 
     def rate(self, effort: Effort) -> Quantity:
-        rate = repeated(lambda: self._window(effort.window_s), effort, unit="samples/s")
-        del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeated`
+        rate = repeat(lambda: self._window(effort.window_s), effort, unit="samples/s")
+        del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeat`
         return rate
 
     def _window(self, seconds: float) -> float:
@@ -243,7 +241,7 @@ def _worker_group(
 
 
 @dataclass(frozen=True)
-class Seen:
+class PrepWindow:
     """A worker's window; ``faults`` are pages that were read from a disk."""
 
     samples: int
@@ -316,7 +314,7 @@ class PrepProcess:
         """Return the GPU bytes taken since the worker started; its own if no other process allocates meanwhile."""
         return max(0, self._gpu_bytes_before - self.free_gpu_bytes())
 
-    def run(self, start: float, seconds: float) -> Seen:
+    def run(self, start: float, seconds: float) -> PrepWindow:
         """Prepare whole blocks for about ``seconds``, from time ``start`` of ``time.monotonic``."""
         # The clock counts from boot, so all processes of a machine share it.
         while (early := start - time.monotonic()) > 0:
@@ -326,15 +324,15 @@ class PrepProcess:
         while (elapsed := time.monotonic() - began) < seconds:
             samples += self._blocks.prepare()
         used = time.process_time() - cpu
-        return Seen(samples, elapsed, used, resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults)
+        return PrepWindow(samples, elapsed, used, resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults)
 
 
 # No CPU is reserved: up to twice as many workers as cores are measured at the same time.
 PrepProcessActor: Any = ray.remote(num_cpus=0)(PrepProcess)
 
 
-def decoded(
-    raw: Raw, pipeline: Pipeline, *, engine: EngineName = "cpu", seed: int = 0, most_bytes: int = SUBSET_BYTES
+def decode_samples(
+    raw: Raw, pipeline: Pipeline, *, engine: EngineName = "cpu", most_bytes: int = SUBSET_BYTES
 ) -> Raw | None:
     """Decode samples through the pipeline's deterministic prefix; return None if no sample can be cached decoded.
 
@@ -342,11 +340,10 @@ def decoded(
 
     Args:
         engine: engine that continues with them; decoded samples are specific to an engine. Decoding runs on the CPU.
-        seed: seed of random draws, which does not affect decoded samples.
         most_bytes: limit for all decoded samples; the first ones that fit are taken.
     """
-    out, encoded = made_of(raw, pipeline, seed).empty(BLOCK_SAMPLES), raw.rows()
-    decoding = make_engine(engine, pipeline, seed=seed)
+    out, encoded = prepared_field(raw, pipeline).empty(BLOCK_SAMPLES), raw.rows()
+    decoding = make_engine(engine, pipeline, seed=0)  # decoded samples do not depend on random draws
     kept, lengths, parts, left = [], [], [], most_bytes
     try:
         for start in range(0, len(encoded), BLOCK_SAMPLES):
@@ -398,9 +395,8 @@ class MachineSpeed:
     ) -> None:
         self._clock = clock
         raw = subset(dataset, samples=MOST_SAMPLES)
-        made = made_of(raw, pipeline, 0)
         self._engine = make_engine("cpu", pipeline, seed=0, threads=cores)
-        self._blocks = Blocks(raw, self._engine, made)
+        self._blocks = Blocks(raw, self._engine, prepared_field(raw, pipeline))
         self.measure()  # loads code and touches memory
         self.usual_per_s = self.measure()
 
@@ -411,12 +407,11 @@ class MachineSpeed:
         self._engine.close()
 
     def measure(self) -> float:
-        """Measure the samples/s that the machine prepares now."""
         self._prepare(WARM_S)
         return self._prepare(WINDOW_S)
 
     def relative(self) -> float:
-        """Measure the machine's speed relative to ``usual_per_s``."""
+        """Measure relative to ``usual_per_s``."""
         return self.measure() / self.usual_per_s
 
     def _prepare(self, seconds: float) -> float:

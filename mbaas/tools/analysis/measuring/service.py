@@ -24,7 +24,7 @@ from mbaas.samples.fields import SAMPLE_ID, Field
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring.effort import Effort
 from mbaas.tools.analysis.measuring.portion import ColdDataset, drop, local_spans
-from mbaas.tools.analysis.measuring.prep import ANSWER_S, PrepProcessActor, Raw, Seen, decoded, prep_rate
+from mbaas.tools.analysis.measuring.prep import ANSWER_S, PrepProcessActor, PrepWindow, Raw, decode_samples, prep_rate
 from mbaas.tools.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
 from mbaas.tools.analysis.measuring.storage import kept_cold, scratch
 from mbaas.tools.bench.cpu import TreeWatch
@@ -80,7 +80,6 @@ class ServiceRun:
 
     @property
     def background_cores(self) -> float:
-        """Cores kept busy by all processes while trials request nothing."""
         return sum(self.background.values())
 
     @property
@@ -96,8 +95,7 @@ class ServiceRun:
         return sum(run.samples for runs in self.epochs for run in runs)
 
 
-def pooled(runs: Sequence[ServiceRun]) -> ServiceRun:
-    """Merge several runs of the same workload."""
+def merge_runs(runs: Sequence[ServiceRun]) -> ServiceRun:
     seconds = sum(run.seconds for run in runs)
     cpu_s, background = Counter[str](), Counter[str]()
     for run in runs:
@@ -377,7 +375,7 @@ def gpu_rates(
     resize = None if kept is None else beside_training(workload, rates, kept, made, effort, gpu=gpu)[0]
     cpu_s, decoded_cpu_s = (
         None if samples is None else prep_rate(samples, workload.pipeline, effort, workers=[1]).cpu_s.value
-        for samples in (raw, decoded(raw, workload.pipeline, seed=workload.options.seed))
+        for samples in (raw, decode_samples(raw, workload.pipeline))
     )
     return GpuRates(
         gpus=gpus,
@@ -400,7 +398,7 @@ def beside_training(
     worker = PrepProcessActor.options(num_gpus=0).remote(
         ray.put(raw), workload.pipeline, "dali", seed, made, 1.0, threads, 0, gpu
     )
-    seen: list[Seen] = []
+    seen: list[PrepWindow] = []
 
     def prepare() -> None:
         asked = worker.run.remote(time.monotonic(), effort.window_s)

@@ -22,7 +22,7 @@ from mbaas.client.convert import Minibatch, make_converter
 from mbaas.errors import ConfigError
 from mbaas.model.quantity import Quantity, measured
 from mbaas.samples.fields import SAMPLE_ID, Packed
-from mbaas.tools.analysis.measuring.effort import Effort, repeated
+from mbaas.tools.analysis.measuring.effort import Effort, repeat
 from mbaas.transforms import Normalize
 from mbaas.wire.samples import SampleSpec
 
@@ -115,12 +115,11 @@ def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
         steps = max(LEAST_STEPS, round(effort.window_s * found / size))
         return found
 
-    found = repeated(rate, effort, unit="samples/s")
-    return StepRate(size, found, measured(costs[1:], unit="CPU-s"))  # the first one warmed up, as in `repeated`
+    found = repeat(rate, effort, unit="samples/s")
+    return StepRate(size, found, measured(costs[1:], unit="CPU-s"))  # the first one warmed up, as in `repeat`
 
 
 def _finish(batch: Minibatch) -> None:
-    """Wait for the minibatch's device."""
     device = getattr(batch[SAMPLE_ID.name], "device", None)
     if getattr(device, "type", "cpu") == "cuda":
         import torch

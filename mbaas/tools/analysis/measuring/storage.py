@@ -26,7 +26,7 @@ from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity, stated
-from mbaas.tools.analysis.measuring.effort import Effort, repeated
+from mbaas.tools.analysis.measuring.effort import Effort, repeat
 from mbaas.tools.analysis.measuring.portion import Span, drop, local_spans, resident_share
 from mbaas.tools.analysis.measuring.prep import Raw
 
@@ -68,7 +68,6 @@ class StorageRate:
 
     @property
     def note(self) -> str | None:
-        """The reason to doubt the rate, if any."""
         if self.resident is None:
             return "whether storage was cold cannot be known here; if it has a cache of its own, S is too high"
         return _not_cold("storage", self.resident, "S")
@@ -86,7 +85,6 @@ class DiskRate:
 
     @property
     def note(self) -> str | None:
-        """The reason to doubt the rate, if any."""
         # If page residency is unknown, pages were still dropped, and a disk has no other cache.
         return _not_cold("the disk", self.resident or 0.0, "its rate")
 
@@ -98,13 +96,7 @@ def _not_cold(what: str, resident: float, rate: str) -> str | None:
     return f"{what} could not be made cold: {lay}, so {rate} is too high"
 
 
-def storage_rate(
-    dataset: Dataset,
-    effort: Effort,
-    *,
-    readers: Sequence[int] = READERS,
-    seed: int = 0,
-) -> StorageRate:
+def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = READERS, seed: int = 0) -> StorageRate:
     """Measure random reads of samples dropped from the page cache, in windows of `Effort.window_s`.
 
     Each window reads samples that no earlier window has read, as long as there are any.
@@ -124,7 +116,7 @@ def storage_rate(
         with ThreadPoolExecutor(count, thread_name_prefix="mbaas-measure") as threads:
             # Each number of readers continues after the last one: no sample is read twice before all have been.
             window = _Window(samples, read, threads, count, effort.window_s)
-            points.append((float(count), repeated(window.rate, effort, unit="samples/s")))
+            points.append((float(count), repeat(window.rate, effort, unit="samples/s")))
             costs.append(window.cpu_s)
     # CPU costs depend on how much readers wait for each other. Predictions use the number of readers that helps.
     fastest = max(range(len(points)), key=lambda i: points[i][1].value)
@@ -196,7 +188,7 @@ def scratch(disk_path: str | os.PathLike[str]) -> Iterator[Path]:
         yield Path(name)
 
 
-def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, readers: int = DISK_READERS) -> DiskRate:
+def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort) -> DiskRate:
     """Write samples to a disk tier and measure reading them back, in windows of `Effort.window_s`."""
     lengths = np.diff(raw.ends, prepend=0)
     with scratch(disk_path) as folder:
@@ -219,9 +211,9 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort, *, re
             # Samples are packed into a few large files, and pages span several samples: drop all files each time.
             spans = spans_of(folder)
             parts = _ColdParts(np.array_split(order, max(1, len(lengths) // READ_SAMPLES)), lambda _: spans)
-            with ThreadPoolExecutor(readers, thread_name_prefix="mbaas-measure") as threads:
-                window = _Window(parts, read, threads, readers, effort.window_s)
-                rate = repeated(window.rate, effort, unit="bytes/s")
+            with ThreadPoolExecutor(DISK_READERS, thread_name_prefix="mbaas-measure") as threads:
+                window = _Window(parts, read, threads, DISK_READERS, effort.window_s)
+                rate = repeat(window.rate, effort, unit="bytes/s")
         finally:
             tier.close()
     return DiskRate(rate, parts.resident)
@@ -259,12 +251,12 @@ def kept_cold(folder: str | Path) -> Iterator[None]:
         thread.join()
 
 
-def memory_rate(sample_bytes: int, effort: Effort, *, seed: int = 0) -> Quantity:
+def memory_rate(sample_bytes: int, effort: Effort) -> Quantity:
     """Measure the bytes/s of one thread that copies samples of this size from random offsets of a large buffer."""
     held = np.ones(HELD_BYTES, np.uint8)  # not zeros, which would all map to the kernel's zero page
     size = min(max(1, sample_bytes), HELD_BYTES // 2)
     into = np.empty(size, np.uint8)
-    starts = np.random.default_rng(seed).integers(0, HELD_BYTES - size, 4096).tolist()
+    starts = np.random.default_rng(0).integers(0, HELD_BYTES - size, 4096).tolist()
 
     def rate() -> float:
         copied, began = 0, perf_counter()
@@ -275,4 +267,4 @@ def memory_rate(sample_bytes: int, effort: Effort, *, seed: int = 0) -> Quantity
                 copied += size
         return copied / (perf_counter() - began)
 
-    return repeated(rate, effort, unit="bytes/s")
+    return repeat(rate, effort, unit="bytes/s")

@@ -15,14 +15,14 @@ from mbaas.model.rates import FREE, INSTANT, GpuRates, Rates, step_overhead
 from mbaas.prep.engines import resolve_engine, workers_per_gpu
 from mbaas.tools.analysis.measuring.effort import Effort, Progress, SavedStages
 from mbaas.tools.analysis.measuring.portion import portion
-from mbaas.tools.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decoded, prep_rate, subset
+from mbaas.tools.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decode_samples, prep_rate, subset
 from mbaas.tools.analysis.measuring.service import (
     PREP_KIND,
     ServiceRun,
     Workload,
     gpu_rates,
     measure_step,
-    pooled,
+    merge_runs,
     run_service,
 )
 from mbaas.tools.analysis.measuring.steps import StepRate
@@ -74,8 +74,8 @@ QUICK_COSTS = f"a quick analysis does not measure the costs of a feed and a tria
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """All measurements of the parts of the system, each in isolation.
+class Measurements:
+    """Measurements of the parts of the system, each in isolation.
 
     Attributes:
         rates: G, P, S, C and costs.
@@ -108,13 +108,12 @@ def measure(
     *,
     rate_per_s: float | None = None,
     cores: int | None = None,
-    readers: Sequence[int] | None = None,
     gpus: int = 0,
     effort: Effort | None = None,
     progress: Progress,
     speed: MachineSpeed | None,
     saved: SavedStages | None = None,
-) -> Measured:
+) -> Measurements:
     """Measure G, P, S and C, and the costs of a feed. Requires Ray.
 
     If a KeyboardInterrupt arrives when only the costs are missing, the results suffice for predictions. They are
@@ -123,7 +122,6 @@ def measure(
     Args:
         rate_per_s: stated G in samples/s; None to measure the workload's step.
         cores: cores available to prep; None for all cores of this process.
-        readers: numbers of readers for S; None for the effort's defaults.
         gpus: number of GPUs available to prep.
         speed: measures the machine's speed during prep, which becomes its usual speed, and between feeds. None if no
             feed is run, because the effort is not whole.
@@ -133,7 +131,7 @@ def measure(
     dataset, pipeline, options = workload.dataset, workload.pipeline, workload.options
     workers = workers_here(workload, cores=cores, gpus=gpus)
     counts, threads = worker_counts(workers, effort), _thread_counts(cores, effort)
-    readers = _reader_counts(effort) if readers is None else readers
+    readers = _reader_counts(effort)
     # The engine that a feed would choose, because P describes a feed.
     engine = resolve_engine(options.engine, pipeline, gpus=gpus)
     speeds: list[float] = []
@@ -145,7 +143,7 @@ def measure(
 
     @cache
     def kept() -> Raw | None:
-        return decoded(raw(), pipeline, engine=engine, seed=options.seed)
+        return decode_samples(raw(), pipeline, engine=engine)
 
     def observe_speed() -> None:
         if speed is not None:
@@ -248,7 +246,7 @@ def measure(
             notes = (*notes, QUICK_COSTS)
     except KeyboardInterrupt:  # all rates are there, so the predictions are worth having
         notes, was_stopped = (*notes, NO_COSTS), True
-    return Measured(rates=rates, prep_threads=prep.threads, notes=notes, was_stopped=was_stopped)
+    return Measurements(rates=rates, prep_threads=prep.threads, notes=notes, was_stopped=was_stopped)
 
 
 def crosses_to_gpu(workload: Workload, rate_per_s: float | None, gpus: int) -> bool:
@@ -269,12 +267,7 @@ def workers_here(workload: Workload, *, cores: int, gpus: int) -> int:
 
 
 def expected_s(
-    workload: Workload,
-    effort: Effort,
-    *,
-    cores: int,
-    rate_per_s: float | None,
-    gpus: int,
+    workload: Workload, effort: Effort, *, cores: int, rate_per_s: float | None, gpus: int
 ) -> dict[str, float]:
     """Return the approximate seconds of each phase of `measure`, in order; skipped phases take 0."""
     each_s, crosses = effort.budget_s, effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus)
@@ -359,7 +352,7 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
 
     ``pace`` is the speed of the machine relative to the measurement of ``rates``.
     """
-    runs = {name: pooled([found[name] for found in rounds]) for name in rounds[0]}
+    runs = {name: merge_runs([found[name] for found in rounds]) for name in rounds[0]}
     encoded = "encoded" if "encoded" in runs else "one"
     made_s = [cost_s(found[encoded], 1, of_prep=True) * pace for found in rounds]
     decoded_cpu_s = rates.decoded_cpu_s
@@ -382,7 +375,7 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
         rates,
         prep_cpu_s=measured(made_s, unit="CPU-s"),
         decoded_cpu_s=decoded_cpu_s,
-        serving_s=slower_s(alone_per_s, measured(served, unit="samples/s").scaled(1 / pace)),
+        serving_s=serving_seconds(alone_per_s, measured(served, unit="samples/s").scaled(1 / pace)),
         read_cpu_s=stated(max(rates.read_cpu_s.value, miss_s), unit="CPU-s"),
         delivery_cpu_s=stated(delivery_s, unit="CPU-s"),
         # A constant load costs less per sample the more samples there are, so it is a number of cores.
@@ -391,7 +384,7 @@ def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: 
     )
 
 
-def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
+def serving_seconds(alone_per_s: float, served: Quantity) -> Quantity:
     """Return the extra seconds of a sample in a feed: 1 / served - 1 / alone, at least 0.
 
     The interval comes from ``served`` alone; predictions add it to P's interval.
@@ -401,13 +394,7 @@ def slower_s(alone_per_s: float, served: Quantity) -> Quantity:
 
 
 def _idle_feed(
-    rates: Rates,
-    workload: Workload,
-    *,
-    prep_workers: int,
-    trials: int = 1,
-    decoded: bool = True,
-    cached: bool = True,
+    rates: Rates, workload: Workload, *, prep_workers: int, trials: int = 1, decoded: bool = True, cached: bool = True
 ) -> ServiceRun:
     """Run a feed whose trials do nothing, with all data in memory, or cold in storage."""
     part = trained_on(workload, rates, prep_workers=prep_workers)

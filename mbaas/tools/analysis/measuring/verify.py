@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean, median
-from typing import Any
 
 from mbaas.model import words
 from mbaas.model.pace import Waits, predict
-from mbaas.model.quantity import Quantity, measured, plain_fields, spanning
+from mbaas.model.quantity import AsJson, Quantity, measured, spanning
 from mbaas.model.rates import Rates, Setup
 from mbaas.tools.analysis.decoding import largest_cache
 from mbaas.tools.analysis.measuring.effort import Progress
@@ -38,7 +37,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochSplit:
+class EpochSplit(AsJson):
     """Time of one trial's epoch by cause, on a part of the dataset.
 
     Attributes:
@@ -47,6 +46,7 @@ class EpochSplit:
         epoch_s: seconds of an epoch of the last run.
     """
 
+    json_properties = ("disagreement",)
     samples: int
     epoch_s: Quantity
     compute_s: Quantity
@@ -82,10 +82,6 @@ class EpochSplit:
         )
         return max(abs(one - other) for one, other in pairs) / self.epoch_s.value
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, and ``disagreement``."""
-        return {**plain_fields(self), "disagreement": self.disagreement}
-
 
 def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> EpochSplit:
     """Run the workload with all data in memory, and as configured; G replaces the synthetic run."""
@@ -98,7 +94,7 @@ def split_epoch(workload: Workload, rates: Rates, setup: Setup) -> EpochSplit:
 def split_of(samples: int, step: Quantity, cached: ServiceRun, real: ServiceRun) -> EpochSplit:
     """Split an epoch by the step's rate, the run in memory, and the run as configured."""
     # No separate run: if data is always ready, an epoch takes as long as its steps.
-    synthetic_s = step.inverse(unit="s").scaled(samples, unit="s")
+    synthetic_s = step.inverse(unit="s").scaled(samples)
     cached_s, real_s = _epoch_s(cached), _epoch_s(real)
     return EpochSplit(
         samples=samples,
@@ -133,7 +129,7 @@ def _mean_of(epochs_s: Sequence[float]) -> Quantity:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(AsJson):
     """A point that was predicted and then run.
 
     Attributes:
@@ -144,6 +140,7 @@ class Check:
         pace: speed of the machine relative to the measurement of the rates; predictions account for it.
     """
 
+    json_properties = ("error", "simulated_error")
     parameter: str
     value: float
     predicted: Quantity
@@ -159,18 +156,14 @@ class Check:
 
     @property
     def simulated_error(self) -> float:
-        """Relative error of the simulator's rate."""
         return self.simulated / self.found.value - 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, ``error`` and ``simulated_error``."""
-        return {**plain_fields(self), "error": self.error, "simulated_error": self.simulated_error}
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(AsJson):
     """All points that were run."""
 
+    json_properties = ("median_error", "worst_error")
     checks: tuple[Check, ...]
 
     @property
@@ -185,10 +178,6 @@ class Verification:
     def paces(self) -> tuple[float, float]:
         paces = [check.pace for check in self.checks]
         return min(paces), max(paces)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return ``checks``, ``median_error`` and ``worst_error``."""
-        return {**plain_fields(self), "median_error": self.median_error, "worst_error": self.worst_error}
 
 
 BUDGETS = 8
@@ -213,12 +202,7 @@ def points(rates: Rates, setup: Setup) -> list[tuple[str, Setup]]:
 
 
 def verify(
-    workload: Workload,
-    rates: Rates,
-    chosen: Sequence[tuple[str, Setup]],
-    *,
-    speed: MachineSpeed,
-    progress: Progress,
+    workload: Workload, rates: Rates, chosen: Sequence[tuple[str, Setup]], *, speed: MachineSpeed, progress: Progress
 ) -> Verification:
     """Run each point with separate feeds; the workload's dataset may be a part of the measured one.
 

@@ -15,32 +15,21 @@ __all__ = ["page", "write_plots", "write_report"]
 
 
 def write_report(analysis: Analysis, path: Path, *, command: str | None = None) -> None:
-    """Write the page to a file.
-
-    Args:
-        command: the command that made the analysis, shown on the page.
-    """
-    path = Path(path)
+    """Write the `page` to a file."""
     if not path.resolve().parent.is_dir():
         raise ConfigError(f"the folder of the report must exist, got {path.parent}")
     path.write_text(page(analysis, command=command), encoding="utf-8")
 
 
-def write_plots(analysis: Analysis, folder: Path, suffix: str = ".svg") -> list[Path]:
-    """Write each chart of the page to a file in a folder, which is created if missing.
-
-    Args:
-        suffix: ".svg" or ".png".
-    """
-    folder = Path(folder)
+def write_plots(analysis: Analysis, folder: Path) -> list[Path]:
+    """Write each chart of the page to an SVG file in a folder, which is created if missing."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder of plots {folder}: {error.strerror}") from None
-    plots.check_path(folder / f"split{suffix}")  # before drawing the charts, which takes seconds
     written = []
     for chart in charts(analysis, studies(analysis)):
-        path = folder / f"{chart.name}{suffix}"
+        path = folder / f"{chart.name}.svg"
         plots.save(chart.figure, path)
         written.append(path)
     return written

@@ -5,13 +5,15 @@ Each row is a module, imported only by the processes that run it, so that they l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +65,6 @@ class TrialSpec:
     address: str = ""
 
     def samples(self) -> Samples:
-        """Return the samples; a sample's id is its index."""
         return self.task.samples(self.data)
 
 
@@ -80,20 +81,42 @@ class EpochLoader(Protocol):
         """Stop processes and threads; may be called in the middle of an epoch."""
 
 
-class Service(Protocol):
+class RowService(ABC):
     """Serves all trials of a row; a context manager. All its processes are descendants of the one that enters it."""
 
-    address: str
+    address = ""
     """Address for the trials, valid after entering."""
 
-    def __enter__(self) -> Service:
-        """Start it."""
+    def __init__(self, spec: TrialSpec, trials: int) -> None:
+        self._spec, self._trials = spec, trials
 
-    def __exit__(self, *exc_info: object) -> None:
-        """Stop it."""
+    @abstractmethod
+    def __enter__(self) -> RowService: ...
+
+    @abstractmethod
+    def __exit__(self, *exc_info: object) -> None: ...
 
     def spilled_bytes(self) -> int:
         """Return the bytes written to disk because memory was full."""
+        return 0
+
+
+class MemoryService(RowService):
+    """Bytes that trials map from `address`, in anonymous memory: it is released however this process ends."""
+
+    def __enter__(self) -> MemoryService:
+        self._memory = os.memfd_create("mbaas-bench")
+        self.address = f"/proc/{os.getpid()}/fd/{self._memory}"
+        with open(self._memory, "wb", closefd=False) as file:
+            self._write(file)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        os.close(self._memory)
+
+    @abstractmethod
+    def _write(self, file: BinaryIO) -> None:
+        """Write the bytes."""
 
 
 _MODULES = {
@@ -110,21 +133,21 @@ _MODULES = {
 }
 
 _SERVED = frozenset(["prep-decoded", "memory", "mbaas", "mbaas-decoded", "tensorsocket", "tf-data", "ray-data"])
-"""Rows whose modules have a `Service`."""
+"""Rows whose modules have a `Service`, a `RowService`. Each module also has a `Loader`, an `EpochLoader`."""
 
 
-def open_service(spec: TrialSpec, trials: int) -> AbstractContextManager[Service | None]:
+def open_service(spec: TrialSpec, trials: int) -> AbstractContextManager[RowService | None]:
     """Return the service of ``spec.row`` for ``trials`` trials; a context of None for rows without one."""
     if spec.row not in _SERVED:
         return nullcontext()  # import nothing, since its memory would count
-    service: AbstractContextManager[Service] = import_module(_MODULES[spec.row]).Service(spec, trials)
+    service: RowService = import_module(_MODULES[spec.row]).Service(spec, trials)
     return service
 
 
 def open_loader(spec: TrialSpec) -> EpochLoader:
     """Open the loader of ``spec.row``, importing only that row's libraries."""
-    opener: Callable[[TrialSpec], EpochLoader] = import_module(_MODULES[spec.row]).open_loader
-    return opener(spec)
+    loader: EpochLoader = import_module(_MODULES[spec.row]).Loader(spec)
+    return loader
 
 
 def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequence[Path]) -> None:
@@ -134,7 +157,6 @@ def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequ
 
 
 def known_of(samples: Samples, sample_ids: NDArray[np.int64]) -> Arrays:
-    """Return the fields of some samples, for an engine."""
     return {name: column[sample_ids] for name, column in samples.known.items()}
 
 

@@ -132,8 +132,8 @@ def build(spec: TrialSpec, threads: int) -> Any:
     return pipe
 
 
-class PerTrialPipeline:
-    """A DALI pipeline. See `mbaas.tools.bench.rows.EpochLoader`."""
+class Loader:
+    """A DALI pipeline in a trial."""
 
     def __init__(self, spec: TrialSpec) -> None:
         self.samples = len(spec.samples().files)
@@ -168,8 +168,3 @@ def _sample_of(spec: TrialSpec) -> Callable[[NDArray[np.int64]], NDArray[np.int6
     known = detection.image_ids(spec.data.annotations)  # ids given by DALI's COCO reader
     order = np.argsort(known)
     return lambda ids: order[np.searchsorted(known, ids, sorter=order)]
-
-
-def open_loader(spec: TrialSpec) -> PerTrialPipeline:
-    """Open the loader of one trial."""
-    return PerTrialPipeline(spec)

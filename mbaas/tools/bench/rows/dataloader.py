@@ -121,8 +121,8 @@ def make_loader(spec: TrialSpec, workers: int, collate: Callable[[Any], Any] = _
         )
 
 
-class PerTrialLoader:
-    """A DataLoader. See `mbaas.tools.bench.rows.EpochLoader`."""
+class Loader:
+    """A DataLoader in a trial."""
 
     def __init__(self, spec: TrialSpec) -> None:
         self.samples = len(spec.samples().files)
@@ -140,8 +140,3 @@ class PerTrialLoader:
         """Drop the loader; persistent workers are joined with their iterator, or end with the trial's process."""
         self._iterator = None
         del self._loader
-
-
-def open_loader(spec: TrialSpec) -> PerTrialLoader:
-    """Open the loader of one trial."""
-    return PerTrialLoader(spec)

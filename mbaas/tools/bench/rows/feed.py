@@ -16,19 +16,13 @@ import ray
 import mbaas
 from mbaas.ray_cluster import connection, resources
 from mbaas.samples.fields import IMAGE
-from mbaas.tools.bench.rows import Minibatch, TrialSpec
+from mbaas.tools.bench.rows import Minibatch, RowService, TrialSpec
 
 FEED = "bench"
 
 
-class Service:
-    """A feed on its own Ray cluster, all below this process in the process tree; a context manager."""
-
-    def __init__(self, spec: TrialSpec, trials: int) -> None:
-        self._spec = spec
-        self._consumers = [_consumer(index) for index in range(trials)]
-        self.address = ""
-        """The address of the cluster, for the trials."""
+class Service(RowService):
+    """A feed on its own Ray cluster, all below this process in the process tree."""
 
     def __enter__(self) -> Service:
         connection.start_ray(self._spec.cores)
@@ -43,7 +37,8 @@ class Service:
             engine="dali" if self._spec.gpu else "cpu",
             cache_decoded=self._spec.row == "mbaas-decoded",
         )
-        mbaas.announce(self._feed.name, self._consumers)  # so that all trials begin the same epoch, as in a search
+        # so that all trials begin the same epoch, as in a search
+        mbaas.announce(self._feed.name, [_consumer(trial) for trial in range(self._trials)])
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -53,7 +48,6 @@ class Service:
             ray.shutdown()
 
     def spilled_bytes(self) -> int:
-        """See `mbaas.ray_cluster.resources.spilled_bytes`."""
         return resources.spilled_bytes()
 
 
@@ -61,8 +55,8 @@ def _consumer(trial: int) -> str:
     return f"trial-{trial}"
 
 
-class SharedFeed:
-    """A consumer of the feed. See `mbaas.tools.bench.rows.EpochLoader`."""
+class Loader:
+    """A consumer of the feed."""
 
     def __init__(self, spec: TrialSpec) -> None:
         os.environ["RAY_ADDRESS"] = spec.address
@@ -98,8 +92,3 @@ class SharedFeed:
 
 def _arrays(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def open_loader(spec: TrialSpec) -> SharedFeed:
-    """Open the loader of one trial."""
-    return SharedFeed(spec)

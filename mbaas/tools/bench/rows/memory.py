@@ -8,40 +8,25 @@ which do not contain a minibatch that was just prepared.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import numpy as np
 
-from mbaas.tools.bench.rows import Minibatch, TrialSpec
+from mbaas.tools.bench.rows import MemoryService, Minibatch, TrialSpec
 
 STAGED_BYTES = 1 << 29
 """Much more than a core's caches, and half of a feed's default staging."""
 
 
-class Service:
-    """Random bytes in memory that trials map. See `mbaas.tools.bench.rows.Service`."""
+class Service(MemoryService):
+    """Random bytes."""
 
-    def __init__(self, spec: TrialSpec, trials: int) -> None:  # noqa: ARG002
-        self._spec = spec
-        self.address = ""
-
-    def __enter__(self) -> Service:
-        # anonymous memory: it is released however this process ends
-        self._memory = os.memfd_create("mbaas-minibatches")
-        self.address = f"/proc/{os.getpid()}/fd/{self._memory}"
+    def _write(self, file: BinaryIO) -> None:
         count, *shape = _shape(self._spec)
-        values = np.random.default_rng(self._spec.seed).bytes(math.prod(shape) * _itemsize(self._spec))
-        with open(self._memory, "wb", closefd=False) as file:
-            file.writelines(values for _ in range(count))
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        os.close(self._memory)
-
-    def spilled_bytes(self) -> int:
-        """Return 0: the service uses memory only."""
-        return 0
+        itemsize = np.dtype(self._spec.task.made.dtype).itemsize
+        values = np.random.default_rng(self._spec.seed).bytes(math.prod(shape) * itemsize)
+        file.writelines(values for _ in range(count))
 
 
 def _shape(spec: TrialSpec) -> tuple[int, ...]:
@@ -50,12 +35,8 @@ def _shape(spec: TrialSpec) -> tuple[int, ...]:
     return (max(1, STAGED_BYTES // (spec.batch * made.nbytes)), spec.batch, *made.empty(0).shape[1:])
 
 
-def _itemsize(spec: TrialSpec) -> int:
-    return np.dtype(spec.task.made.dtype).itemsize
-
-
-class SharedMinibatches:
-    """Minibatches in shared memory, in turn, with the ids of all samples. See `mbaas.tools.bench.rows.EpochLoader`."""
+class Loader:
+    """Minibatches in shared memory, in turn, with the ids of all samples."""
 
     def __init__(self, spec: TrialSpec) -> None:
         self.samples, self._batch = len(spec.samples().files), spec.batch
@@ -70,8 +51,3 @@ class SharedMinibatches:
 
     def close(self) -> None:
         del self._values
-
-
-def open_loader(spec: TrialSpec) -> SharedMinibatches:
-    """Open the loader of one trial."""
-    return SharedMinibatches(spec)

@@ -9,7 +9,6 @@ process's own memory, decoded samples in shared memory. The output array is reus
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, BinaryIO
@@ -23,7 +22,7 @@ from mbaas.memory import pinned
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows
 from mbaas.prep.engines import make_engine
 from mbaas.samples.order import SampleOrder
-from mbaas.tools.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
+from mbaas.tools.bench.rows import MemoryService, Minibatch, TrialSpec, known_of, listed, refuse_bad
 from mbaas.wire.samples import EngineName
 
 TOGETHER = 16
@@ -33,51 +32,30 @@ MOST_BYTES = 1 << 30
 """Maximum bytes of their decoded forms; untouched memory costs nothing."""
 
 
-class Service:
-    """Decodes all samples into memory that other processes can map. See `mbaas.tools.bench.rows.Service`."""
+class Service(MemoryService):
+    """All samples, decoded: the lengths of their containers, int64[n], and the containers from `_start` on."""
 
-    def __init__(self, spec: TrialSpec, trials: int) -> None:  # noqa: ARG002
-        self._spec = spec
-        self.address = ""
-
-    def __enter__(self) -> Service:
-        # anonymous memory: it is released however this process ends
-        self._memory = os.memfd_create("mbaas-decoded")
-        self.address = f"/proc/{os.getpid()}/fd/{self._memory}"
-        with open(self._memory, "wb", closefd=False) as file:
-            _decode_all(self._spec, file)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        os.close(self._memory)
-
-    def spilled_bytes(self) -> int:
-        """Return 0: the service uses memory only."""
-        return 0
-
-
-def _decode_all(spec: TrialSpec, file: BinaryIO) -> None:
-    """Write the lengths of all containers, int64[n], and the containers from the next multiple of 64 on."""
-    samples = spec.samples()
-    engine, memory = make_engine("cpu", spec.task.pipeline(), seed=spec.seed, threads=spec.cores), DecodedBuffer()
-    lengths = np.empty(len(samples.files), np.int64)
-    out = spec.task.made.empty(TOGETHER)
-    file.seek(_start(len(lengths)))
-    for first in range(0, len(lengths), TOGETHER):
-        ids = np.arange(first, min(first + TOGETHER, len(lengths)))
-        raw = [np.fromfile(samples.files[i], np.uint8) for i in ids.tolist()]
-        keep = DecodedRows(range(len(ids)), MOST_BYTES, memory)
-        prepared = engine.prepare(raw, ids, 0, known_of(samples, ids), out[: len(ids)], keep=keep)
-        refuse_bad(prepared.bad, ids, samples.files)
-        rows, sizes, containers = keep.taken()
-        if len(rows) < len(ids):
-            missing = samples.files[ids[min({*range(len(ids))} - {*rows.tolist()})]]
-            raise MbaasError(f"{missing} cannot be kept decoded, so there is no P' with this data")
-        file.writelines(each.data for each in _by_row(rows, sizes, containers))
-        lengths[ids[rows]] = sizes
-    file.seek(0)
-    file.write(lengths.data)
-    engine.close()
+    def _write(self, file: BinaryIO) -> None:
+        spec, samples, memory = self._spec, self._spec.samples(), DecodedBuffer()
+        engine = make_engine("cpu", spec.task.pipeline(), seed=spec.seed, threads=spec.cores)
+        lengths = np.empty(len(samples.files), np.int64)
+        out = spec.task.made.empty(TOGETHER)
+        file.seek(_start(len(lengths)))
+        for first in range(0, len(lengths), TOGETHER):
+            ids = np.arange(first, min(first + TOGETHER, len(lengths)))
+            raw = [np.fromfile(samples.files[i], np.uint8) for i in ids.tolist()]
+            keep = DecodedRows(range(len(ids)), MOST_BYTES, memory)
+            prepared = engine.prepare(raw, ids, 0, known_of(samples, ids), out[: len(ids)], keep=keep)
+            refuse_bad(prepared.bad, ids, samples.files)
+            rows, sizes, containers = keep.taken()
+            if len(rows) < len(ids):
+                missing = samples.files[ids[min({*range(len(ids))} - {*rows.tolist()})]]
+                raise MbaasError(f"{missing} cannot be kept decoded, so there is no P' with this data")
+            file.writelines(each.data for each in _by_row(rows, sizes, containers))
+            lengths[ids[rows]] = sizes
+        file.seek(0)
+        file.write(lengths.data)
+        engine.close()
 
 
 def _by_row(
@@ -85,10 +63,11 @@ def _by_row(
 ) -> list[NDArray[np.uint8]]:
     # An engine's threads keep samples in any order.
     views = np.split(containers, np.cumsum(sizes)[:-1])
-    return [views[place] for place in np.argsort(rows)]
+    return [views[index] for index in np.argsort(rows)]
 
 
 def _start(samples: int) -> int:
+    """Return the next multiple of 64 after the lengths."""
     return -(-8 * samples // 64) * 64
 
 
@@ -101,8 +80,8 @@ def _decoded(path: str, samples: int) -> list[NDArray[np.uint8]]:
     return [memory[start:stop] for start, stop in pairwise(bounds)]
 
 
-class PrepRate:
-    """Prepares blocks in this process. See `mbaas.tools.bench.rows.EpochLoader`."""
+class Loader:
+    """Prepares blocks in this process."""
 
     def __init__(self, spec: TrialSpec) -> None:
         self._all = spec.samples()
@@ -154,8 +133,3 @@ def _block_samples(spec: TrialSpec, samples: int) -> int:
         most_workers=spec.trials,
         sample_s=0.0,
     )
-
-
-def open_loader(spec: TrialSpec) -> PrepRate:
-    """Open the loader of one process of P."""
-    return PrepRate(spec)

@@ -23,19 +23,15 @@ from mbaas.ray_cluster import actor_names, connection
 from mbaas.ray_cluster.resources import spilled_bytes
 from mbaas.samples.fields import IMAGE
 from mbaas.samples.order import SampleOrder
-from mbaas.tools.bench.rows import Minibatch, TrialSpec, known_of, refuse_bad
+from mbaas.tools.bench.rows import Minibatch, RowService, TrialSpec, known_of, refuse_bad
 from mbaas.tools.bench.tasks.base import Samples
 
 EPOCHS = "bench-epochs"
 ID, EPOCH = "sample_id", "epoch"
 
 
-class Service:
-    """A Ray cluster with an actor that prepares epochs. See `mbaas.tools.bench.rows.Service`."""
-
-    def __init__(self, spec: TrialSpec, trials: int) -> None:
-        self._spec, self._trials = spec, trials
-        self.address = ""
+class Service(RowService):
+    """A Ray cluster with an actor that prepares epochs."""
 
     def __enter__(self) -> Service:
         connection.start_ray(self._spec.cores)
@@ -50,7 +46,6 @@ class Service:
         ray.shutdown()
 
     def spilled_bytes(self) -> int:
-        """Return the bytes that the object store wrote to disk."""
         return spilled_bytes()
 
 
@@ -80,7 +75,7 @@ class Epochs:
         return made.result()
 
     def close(self) -> None:
-        """End the thread; not needed in an actor."""
+        """Not needed in an actor."""
         self._pool.shutdown()
 
     def _make(self, number: int) -> Any:
@@ -110,8 +105,8 @@ def _prepare(todo: dict[str, Any], spec: TrialSpec) -> dict[str, Any]:
     return {IMAGE: out, ID: ids}
 
 
-class MaterialisedEpochs:
-    """A trial's view of the epochs. See `mbaas.tools.bench.rows.EpochLoader`."""
+class Loader:
+    """A trial's view of the epochs."""
 
     def __init__(self, spec: TrialSpec) -> None:
         os.environ["RAY_ADDRESS"] = spec.address
@@ -129,8 +124,3 @@ class MaterialisedEpochs:
 
     def close(self) -> None:
         ray.shutdown()
-
-
-def open_loader(spec: TrialSpec) -> MaterialisedEpochs:
-    """Open the loader of one trial."""
-    return MaterialisedEpochs(spec)

@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from mbaas.tools.bench.host import end_host, kill_tree
-from mbaas.tools.bench.rows import Minibatch, TrialSpec
+from mbaas.tools.bench.rows import Minibatch, RowService, TrialSpec
 
 SENT_TOGETHER = 2
 """Minibatches of the DataLoader that TensorSocket joins into one message."""
@@ -26,10 +26,11 @@ SENT_TOGETHER = 2
 LOOK_S = 0.1
 
 
-class Service:
-    """The producer, in its own process. See `mbaas.tools.bench.rows.Service`."""
+class Service(RowService):
+    """The producer, in its own process."""
 
     def __init__(self, spec: TrialSpec, trials: int) -> None:
+        super().__init__(spec, trials)
         ports = _free_ports(4)
         self.address = ",".join(map(str, ports))
         self._process = mp.get_context("spawn").Process(target=_produce, args=(spec, trials, ports))
@@ -51,10 +52,6 @@ class Service:
         wait([self._process.sentinel])
         if not self._stopped:
             end_host()  # the producer has written the reason
-
-    def spilled_bytes(self) -> int:
-        """Return 0: the service stores nothing."""
-        return 0
 
 
 def _free_ports(count: int) -> list[int]:
@@ -91,8 +88,8 @@ def _tensors(minibatch: Any) -> Any:
     return minibatch[:2]
 
 
-class Consumer:
-    """A consumer in a trial. See `mbaas.tools.bench.rows.EpochLoader`."""
+class Loader:
+    """A consumer in a trial."""
 
     def __init__(self, spec: TrialSpec) -> None:
         from tensorsocket import TensorConsumer
@@ -107,8 +104,3 @@ class Consumer:
 
     def close(self) -> None:
         """Do nothing: its threads are daemons, and TensorConsumer cannot be closed."""
-
-
-def open_loader(spec: TrialSpec) -> Consumer:
-    """Open the loader of one trial."""
-    return Consumer(spec)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from mbaas.tools.bench.rows import Minibatch, TrialSpec
+from mbaas.tools.bench.rows import Minibatch, RowService, TrialSpec
 from mbaas.tools.bench.tasks import images
 
 CACHE_BYTES = 2**30
@@ -29,11 +29,8 @@ def _tensorflow() -> Any:
     return tensorflow
 
 
-class Service:
-    """A dispatcher and a worker. See `mbaas.tools.bench.rows.Service`."""
-
-    def __init__(self, spec: TrialSpec, trials: int) -> None:  # noqa: ARG002
-        self.address = ""
+class Service(RowService):
+    """A dispatcher and a worker."""
 
     def __enter__(self) -> Service:
         service = _tensorflow().data.experimental.service
@@ -55,10 +52,6 @@ class Service:
         # each waits for trials that were killed before they could disconnect
         self._worker._stop()
         self._dispatcher._stop()
-
-    def spilled_bytes(self) -> int:
-        """Return 0: the service uses memory only."""
-        return 0
 
 
 def _dataset(spec: TrialSpec) -> Any:
@@ -100,8 +93,8 @@ def _decoded(tf: Any, encoded: Any) -> Any:
     return tf.io.decode_image(encoded, channels=3, expand_animations=False)
 
 
-class SharedDataset:
-    """A trial's view of the service. See `mbaas.tools.bench.rows.EpochLoader`."""
+class Loader:
+    """A trial's view of the service."""
 
     def __init__(self, spec: TrialSpec) -> None:
         service = _tensorflow().data.experimental.service
@@ -125,8 +118,3 @@ class SharedDataset:
 
     def close(self) -> None:
         del self._stream
-
-
-def open_loader(spec: TrialSpec) -> SharedDataset:
-    """Open the loader of one trial."""
-    return SharedDataset(spec)

@@ -6,6 +6,8 @@ and have no extra cost.
 
 from __future__ import annotations
 
+import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +83,23 @@ class Task(ABC):
         """Return the pipeline. Row "dali" does the same with DALI's operators."""
 
 
+class FolderTask(Task):
+    """A task whose samples are files in one folder per class."""
+
+    extensions: ClassVar[tuple[str, ...]]
+    kinds: ClassVar[str]
+    """The file formats, for messages: "JPEG or PNG files"."""
+
+    def find(self, data: Path, image_folder: Path | None) -> Data:  # noqa: ARG002
+        folder = checked_folder(data, f"data must be a folder with a folder of {self.things} for each class")
+        if not files_below(folder, self.extensions):
+            raise DatasetError(f"no {self.kinds} below the class folders of {folder}")
+        return Data(folder)
+
+    def samples(self, data: Data) -> Samples:
+        return Samples(files_below(data.folder, self.extensions))
+
+
 def files_below(folder: Path, extensions: Sequence[str]) -> tuple[Path, ...]:
     """Return the files of a class-per-folder tree, sorted, without hidden ones, like the readers of mbaas."""
 
@@ -95,4 +114,28 @@ def checked_folder(path: Path, wanted: str) -> Path:
     """Return ``path``; raise DatasetError, which ends with ``wanted``, if it is not a folder."""
     if not path.is_dir():
         raise DatasetError(f"{path} {'is no folder' if path.exists() else 'does not exist'}; {wanted}")
+    return path
+
+
+def made_once(path: Path, write: Callable[[Path], None], what: str, report: Report) -> Path:
+    """Return ``path``, a file or folder, which is generated if it does not exist.
+
+    Its name must contain everything that the content depends on. It gets this name only when it is complete, so
+    interrupted data is generated again. ``report`` gets one line about ``what`` is generated.
+    """
+    if path.exists():
+        return path
+    report(f"making {what} in {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.parent / f".{path.name}-{os.getpid()}"
+    try:
+        write(unfinished)
+        unfinished.rename(path)
+    except OSError:
+        if not path.exists():  # another process may have generated the same data meanwhile, which is fine
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if unfinished.is_file():
+            unfinished.unlink()
     return path

@@ -1,8 +1,15 @@
-"""Task "detection": photographs with boxes, augmented as for SSD (Liu et al., 2016)."""
+"""Task "detection": photographs with boxes, augmented as for SSD (Liu et al., 2016).
+
+Loading does not look at the content of boxes, so those of generated photographs are random. Numbers and sizes are
+similar to COCO (Lin et al., 2014): about seven per image, a third each smaller than 32x32 pixels, up to 96x96, and
+larger.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
+from mbaas.prep.engines import DEFAULT_MAX_PIXELS
+from mbaas.prep.header import peek
 from mbaas.samples.fields import IMAGE, LABELS, Field, Packed
-from mbaas.tools.bench.tasks.base import Data, Report, Samples, Task, checked_folder
-from mbaas.transforms import (
-    Boxes,
-    ColorJitter,
-    DecodeImage,
-    Pipeline,
-    RandomHorizontalFlip,
-    RandomIoUCrop,
-    Resize,
-)
+from mbaas.tools.bench.tasks.base import Data, Report, Samples, Task, checked_folder, files_below, made_once
+from mbaas.transforms import Boxes, ColorJitter, DecodeImage, Pipeline, RandomHorizontalFlip, RandomIoUCrop, Resize
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 SIDE = 300
 BRIGHTNESS, CONTRAST, SATURATION = 0.125, 0.5, 0.5
 """Amounts of torchvision's RandomPhotometricDistort."""
+
+CATEGORIES = 80
+MEAN_OBJECTS = 7.3
+MOST_OBJECTS = 60
+WITHOUT = 0.01
+"""Fraction of images without objects."""
+
+SIDES = (8.0, 320.0)
+"""Smallest and largest side of an object's square before its aspect ratio is drawn, in pixels; log-uniform."""
 
 
 class Detection(Task):
@@ -40,7 +50,6 @@ class Detection(Task):
     beside = ("boxes", LABELS)
 
     def make(self, cache_dir: Path, count: int, *, seed: int, report: Report) -> Data:
-        from mbaas.tools.bench.objects import make_annotations
         from mbaas.tools.bench.photos import make_photos
 
         folder = make_photos(cache_dir, count, seed=seed, report=report)
@@ -92,7 +101,7 @@ class Detection(Task):
 
 
 def image_ids(annotations: Path) -> NDArray[np.int64]:
-    """Return the annotation file's image id of each sample: int64[n]."""
+    """The annotation file's image id of each sample: int64[n]."""
     return np.array([image["id"] for image in json.loads(annotations.read_bytes())["images"]], np.int64)
 
 
@@ -100,3 +109,48 @@ def _packed(values: list[NDArray[Any]]) -> Packed:
     bounds = np.zeros(len(values) + 1, np.int64)
     np.cumsum([len(each) for each in values], out=bounds[1:])
     return Packed(np.concatenate(values), bounds)
+
+
+def make_annotations(folder: Path, *, seed: int = 0, report: Report = print) -> Path:
+    """Generate or find a JSON file next to ``folder``, a class-per-folder tree of JPEGs; return its path.
+
+    ``report`` is called with one line if the file is generated.
+    """
+    path = folder.parent / f"{folder.name}-objects-v1-s{seed}.json"
+    return made_once(path, partial(_write_annotations, folder, seed), "annotations", report)
+
+
+def _write_annotations(folder: Path, seed: int, path: Path) -> None:
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for number, file in enumerate(files_below(folder, (".jpg",))):
+        header = peek(memoryview(file.read_bytes()), DEFAULT_MAX_PIXELS)
+        name = file.relative_to(folder).as_posix()
+        images.append({"id": number, "file_name": name, "height": header.height, "width": header.width})
+        rng = np.random.default_rng([seed, number])
+        for box in _boxes(rng, header.height, header.width):
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": int(rng.integers(1, CATEGORIES + 1)),
+                    "bbox": box,
+                    "area": round(box[2] * box[3], 2),
+                    "iscrowd": 0,
+                }
+            )
+    categories = [{"id": number, "name": f"category {number}"} for number in range(1, CATEGORIES + 1)]
+    path.write_text(json.dumps({"images": images, "categories": categories, "annotations": annotations}))
+
+
+def _boxes(rng: np.random.Generator, height: int, width: int) -> list[list[float]]:
+    """Draw random boxes within an image: left, top, width, height."""
+    if rng.random() < WITHOUT:
+        return []
+    count = min(int(rng.geometric(1 / MEAN_OBJECTS)), MOST_OBJECTS)
+    side = np.exp(rng.uniform(math.log(SIDES[0]), math.log(SIDES[1]), count))
+    form = np.exp(rng.uniform(-0.7, 0.7, count) / 2)  # square root of width / height
+    sizes = np.minimum(np.stack([side * form, side / form], axis=1), (width, height))
+    corners = rng.random((count, 2)) * (np.array([width, height]) - sizes)
+    boxes: list[list[float]] = np.concatenate([corners, sizes], axis=1).round(2).tolist()
+    return boxes

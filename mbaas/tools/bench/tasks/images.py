@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbaas.errors import DatasetError
 from mbaas.samples.fields import IMAGE, Field
-from mbaas.tools.bench.tasks.base import Data, Report, Samples, Task, checked_folder, files_below
+from mbaas.tools.bench.tasks.base import Data, FolderTask, Report
 from mbaas.transforms import DecodeImage, Pipeline, RandomHorizontalFlip, RandomResizedCrop
 
 if TYPE_CHECKING:
@@ -19,27 +18,20 @@ EXTENSIONS = (
 SIDE = 224
 
 
-class Images(Task):
+class Images(FolderTask):
     """Photographs in one folder per class."""
 
     name = "images"
     things = "images"
     work = f"random-resized-crop {SIDE} and flip"
+    extensions = EXTENSIONS
+    kinds = "JPEG, PNG, WebP or BMP files"
     made = Field(IMAGE, (SIDE, SIDE, 3), "uint8")
 
     def make(self, cache_dir: Path, count: int, *, seed: int, report: Report) -> Data:
         from mbaas.tools.bench.photos import make_photos
 
         return Data(make_photos(cache_dir, count, seed=seed, report=report))
-
-    def find(self, data: Path, image_folder: Path | None) -> Data:  # noqa: ARG002
-        folder = checked_folder(data, "data must be a folder with a folder of images for each class")
-        if not files_below(folder, EXTENSIONS):
-            raise DatasetError(f"no JPEG, PNG, WebP or BMP files below the class folders of {folder}")
-        return Data(folder)
-
-    def samples(self, data: Data) -> Samples:
-        return Samples(files_below(data.folder, EXTENSIONS))
 
     def dataset(self, data: Data) -> Dataset:
         from mbaas.dataset import read_images

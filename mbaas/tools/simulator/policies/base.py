@@ -95,7 +95,7 @@ class Perfect(Policy):
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         for epoch in world.epochs:
-            samples = world.dealt(epoch)
+            samples = world.sampler_order(epoch)
             yield world.traffic(samples, np.full(len(samples), world.tiers.staged, dtype=np.int8))
 
     def cores_s(self, _world: World, _load: Load, traffic: Traffic) -> Floats:
@@ -108,7 +108,7 @@ class StagingBuffer(Policy):
     about = "Threads read from the PFS in access order, ahead of training by what the staging buffer holds (NoPFS)."
 
     def traffic(self, world: World) -> Iterator[Traffic]:
-        return (world.from_pfs(world.dealt(epoch)) for epoch in world.epochs)
+        return (world.from_pfs(world.sampler_order(epoch)) for epoch in world.epochs)
 
 
 class Naive(StagingBuffer):
@@ -137,7 +137,7 @@ class Minio(Policy):
     def traffic(self, world: World) -> Iterator[Traffic]:
         caches = [_Minio(world) for _ in range(world.workers)]
         for epoch in world.epochs:
-            samples = world.dealt(epoch)
+            samples = world.sampler_order(epoch)
             held = np.empty(len(samples), dtype=np.int8)
             for worker, cache in enumerate(caches):
                 held[worker :: world.workers] = cache.read(samples[worker :: world.workers])
@@ -157,7 +157,7 @@ class _Minio:
         held = self._held[samples]
         if not self._full:
             missed = samples[held == NOWHERE]
-            admitted = self._world.admitted(self._world.sizes[missed], self._world.classes, used_bytes=self._used_bytes)
+            admitted = self._world.admit(self._world.sizes[missed], self._world.classes, used_bytes=self._used_bytes)
             self._held[missed] = admitted
             self._held[self._world.samples] = NOWHERE  # the padding sample of the last step
             kept = missed[admitted != NOWHERE]
@@ -182,7 +182,7 @@ class LruPolicy(Policy):
             for _ in range(world.workers)
         ]
         for epoch in world.epochs:
-            samples = world.dealt(epoch)
+            samples = world.sampler_order(epoch)
             held = np.full(len(samples), NOWHERE, dtype=np.int8)
             for worker, tiers in enumerate(caches):
                 mine = slice(worker, None, world.workers)

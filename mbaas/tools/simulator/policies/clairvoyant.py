@@ -24,13 +24,13 @@ class Nopfs(Policy):
     )
 
     def traffic(self, world: World) -> Iterator[Traffic]:
-        yield world.from_pfs(world.dealt(0))
+        yield world.from_pfs(world.sampler_order(0))
         if len(world.epochs) == 1:
             return
-        held, choice = held_by_workers(world), _fastest_of(world)
+        held, choice = classes_by_worker(world), _fastest_of(world)
         best = _best(world, held)
         for epoch in world.epochs[1:]:
-            samples = world.dealt(epoch)
+            samples = world.sampler_order(epoch)
             # `NOWHERE` is -1, which indexes the last row and column; `_fastest_of` stores its entries there.
             yield world.traffic(samples, choice[_own(world, held, samples), best[samples]])
 
@@ -38,24 +38,24 @@ class Nopfs(Policy):
         return "caches are filled during the first epoch by threads of their own, which cost nothing here"
 
 
-def held_by_workers(world: World) -> NDArray[np.int8]:
+def classes_by_worker(world: World) -> NDArray[np.int8]:
     """Return each sample's class on each worker: int8[N, F + 1].
 
     Workers break ties between equally frequent samples differently, so that their caches overlap less.
     """
     # Reads of all epochs count, because a class is filled once and never changes, as in the paper.
-    reads = reads_by_workers(world)
+    reads = reads_by_worker(world)
     held = np.full((world.workers, world.samples + 1), NOWHERE, dtype=np.int8)
     for worker in range(world.workers):
         # Without the shift, all workers would break ties the same way and cache the same samples.
         shift = worker * world.samples // world.workers
         rarely = np.roll(reads.max() - reads[worker], -shift)
         wanted = (np.argsort(rarely, kind="stable")[: np.count_nonzero(reads[worker])] + shift) % world.samples
-        held[worker, wanted] = world.admitted(world.sizes[wanted], world.classes)
+        held[worker, wanted] = world.admit(world.sizes[wanted], world.classes)
     return held
 
 
-def reads_by_workers(world: World) -> NDArray[np.uint8] | NDArray[np.uint16]:
+def reads_by_worker(world: World) -> NDArray[np.uint8] | NDArray[np.uint16]:
     """Return the number of reads of each sample by each worker over all epochs: uint8 or uint16[N, F]."""
     # One of the largest arrays of a simulation, so it has one byte per worker and sample if that is enough.
     reads = np.zeros((world.workers, world.samples), dtype=np.uint8 if len(world.epochs) < 256 else np.uint16)
@@ -88,13 +88,13 @@ class Lobster(Policy):
     def traffic(self, world: World) -> Iterator[Traffic]:
         held = np.full((world.workers, world.samples + 1), NOWHERE, dtype=np.int8)
         for epoch in world.epochs:
-            samples = world.dealt(epoch)
+            samples = world.sampler_order(epoch)
             own = _own(world, held, samples)
             # the worker's own classes first, then another worker's, then the PFS
             tiers = world.shared_tiers(np.where(own >= 0, own, _best(world, held)[samples]), own >= 0)
             yield world.traffic(samples, tiers)
             if epoch + 1 in world.epochs:  # nothing is read after the last epoch
-                held = kept(world, held, epoch)
+                held = next_contents(world, held, epoch)
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
         machine, passes = world.system.machine, self.passes(world)
@@ -108,14 +108,14 @@ class Lobster(Policy):
         return "what to evict is decided once an epoch here, not at every step"
 
 
-def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
+def next_contents(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
     """Return each sample's class on each worker after an epoch: int8[N, F + 1].
 
     From the samples that it just read or already caches, a worker first keeps the ones that it reads in the next epoch,
     nearest first (reuse distance). The remaining room is for last copies of other samples (reuse count): first on the
     worker that just read the sample, then on a worker that still caches it.
     """
-    coming = world.dealt(epoch + 1)
+    coming = world.sampler_order(epoch + 1)
     readers, next_readers = world.readers(epoch)[coming], world.turn
     wanted = np.full_like(held, NOWHERE)
     used_bytes = np.zeros(world.workers)
@@ -124,7 +124,7 @@ def kept(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
     # Samples are in the next epoch's order, so the nearest ones get the room.
     def keep(worker: int, chosen: NDArray[np.bool_]) -> None:
         samples = coming[chosen]
-        codes = world.admitted(world.sizes[samples], world.classes, used_bytes=float(used_bytes[worker]))
+        codes = world.admit(world.sizes[samples], world.classes, used_bytes=float(used_bytes[worker]))
         taken = codes != NOWHERE
         wanted[worker, samples[taken]] = codes[taken]
         anywhere[samples[taken]] = True

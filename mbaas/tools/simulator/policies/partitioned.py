@@ -37,7 +37,7 @@ def classes_at_home(world: World, classes: Sequence[StorageClass]) -> Codes:
     """
     held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
     for home in range(world.workers):
-        held[home : world.samples : world.workers] = world.admitted(
+        held[home : world.samples : world.workers] = world.admit(
             world.sizes[home : world.samples : world.workers], classes
         )
     return held
@@ -47,8 +47,8 @@ def classes_at_first_readers(world: World, classes: Sequence[StorageClass]) -> C
     """Return each sample's class on the worker that reads it in the first epoch: int8[F + 1]."""
     held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
     for worker in range(world.workers):
-        samples = world.dealt(0)[worker :: world.workers]
-        held[samples] = world.admitted(world.sizes[samples], classes)
+        samples = world.sampler_order(0)[worker :: world.workers]
+        held[samples] = world.admit(world.sizes[samples], classes)
     held[world.samples] = NOWHERE  # the padding sample, which may be admitted because it has no bytes
     return held
 
@@ -87,7 +87,7 @@ class Partitioned(Caching):
     def traffic(self, world: World) -> Iterator[Traffic]:
         owners, held = self.owned(world)
         for epoch in world.epochs:
-            samples = world.dealt(epoch)
+            samples = world.sampler_order(epoch)
             if epoch == 0 and not self.preloads:
                 yield world.from_pfs(samples)
             else:
@@ -187,16 +187,16 @@ class LocalityAware(Policy):
 
     def traffic(self, world: World) -> Iterator[Traffic]:
         owners, held = world.readers(0), classes_at_first_readers(world, world.classes)
-        yield world.from_pfs(world.dealt(0))  # caches are empty, so the sampler's assignment is as good as any
+        yield world.from_pfs(world.sampler_order(0))  # caches are empty, so the sampler's assignment is as good as any
         for epoch in world.epochs[1:]:
-            samples = world.dealt(epoch)
+            samples = world.sampler_order(epoch)
             owned = np.where(held[samples] == NOWHERE, np.uint16(0), owners[samples] + np.uint16(1))
-            workers = assigned(owned.reshape(world.steps, -1), world)
+            workers = assign_workers(owned.reshape(world.steps, -1), world)
             tiers = world.shared_tiers(held[samples], owners[samples] == workers)
             yield world.traffic(samples, tiers, workers=workers)
 
 
-def assigned(owned: Owners, world: World) -> Owners:
+def assign_workers(owned: Owners, world: World) -> Owners:
     """Assign each sample of each global minibatch to a worker: uint16[H B N].
 
     Each worker takes samples from its own cache, at most B. Workers with fewer get uncached samples, then the surplus
@@ -242,7 +242,7 @@ class Mbaas(Policy):
     def traffic(self, world: World) -> Iterator[Traffic]:
         held = classes_at_home(world, world.classes)
         for epoch in world.epochs:
-            samples = world.dealt(epoch)
+            samples = world.sampler_order(epoch)
             homes = world.homes[samples]
             if epoch == 0:
                 yield world.from_pfs(samples, workers=homes)  # homes also read in the first epoch; only pixels travel
@@ -285,13 +285,13 @@ class MbaasDecoded(Mbaas):
     )
 
     def traffic(self, world: World) -> Iterator[Traffic]:
-        plan = planned(world)
+        plan = form_plan_of(world)
         if plan is None or not plan.decoded:
             yield from super().traffic(world)
             return
         held, decoded = classes_by_form(world, plan)
         for epoch in world.epochs:
-            samples = world.dealt(epoch)
+            samples = world.sampler_order(epoch)
             homes = world.homes[samples]
             if epoch == 0:
                 yield world.from_pfs(samples, workers=homes)
@@ -323,7 +323,7 @@ class MbaasDecoded(Mbaas):
         return seconds - self.passes(world) * load.saved_s(traffic.decoded.sum(axis=-1), speedup=speedup)
 
     def remark(self, world: World) -> str | None:
-        plan = planned(world)
+        plan = form_plan_of(world)
         if plan is None:
             return "nothing is said about decoded samples, so none are kept"
         if not plan.decoded:
@@ -331,7 +331,7 @@ class MbaasDecoded(Mbaas):
         return f"{units.percent(plan.decoded)} of the samples are kept decoded"
 
 
-def planned(world: World) -> FormPlan | None:
+def form_plan_of(world: World) -> FormPlan | None:
     """Return the plan for each worker's cache; None without a cache, or if the size of decoded samples is unknown.
 
     The first storage class is the plan's memory, the second its disk.
@@ -392,7 +392,7 @@ def _filled(world: World, plan: FormPlan, sizes: Sizes) -> tuple[Codes, Flags]:
         held[start:stop], decoded[start:stop] = number, is_decoded
         start = max(start, stop)
     # Classes after the second cache the rest encoded.
-    rest = world.admitted(sizes[start:], world.classes[2:])
+    rest = world.admit(sizes[start:], world.classes[2:])
     held[start:] = np.where(rest == NOWHERE, NOWHERE, rest + np.int8(2))
     return held, decoded
 
