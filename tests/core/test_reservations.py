@@ -42,6 +42,13 @@ def stage(found, *blocks):
         found.window.grant(block, 10, [WHOLE])
 
 
+def ready(found, *blocks):
+    for number in blocks:
+        block = found.window.grant(number, 10, [WHOLE])
+        block.begin(0, number, "w")
+        block.finish(0, "n")
+
+
 def test_of_places_that_anybody_may_take_the_one_furthest_behind_is_taken_first():
     found = table(2, 6)
     for name in ("c0", "c1"):
@@ -259,3 +266,52 @@ def test_no_call_may_come_for_a_reservation():
         )
     assert found.why_unknown("c0", 3) == "consumer 'c0' is now in session 1, this call is from session 3"
     assert found.session("c0", 1) is found.by_name["c0"]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "made", "half_made", "begins"),
+    [
+        (4, (), (), 4),
+        (5, (4,), (), 4),  # the epoch has hardly begun
+        (5, (), (4,), 4),
+        (6, (4, 5), (), 5),  # block 5 is in use; the newcomer reads it while block 6 is made
+        (6, (4, 5, 6), (), 6),
+        (6, (4,), (5,), 4),
+        (7, (5,), (6,), 5),
+        (7, (4,), (5, 6), 7),  # too far behind
+        (7, (5,), (), 7),  # block 6 is gone
+        (6, (), (), 6),
+    ],
+)
+def test_who_begins_immediately_gets_a_block_that_is_ready_near_the_slowest(cursor, made, half_made, begins):
+    found = table(cursor)
+    found.epochs.fix(4, [])  # epoch 1 has begun
+    ready(found, *made)
+    stage(found, *half_made)
+    assert found.beginnings.place_now() == (found.cohorts[0], begins)
+
+
+def test_who_begins_immediately_prefers_a_ready_block_and_then_the_largest_cohort():
+    found = table(5, 7)
+    found.epochs.fix(4, [])
+    assert found.beginnings.place_now() == (found.cohorts[0], 5)
+    join(found, "another", 7, found.cohorts[1])
+    assert found.beginnings.place_now() == (found.cohorts[1], 7), "nothing is ready, and it has two members"
+    ready(found, 5)
+    assert found.beginnings.place_now() == (found.cohorts[0], 5)
+    assert found.beginnings.place_now(5) == (found.cohorts[0], 5)
+    assert found.beginnings.place_now(6) == (found.cohorts[1], 7)
+    assert found.beginnings.place_now(8) is None
+
+
+def test_ranks_of_a_trial_begin_together_unless_one_has_asked():
+    found = table(5, 9)
+    rank = found.enter("t[0]", 1, found.cohorts[0], 8, 30.0, ConsumerState.BUSY, None, "t")
+    assert found.beginnings.shared_start(0, "t") == (found.cohorts[0], 8)
+    assert found.beginnings.shared_start(0, "t", 8) == (found.cohorts[0], 8)
+    assert found.beginnings.shared_start(0, "t", 9) == (found.cohorts[1], 12)
+    assert found.beginnings.shared_start(0) == (found.cohorts[0], 8), "cohort 0 begins its next epoch sooner"
+    rank.asked = True
+    found.cohorts[0].remove(found.by_name["c0"])
+    del found.by_name["c0"]
+    assert found.beginnings.shared_start(0, "t") == (found.cohorts[1], 12), "an earlier run of the trial"
