@@ -17,7 +17,7 @@ from mbaas.samples.fields import Arrays, Column, Packed
 from mbaas.samples.order import uniforms
 from mbaas.transforms import ColorJitter, Map, RandomHorizontalFlip, Transform
 from mbaas.transforms.base import BoxesNow, Drawn, Flips, Recolorings, Step, Windows, WindowTransform
-from mbaas.transforms.boxes import Boxes, BoxFormat, moved_dtype
+from mbaas.transforms.on_image import Boxes, BoxFormat, moved_dtype
 
 Edges = NDArray[np.float64]
 """[total, 4]: left, top, right and bottom of each box, in pixels."""

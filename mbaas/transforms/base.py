@@ -13,11 +13,30 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.errors import ConfigError
+from mbaas.transforms import checks
+
 Size = tuple[int, int]
 """(height, width) in pixels."""
 
 
-class Transform:
+class Parameters:
+    """Base of frozen dataclasses that check their parameters and store each in its canonical type."""
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check(self, name: str, check: Callable[..., object], **limits: Any) -> None:
+        """Replace a parameter with the result of one of `checks`; a default of None stays."""
+        value = getattr(self, name)
+        if value is not None or getattr(type(self), name, ...) is not None:
+            self._set(name, check(f"{type(self).__name__}'s {name}", value, **limits))
+
+    def _refused(self, name: str, must: str) -> ConfigError:
+        return checks.refused(f"{type(self).__name__}'s {name}", must, getattr(self, name))
+
+
+class Transform(Parameters):
     """A step of a pipeline: immutable, comparable, with a repr that evaluates to an equal transform.
 
     Attributes:
@@ -41,10 +60,6 @@ class Transform:
     def identity(self) -> str:
         """Return the transform's part of the pipeline fingerprint: equal exactly for equivalent transforms."""
         return repr(self)
-
-    def _set(self, name: str, value: Any) -> None:
-        # For ``__post_init__`` of frozen dataclasses only.
-        object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ GREY = (0.299, 0.587, 0.114)
 
 # One uniform number selects the order: 6 orders of three changes, 24 of four.
 _ORDERS = {stages: np.array(list(permutations(range(stages)))) for stages in (3, 4)}
+_FACTORS = ("brightness", "contrast", "saturation")
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class ColorJitter(Transform):
     keeps_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("brightness", "contrast", "saturation"):
-            self._set(name, _factors(f"ColorJitter's {name}", getattr(self, name)))
-        self._set("hue", _turns("ColorJitter's hue", self.hue))
+        for name in _FACTORS:
+            self._check(name, _factors)
+        self._check("hue", _turns)
 
     @property
     def turns_hue(self) -> bool:
@@ -64,8 +65,7 @@ class ColorJitter(Transform):
             float64[n, s, 4]: (a, b, c, turn) for each stage. A stage either replaces the image with ``a * x + b *
                 grey(x) + c * mean(grey(x))``, or shifts its hue by ``turn`` turns.
         """
-        names = ("brightness", "contrast", "saturation")
-        f = np.stack([self._draw(name, u[:, k]) for k, name in enumerate(names)])
+        f = np.stack([self._draw(name, u[:, k]) for k, name in enumerate(_FACTORS)])
         stages = np.zeros((len(u), 4, 4))
         # Stages in default order: brightness, contrast, saturation, hue. Brightness blends with black, so only a is
         # set. The others give the reference the weight 1 - f.
@@ -86,22 +86,14 @@ class ColorJitter(Transform):
 
 def _factors(where: str, value: object) -> tuple[float, float]:
     if isinstance(value, (list, tuple)):
-        low, high = checks.interval(where, value)
-        if low < 0.0:
-            raise checks.refused(where, "must not be negative", value)
-        return low, high
-    spread = checks.number(where, value)
-    if spread < 0.0:
-        raise checks.refused(where, "must not be negative", value)
+        return checks.interval(where, value, least=0.0)
+    spread = checks.number(where, value, least=0.0)
     return max(0.0, 1.0 - spread), 1.0 + spread
 
 
 def _turns(where: str, value: object) -> tuple[float, float]:
     if isinstance(value, (list, tuple)):
-        low, high = checks.interval(where, value, upto=0.5)
-        if low < -0.5:
-            raise checks.refused(where, "must not be below -0.5", value)
-        return low, high
+        return checks.interval(where, value, least=-0.5, upto=0.5)
     spread = checks.number(where, value)
     if not 0.0 <= spread <= 0.5:
         raise checks.refused(where, "must be in [0, 0.5], or (low, high) within [-0.5, 0.5]", value)

@@ -38,9 +38,9 @@ class RandomResizedCrop(WindowTransform):
     draws: ClassVar[int] = 2 * ATTEMPTS + 2
 
     def __post_init__(self) -> None:
-        self._set("size", checks.height_width("RandomResizedCrop's size", self.size))
-        self._set("scale", checks.interval("RandomResizedCrop's scale", self.scale, above=0.0, upto=1.0))
-        self._set("ratio", checks.interval("RandomResizedCrop's ratio", self.ratio, above=0.0))
+        self._check("size", checks.height_width)
+        self._check("scale", checks.interval, above=0.0, upto=1.0)
+        self._check("ratio", checks.interval, above=0.0)
 
     @property
     def fixed_size(self) -> Size:
@@ -93,7 +93,7 @@ class CenterCrop(WindowTransform):
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
-        self._set("size", checks.height_width("CenterCrop's size", self.size))
+        self._check("size", checks.height_width)
 
     @property
     def fixed_size(self) -> Size:
@@ -117,10 +117,8 @@ class Resize(WindowTransform):
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
-        where = "Resize's size"
         # Not always a pair, as for crops: 224 and (224, 224) have different meanings here.
-        one = isinstance(self.size, Integral)
-        self._set("size", checks.pixels(where, self.size) if one else checks.height_width(where, self.size))
+        self._check("size", checks.pixels if isinstance(self.size, Integral) else checks.height_width)
 
     @property
     def fixed_size(self) -> Size | None:
@@ -153,7 +151,7 @@ class RandomHorizontalFlip(Transform):
     keeps_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._set("p", checks.fraction("RandomHorizontalFlip's p", self.p))
+        self._check("p", checks.fraction)
 
     def flips(self, u: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return the samples to mirror: bool[n] from ``u``, float64[n, 1]."""

@@ -36,14 +36,11 @@ class Normalize(Transform):
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            where = f"Normalize's {name}"
-            values = checks.sequence(where, getattr(self, name), 3)
-            self._set(name, tuple(checks.number(where, value) for value in values))
+        self._check("mean", checks.numbers, length=3)
+        self._check("std", checks.numbers, length=3)
         if min(self.std) <= 0.0:
-            raise checks.refused("Normalize's std", "must be above 0", self.std)
-        if self.dtype not in DTYPES:
-            raise checks.refused("Normalize's dtype", f"must be one of {', '.join(DTYPES)}", self.dtype)
+            raise self._refused("std", "must be above 0")
+        self._check("dtype", checks.one_of, names=DTYPES)
 
     def apply_numpy(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         """Return a new array, ``dtype`` [n, height, width, 3], from ``images``, uint8 with the same shape.
@@ -53,7 +50,8 @@ class Normalize(Transform):
         """
         if self.dtype == "bfloat16":
             raise ConfigError("Normalize(dtype='bfloat16') needs format='torch': NumPy has no bfloat16")
-        self._check(images.dtype == np.uint8, images.dtype)
+        if images.dtype != np.uint8:
+            raise ConfigError(f"Normalize needs uint8 images, got {images.dtype}")
         # One multiplication and one addition per value, instead of two divisions and a subtraction.
         scale, offset = self._scale_offset()
         result = np.multiply(images, scale, dtype=np.float32)
@@ -67,7 +65,8 @@ class Normalize(Transform):
         """
         import torch  # here: it takes 1.5 s, and consumers of NumPy arrays do not need it
 
-        self._check(images.dtype == torch.uint8, images.dtype)
+        if images.dtype != torch.uint8:
+            raise ConfigError(f"Normalize needs uint8 images, got {images.dtype}")
         scale, offset = (torch.from_numpy(v).to(images.device).view(1, 3, 1, 1) for v in self._scale_offset())
         # In place on the copy made by the cast: a minibatch is in memory once as floats, not three times.
         result = images.to(torch.float32).mul_(scale).add_(offset)
@@ -77,8 +76,3 @@ class Normalize(Transform):
         """Return (scale, offset), float32[3] each: the result is ``x * scale + offset``."""
         std = np.array(self.std)  # float64, so that only the results are rounded
         return (1.0 / (255.0 * std)).astype(np.float32), (-np.array(self.mean) / std).astype(np.float32)
-
-    @staticmethod
-    def _check(good: bool, dtype: object) -> None:
-        if not good:
-            raise ConfigError(f"Normalize needs uint8 images, got {dtype}")

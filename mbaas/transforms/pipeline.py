@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from mbaas.base.notebook import table
 from mbaas.errors import ConfigError, shown
 from mbaas.samples.fields import Field
-from mbaas.transforms.arrays import Form
+from mbaas.transforms.arrays import ArrayTransform, Form
 from mbaas.transforms.base import Size, Transform
-from mbaas.transforms.boxes import Boxes
 from mbaas.transforms.color import ColorJitter
 from mbaas.transforms.decoders import DecodeArray, DecodeAudio, DecodeImage, Decoder
-from mbaas.transforms.forms import forms_of
 from mbaas.transforms.function import Map
 from mbaas.transforms.normalize import Normalize
-from mbaas.transforms.on_image import Keypoints, Masks
+from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
 
 _VERSION = "mbaas-pipeline-1"
@@ -162,8 +160,8 @@ class Pipeline:
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """Form of samples after each of ``transforms``; raises like `forms_of`."""
-        return forms_of(self.decoder, self.transforms[1:])
+        """Form of samples after each of ``transforms``; raises ConfigError as the class does."""
+        return _forms_of(self.decoder, self.transforms[1:])
 
     @property
     def normalize(self) -> Normalize | None:
@@ -269,3 +267,28 @@ def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     if "Normalize" in names[:-1]:
         raise ConfigError(f"Normalize must be the last transform, once, got {listed}")
     return given
+
+
+def _forms_of(decoder: Decoder, others: Sequence[Transform]) -> tuple[Form, ...]:
+    """Return the form after the decoder and after each other transform; image forms have no sizes.
+
+    The result of a Map is assumed to have the form of its input. Samples show the actual form later.
+
+    Raises:
+        ConfigError: a transform does not accept its input, or the length of samples is unbounded.
+    """
+    forms = [decoder.form]
+    has_images = decoder.form.kind == "image"
+    for transform in others:
+        is_of_arrays = isinstance(transform, ArrayTransform)
+        if is_of_arrays == has_images and not isinstance(transform, Map):
+            kind = "arrays and sound" if is_of_arrays else "images"
+            raise ConfigError(f"{transform!r} is a transform of {kind}, but {decoder!r} makes {decoder.form.kind}s")
+        forms.append(transform.result(forms[-1]) if isinstance(transform, ArrayTransform) else forms[-1])
+    if forms[-1].differs and forms[-1].longest is None:
+        bound = "max_s" if decoder.form.kind == "sound" else "longest"
+        raise ConfigError(
+            f"samples of this pipeline may have any length: give {decoder!r} {bound}, the greatest one, or have a "
+            "RandomCrop or a CropOrPad give all the same"
+        )
+    return tuple(forms)
