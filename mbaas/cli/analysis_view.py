@@ -171,15 +171,7 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
 
 
 def _verification(verification: Verification) -> RenderableType:
-    table = table_of(
-        "verified predictions",
-        ">predicted",
-        ">found",
-        ">error",
-        ">simulated",
-        ">error",
-        "limit",
-    )
+    table = table_of("verified predictions", ">predicted", ">found", ">error", ">simulated", ">error", "limit")
     for check in verification.checks:
         table.add_row(
             f"{check.parameter} = {words.setting(check.parameter, check.value)}",

@@ -111,48 +111,29 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
 )
 def analyze(
     config: Annotated[
-        Path | None,
-        typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False),
+        Path | None, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml")
     ] = None,
     step: Annotated[
         str | None,
         typer.Option(
             help="The training step: a function of one minibatch, or one without parameters that returns it.",
             metavar="MODULE:FUNCTION",
-            show_default=False,
         ),
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.", show_default=False)
-    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.")] = None,
     trials: Annotated[int, typer.Option(help="Trials that will train on it.")] = 1,
-    device: Annotated[
-        str | None, typer.Option(help="Device that minibatches are copied to, such as cuda.", show_default=False)
-    ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(help="Limit storage to this rate.", metavar="RATE", show_default=False),
-    ] = None,
-    feed: Annotated[
-        str | None, typer.Option(help="Instead of a file: the name of a running feed.", show_default=False)
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Device that minibatches are copied to, such as cuda.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Limit storage to this rate.", metavar="RATE")] = None,
+    feed: Annotated[str | None, typer.Option(help="Instead of a file: the name of a running feed.")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Run some of the predictions, and report the error.")
     ] = False,
     run: Annotated[bool, typer.Option("--run/--no-run", help="Run the feed, to split an epoch's time.")] = True,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Take fewer measurements, and run no feed."),
-    ] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html", show_default=False)
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(help="Write its plots as SVG.", metavar="DIR", show_default=False)
-    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Take fewer measurements, and run no feed.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Write its plots as SVG.", metavar="DIR")] = None,
     save: Annotated[
-        Path | None,
-        typer.Option(help="Write the measurements, for `mbaas what-if`.", metavar="FILE.json", show_default=False),
+        Path | None, typer.Option(help="Write the measurements, for `mbaas what-if`.", metavar="FILE.json")
     ] = None,
     as_json: AsJson = False,
     address: Address = None,

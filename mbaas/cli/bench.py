@@ -62,14 +62,13 @@ def bench(
         typer.Option(
             help="Rows to run, from prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded. Default: all.",
             metavar="ROW,ROW",
-            show_default=False,
         ),
     ] = None,
     decoded: Annotated[
         bool,
         typer.Option(
             help="Run prep-decoded and mbaas-decoded, which cache decoded samples, as a feed does by default. All "
-            "other rows use encoded samples.",
+            "other rows use encoded samples."
         ),
     ] = True,
     peers: Annotated[
@@ -83,9 +82,7 @@ def bench(
     peers_python: Annotated[
         Path | None,
         typer.Option(
-            help="Python interpreter with mbaas\\[bench,peers], for peers that are not installed here.",
-            metavar="PATH",
-            show_default=False,
+            help="Python interpreter with mbaas\\[bench,peers], for peers that are not installed here.", metavar="PATH"
         ),
     ] = None,
     gpu: Annotated[
@@ -102,22 +99,15 @@ def bench(
             help="Your own images or audio files, one folder per class, instead of generated ones; for detection "
             "a JSON file of COCO instances.",
             metavar="PATH",
-            show_default=False,
         ),
     ] = None,
-    image_folder: Annotated[
-        Path | None,
-        typer.Option(help="Image folder for that JSON file.", metavar="DIR", show_default=False),
-    ] = None,
+    image_folder: Annotated[Path | None, typer.Option(help="Image folder for that JSON file.", metavar="DIR")] = None,
     samples: Annotated[
         int,
         typer.Option("--samples", "--images", help="Number of photographs or audio files to generate, without --data."),
     ] = SAMPLES,
     seconds: Annotated[float, typer.Option(help="Minimum duration of each measurement.")] = 8.0,
-    cores: Annotated[
-        int | None,
-        typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),
-    ] = None,
+    cores: Annotated[int | None, typer.Option(help="CPUs that prep may use. Default: all.")] = None,
     read: Annotated[
         str,
         typer.Option(help="Part of each minibatch that trials read: one byte per page, or all.", metavar="pages|all"),

@@ -36,21 +36,17 @@ def chaos(
         typer.Argument(
             help="After --: a program to run in place of the search; it finds the cluster by RAY_ADDRESS.",
             metavar="COMMAND",
-            show_default=False,
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the plan: the same seed and options give the same faults.")] = 0,
-    faults: Annotated[int | None, typer.Option(help="Number of faults. Default: 20.", show_default=False)] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Instead of --faults: inject them for this long.", show_default=False)
-    ] = None,
+    faults: Annotated[int | None, typer.Option(help="Number of faults. Default: 20.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Instead of --faults: inject them for this long.")] = None,
     every: Annotated[float, typer.Option(help="Mean time between two faults, in seconds.", metavar="SECONDS")] = 6.0,
     kinds: Annotated[
         str | None,
         typer.Option(
             help="Kinds of faults, as names or patterns. Default: all kinds that are possible here.",
             metavar="KIND,KIND",
-            show_default=False,
         ),
     ] = None,
     ranks: Annotated[

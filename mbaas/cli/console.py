@@ -25,14 +25,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from mbaas.errors import (
-    ConfigError,
-    FeedFailedError,
-    FeedNotFoundError,
-    MbaasError,
-    ResourceError,
-    WaitTimeoutError,
-)
+from mbaas.errors import ConfigError, FeedFailedError, FeedNotFoundError, MbaasError, ResourceError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
@@ -53,7 +46,6 @@ Address = Annotated[
     typer.Option(
         help="host:port of the Ray cluster's head. Default: RAY_ADDRESS, or the cluster on this machine.",
         metavar="HOST:PORT",
-        show_default=False,
     ),
 ]
 

@@ -25,9 +25,7 @@ GOOD_FIT = 0.05
     app, "mbaas plan examples/plan/jobs.yaml", "mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'"
 )
 def plan(
-    jobs: Annotated[
-        Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml", show_default=False)
-    ],
+    jobs: Annotated[Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml")],
     as_json: AsJson = False,
 ) -> None:
     """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs."""

@@ -73,18 +73,11 @@ GONE_LOOK_S = 0.05
 )
 def serve(
     config: Annotated[
-        Path | None,
-        typer.Argument(
-            help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml", show_default=False
-        ),
+        Path | None, typer.Argument(help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml")
     ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of the feed, instead of the one in the file.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the feed, instead of the one in the file.")] = None,
     detach: Annotated[
-        bool,
-        typer.Option("--detach", "-d", help="Return once the feed is running; it runs until [bold]mbaas stop[/]."),
+        bool, typer.Option("--detach", "-d", help="Return once the feed is running; it runs until [bold]mbaas stop[/].")
     ] = False,
     local: Annotated[
         bool,
@@ -313,10 +306,7 @@ def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @command(app, "mbaas stop train")
-def stop(
-    name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],
-    address: Address = None,
-) -> None:
+def stop(name: Annotated[str, typer.Argument(help="Name of the feed.")], address: Address = None) -> None:
     """End a feed, wherever it was started, and wait until it is gone.
 
     Trials that still use it get an error with this reason.

@@ -21,20 +21,13 @@ NAMED = 5
 """Number of bad samples listed by name; all are counted."""
 
 
-@command(
-    app,
-    "mbaas show feed.yaml --out grid.png",
-    "mbaas show feed.yaml --out later.png --epoch 7 --count 64",
-)
+@command(app, "mbaas show feed.yaml --out grid.png", "mbaas show feed.yaml --out later.png --epoch 7 --count 64")
 def show(
-    config: Annotated[
-        Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False)
-    ],
+    config: Annotated[Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml")],
     to: Annotated[Path, typer.Option("--out", help="The picture to write.", metavar="FILE.png")] = Path("grid.png"),
     epoch: Annotated[int, typer.Option(help="Epoch of the feed.", min=0)] = 0,
     count: Annotated[
-        int | None,
-        typer.Option(help="Number of samples. Default: a minibatch, 32 at most.", min=1, show_default=False),
+        int | None, typer.Option(help="Number of samples. Default: a minibatch, 32 at most.", min=1)
     ] = None,
 ) -> None:
     """Draw the first samples of an epoch as a grid, with their classes, boxes, masks and key points.

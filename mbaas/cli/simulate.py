@@ -25,19 +25,13 @@ app = group(
 )
 
 GIVEN: Any = typer.Argument(
-    help="A preset (see [bold]mbaas simulate presets[/]), or a YAML file like it.",
-    metavar="PRESET|FILE.yaml",
-    show_default=False,
+    help="A preset (see [bold]mbaas simulate presets[/]), or a YAML file like it.", metavar="PRESET|FILE.yaml"
 )
 Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a parameter; may be repeated.", metavar="NAME=VALUE"),
+    list[str] | None, typer.Option("--set", help="Change a parameter; may be repeated.", metavar="NAME=VALUE")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of sample sizes, orders and all other randomness.")]
-Plot = Annotated[
-    Path | None,
-    typer.Option(help="Also draw it, into a .png or .svg file.", metavar="FILE", show_default=False),
-]
+Plot = Annotated[Path | None, typer.Option(help="Also draw it, into a .png or .svg file.", metavar="FILE")]
 
 
 @command(
@@ -50,22 +44,13 @@ Plot = Annotated[
 def policies(
     system: Annotated[str | None, GIVEN] = None,
     from_feed: Annotated[
-        str | None,
-        typer.Option(
-            help="Simulate a running feed, which then compares its next epoch with the result.", show_default=False
-        ),
+        str | None, typer.Option(help="Simulate a running feed, which then compares its next epoch with the result.")
     ] = None,
     address: Address = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Number of epochs, instead of the one in the file.", show_default=False)
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs, instead of the one in the file.")] = None,
     policies: Annotated[
         str | None,
-        typer.Option(
-            help="Policies to simulate. Default: the policies in the file, or all.",
-            metavar="NAME,NAME",
-            show_default=False,
-        ),
+        typer.Option(help="Policies to simulate. Default: the policies in the file, or all.", metavar="NAME,NAME"),
     ] = None,
     change: Changes = None,
     plot: Plot = None,
@@ -102,12 +87,10 @@ def policies(
 )
 def sweep(
     system: Annotated[str, GIVEN],
-    x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V", show_default=False)],
-    y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V", show_default=False)],
+    x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V")],
+    y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V")],
     policy: Annotated[str, typer.Option(help="Policy to simulate.")] = "mbaas",
-    versus: Annotated[
-        str | None, typer.Option(help="Show how many times as fast as this policy it is.", show_default=False)
-    ] = None,
+    versus: Annotated[str | None, typer.Option(help="Show how many times as fast as this policy it is.")] = None,
     change: Changes = None,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -138,8 +121,8 @@ def sweep(
     "mbaas simulate cache --policy minio --cached 0.5 --epochs 5 --plot hits.png",
 )
 def cache(
-    policy: Annotated[str, typer.Option(help="minio or lru.", show_default=False)],
-    cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.", show_default=False)],
+    policy: Annotated[str, typer.Option(help="minio or lru.")],
+    cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.")],
     epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 5,
     samples: Annotated[int, typer.Option(help="Samples of the dataset, all of one size.")] = 100_000,
     seed: Seed = 0,
@@ -175,13 +158,10 @@ def cache(
     "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg",
 )
 def frequency(
-    workers: Annotated[int, typer.Option(help="Workers that divide each epoch among themselves.", show_default=False)],
-    epochs: Annotated[int, typer.Option(help="Number of epochs.", show_default=False)],
-    samples: Annotated[int, typer.Option(help="Samples of the dataset.", show_default=False)],
-    delta: Annotated[
-        float,
-        typer.Option(help="Reads of a sample above the mean, as a share of the mean.", show_default=False),
-    ],
+    workers: Annotated[int, typer.Option(help="Workers that divide each epoch among themselves.")],
+    epochs: Annotated[int, typer.Option(help="Number of epochs.")],
+    samples: Annotated[int, typer.Option(help="Samples of the dataset.")],
+    delta: Annotated[float, typer.Option(help="Reads of a sample above the mean, as a share of the mean.")],
     monte_carlo: Annotated[
         bool, typer.Option("--monte-carlo", help="Also count such samples in simulated orders.")
     ] = False,
@@ -219,8 +199,8 @@ def frequency(
     "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json",
 )
 def imbalance(
-    nodes: Annotated[int, typer.Option(help="Number of nodes, which cache samples and train.", show_default=False)],
-    local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.", show_default=False)],
+    nodes: Annotated[int, typer.Option(help="Number of nodes, which cache samples and train.")],
+    local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.")],
     steps: Annotated[int, typer.Option(help="Minibatches to draw.")] = 1000,
     seed: Seed = 0,
     plot: Plot = None,
@@ -252,10 +232,7 @@ def imbalance(
 @command(app, "mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")
 def presets(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            help="Print this preset, or a machine by name, as a start for your own file.", show_default=False
-        ),
+        str | None, typer.Argument(help="Print this preset, or a machine by name, as a start for your own file.")
     ] = None,
 ) -> None:
     """List the systems and policies that ship with mbaas, or print the YAML of one system."""

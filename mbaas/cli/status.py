@@ -40,19 +40,14 @@ if TYPE_CHECKING:
     "mbaas status train --json | jq '.consumers\\[] | {name, stall_share}'",
 )
 def status(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Name of a feed. Default: a table of all feeds.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: a table of all feeds.")] = None,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C or the feed's end.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two updates of --watch.", min=0.1)] = 2.0,
     story: Annotated[
         str | None,
         typer.Option(
-            help="History of one consumer, prep worker, cache node or block, with times and causes.",
-            metavar="THING",
-            show_default=False,
+            help="History of one consumer, prep worker, cache node or block, with times and causes.", metavar="THING"
         ),
     ] = None,
     address: Address = None,

@@ -55,13 +55,9 @@ LEAST_CONSUMERS = 3
 """Consumers of each feed that are shown even on a small terminal."""
 
 
-@command(
-    app,
-    "mbaas top            [dim]all running feeds[/]",
-    "mbaas top train",
-)
+@command(app, "mbaas top            [dim]all running feeds[/]", "mbaas top train")
 def top(
-    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.")] = None,
     address: Address = None,
 ) -> None:
     """Show feeds and their consumers live until Ctrl-C, updated every second; once if stdout is not a terminal.

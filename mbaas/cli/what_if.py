@@ -27,25 +27,20 @@ if TYPE_CHECKING:
     "mbaas what-if a.json --gpu gpu.yaml    [dim]decode on the CPU, or on the GPU?[/]",
 )
 def what_if(
-    measured: Annotated[
-        Path, typer.Argument(help="A file written by `mbaas analyze --save`.", metavar="FILE.json", show_default=False)
-    ],
+    measured: Annotated[Path, typer.Argument(help="A file written by `mbaas analyze --save`.", metavar="FILE.json")],
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one of nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
     ] = None,
     curve: Annotated[
-        str | None,
-        typer.Option(help="Predict several values of one parameter.", metavar="NAME=V,V", show_default=False),
+        str | None, typer.Option(help="Predict several values of one parameter.", metavar="NAME=V,V")
     ] = None,
     machines: Annotated[
-        Path | None,
-        typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
+        Path | None, typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml")
     ] = None,
     epochs: Annotated[int, typer.Option(help="Number of epochs, for --machines.")] = 90,
     gpu: Annotated[
-        Path | None,
-        typer.Option(help="Measurements on a GPU; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
+        Path | None, typer.Option(help="Measurements on a GPU; see docs/analyze.md.", metavar="FILE.yaml")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
