@@ -95,7 +95,7 @@ def _page(name: str | None, found: Statuses, windows: dict[str, feed_view.RateWi
     rows = [
         (feed, seen, None if isinstance(seen, MbaasError) else windows[feed].add(seen)) for feed, seen in found.items()
     ]
-    pages = [feed_view.feed(seen, rates) for _, seen, rates in rows if rates and not isinstance(seen, MbaasError)]
+    pages = [feed_view.feed(seen, flow) for _, seen, flow in rows if flow and not isinstance(seen, MbaasError)]
     return Group(*pages) if pages and name is not None else feed_view.feeds(rows)
 
 
