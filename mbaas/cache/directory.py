@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,8 +64,10 @@ def fitting(lengths: NDArray[np.int64], free_bytes: int) -> NDArray[np.bool_]:
     return fits
 
 
-def among(sample_ids: Ids, members: Container[int]) -> NDArray[np.bool_]:
+def member_mask(sample_ids: Ids, members: Collection[int]) -> NDArray[np.bool_]:
     """Return which samples are in a collection that is not an array: bool[n]."""
+    if not members:  # the usual case, without a lookup per sample
+        return np.zeros(len(sample_ids), np.bool_)
     return np.array([i in members for i in sample_ids.tolist()], np.bool_)
 
 

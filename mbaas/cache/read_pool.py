@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mbaas.base import units
 from mbaas.cache.retries import Retries
-from mbaas.cache.slab import Load, PassingReason
+from mbaas.cache.slab import Load, TemporaryReason
 from mbaas.cache.stats import EpochCounts, Meter
 from mbaas.errors import BadSampleError, ConfigError, StorageError
 from mbaas.samples.order import Ids
@@ -33,7 +33,7 @@ LATE_S = 20.0
 """Age at which a read counts as hanging: it is logged, and a replacement thread is started."""
 
 HUNG_S = 45.0
-"""Age of a read at which waiting fetches return a `PassingReason`, before their workers are considered stuck."""
+"""Age of a read at which waiting fetches return a `TemporaryReason`, before their workers are considered stuck."""
 
 QUICK_S = 100e-6
 """Mean read time below which reads count as coming from memory, if they are also mostly CPU time.
@@ -100,7 +100,7 @@ class Hanging(NamedTuple):
     replaced: int
 
     @classmethod
-    def among(cls, reads: Iterable[Read], now: float) -> Hanging:
+    def of(cls, reads: Iterable[Read], now: float) -> Hanging:
         """Count the hanging reads."""
         late = sum(now - read.since >= LATE_S for read in reads)
         return cls(late, min(late, SPARE_THREADS))
@@ -208,22 +208,22 @@ class ReadPool:
     ) -> dict[int, str]:
         """Read the samples of `load` with index in `rows`, by default all, into `slab`, uint8[load.nbytes].
 
-        Return index -> reason of failed reads; a `PassingReason` if storage may deliver the sample later. After a
+        Return index -> reason of failed reads; a `TemporaryReason` if storage may deliver the sample later. After a
         cancellation, chunks in progress still write into `slab`.
         """
         indices = list(range(len(load.rows))) if rows is None else rows.tolist()
         # All threads should share an awaited slab, however few samples it has.
         size = max(1, min(CHUNK_SAMPLES, -(-len(indices) // self._width)))
         failures = await self._read_all(load, slab, indices, size=size, urgent=urgent, again=False)
-        while passing := [i for i, reason in failures.items() if isinstance(reason, PassingReason)]:
-            ids = load.sample_ids[passing].tolist()
+        while temporary := [i for i, reason in failures.items() if isinstance(reason, TemporaryReason)]:
+            ids = load.sample_ids[temporary].tolist()
             if not self.retries.are_new(ids):
                 break
             await self._sleep(self.retries.pause_s(ids, self._clock()))
-            for i in passing:
+            for i in temporary:
                 del failures[i]
             # Single samples: each retry may run into storage's full timeout, and must not delay others of its chunk.
-            failures |= await self._read_all(load, slab, passing, size=1, urgent=urgent, again=True)
+            failures |= await self._read_all(load, slab, temporary, size=1, urgent=urgent, again=True)
         return failures
 
     async def retry(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
@@ -275,7 +275,7 @@ class ReadPool:
         """Return the samples whose current read is older than `HUNG_S`: id -> reason."""
         late = {read.sample_id: now - read.since for read in self._reads.copy().values() if now - read.since > HUNG_S}
         said = "storage has not answered for"
-        return {i: PassingReason(f"{said} {units.seconds(late[i])}") for i in sample_ids if i in late}
+        return {i: TemporaryReason(f"{said} {units.seconds(late[i])}") for i in sample_ids if i in late}
 
     def close(self) -> None:
         """End the threads after their current chunks."""
@@ -302,7 +302,7 @@ class ReadPool:
         return oldest is None or self._clock() - oldest.since < STUCK_S
 
     def _hanging(self) -> Hanging:
-        return Hanging.among(self._reads.copy().values(), self._clock())
+        return Hanging.of(self._reads.copy().values(), self._clock())
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
@@ -339,7 +339,7 @@ class ReadPool:
         return next((job for job in able if job.urgent), able[0] if able else None)
 
     def _retries_at_limit(self) -> bool:
-        hanging = Hanging.among((read for read in self._reads.copy().values() if read.again), self._clock())
+        hanging = Hanging.of((read for read in self._reads.copy().values() if read.again), self._clock())
         return self._retrying - hanging.replaced >= max(1, self._width // 2)
 
     def _read(self, job: _Job, chunk: list[int]) -> dict[int, BadSampleError]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mbaas.base.units import counted, seconds
-from mbaas.cache.slab import PassingReason
+from mbaas.cache.slab import TemporaryReason
 from mbaas.errors import StorageError
 
 FIRST_PAUSE_S = 0.2
@@ -66,7 +66,7 @@ class Retries:
         self._given_up = self._came = 0
 
     def failed(self, sample_id: int, error: StorageError, now: float) -> str:
-        """Record a failed attempt. Return the reason, as a `PassingReason` unless the sample is bad now."""
+        """Record a failed attempt. Return the reason, as a `TemporaryReason` unless the sample is bad now."""
         failing = self._known.get(sample_id)
         # A fetch that waited for the sample reads it again with its whole slab, and must then get the final error.
         if failing is not None and failing.due is None and now - failing.given_up <= FORGET_S:
@@ -81,7 +81,7 @@ class Retries:
         failing.due = now + min(self._draw() * bound_s, left_s) if left_s > 0 else None
         failing.reason, failing.is_missing = error.reason, error.is_missing
         if failing.due is not None:
-            return PassingReason(error.reason)
+            return TemporaryReason(error.reason)
         failing.given_up = now
         self._given_up += 1
         self._files_are_gone |= error.is_missing
@@ -103,7 +103,7 @@ class Retries:
         if any(failing.is_missing for failing in came):
             self._files_are_gone = False
 
-    def among(self, sample_ids: Iterable[int]) -> dict[int, str]:
+    def failing(self, sample_ids: Iterable[int]) -> dict[int, str]:
         """Return the samples that fail and are not given up: id -> reason of the last failure."""
         if not self._known:
             return {}

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mbaas.cache.reader import CacheReader, EncodedRows, FetchReply
-from mbaas.cache.slab import PassingReason
+from mbaas.cache.slab import TemporaryReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
 from mbaas.memory import pinned, slots
@@ -236,7 +236,7 @@ class PrepWorker:
         encoded, unread = work.spread(request, ids, encoded, reply.errors)
         # Samples that are left out anyway need no retry.
         reasons = unread | _rows_of(ids, leave_out)
-        if any(isinstance(reason, PassingReason) for reason in reasons.values()):
+        if any(isinstance(reason, TemporaryReason) for reason in reasons.values()):
             return _nothing_of(work, request, ids, reasons)
         with self._lock:
             # After a reassignment, the engine of the previous work is closed.
@@ -393,7 +393,7 @@ def _nothing_of(
     work: _Work, request: PartRequest, ids: NDArray[np.int64], reasons: dict[int, str]
 ) -> tuple[BlockMeta, Arrays]:
     """Return the result for a part that must wait for storage."""
-    row, reason = next((row, str(why)) for row, why in sorted(reasons.items()) if isinstance(why, PassingReason))
+    row, reason = next((row, str(why)) for row, why in sorted(reasons.items()) if isinstance(why, TemporaryReason))
     away = work.bad(request, int(ids[row]), reason)
     meta = BlockMeta(
         block=request.block,

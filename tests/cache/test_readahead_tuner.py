@@ -7,14 +7,14 @@ import numpy as np
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import LATE_S, SPARE_THREADS, Hanging, Read
 from mbaas.cache.stats import Meter
-from mbaas.cache.tuner import ReadaheadTuner
+from mbaas.cache.tuner import ReadAheadTuner
 from mbaas.samples.order import SampleOrder
 
 
-def idle_tuner() -> ReadaheadTuner:
+def idle_tuner() -> ReadAheadTuner:
     order = SampleOrder(100, seed=0, block_samples=10)
     planner = Planner(order, lambda ids: np.ones(len(ids), np.int64), cache_bytes=0, readahead_bytes=0)
-    return ReadaheadTuner(planner, Meter(), None, block_samples=10)
+    return ReadAheadTuner(planner, Meter(), None, block_samples=10)
 
 
 def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> None:

@@ -156,7 +156,7 @@ class DiskTier:
 
         If all of these fit on disk, cached ones are stored too, so that they survive a restart.
         """
-        if load.decoded or ((load.permanent or load.passing) and not self.holds_all):
+        if load.decoded or ((load.permanent or load.interim) and not self.holds_all):
             return  # cached in memory; the space is for samples that do not fit there
         keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
         if keep.any():
