@@ -38,8 +38,7 @@ def show(
     """
     from mbaas.cli import feed_data, feed_file
     from mbaas.pictures import grid
-    from mbaas.pictures.preview import first_samples
-    from mbaas.pictures.samples import cells_of
+    from mbaas.pictures.samples import cells_of, first_samples
 
     wanted = feed_file.load(config)
     if not wanted.pipeline.has_images:

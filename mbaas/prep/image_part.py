@@ -6,7 +6,7 @@ to end. Only the results of a Map have unknown sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -146,7 +146,7 @@ def image_memory(block: PartInput, pipeline: Pipeline, steps: list[Step], out: A
     """
     most = pipeline.most_pixels
     if most is None:
-        return _OneSize(out)
+        return _Planned(out)
     if any(isinstance(each, Map) for each in pipeline.transforms):
         return _AsMade(out, most)
     sizes = sizes_after_all(block.sizes, steps)
@@ -159,32 +159,16 @@ def image_memory(block: PartInput, pipeline: Pipeline, steps: list[Step], out: A
     return _Planned(Packed.within(out, shapes))
 
 
-class _OneSize:
-    def __init__(self, out: Array) -> None:
-        self._out = out
-
-    def at(self, row: int) -> Array:
-        return self._out[row]
-
-    def put(self, row: int, image: Array, into: Array | None) -> None:
-        if image is not into:
-            deliver(image, self._out[row])
-
-    def made(self) -> Column:
-        return self._out
-
-
 class _Planned:
-    # An image that is too large has no pixels.
-    def __init__(self, column: Packed) -> None:
-        self._column = column
+    """Rows of ``column``; an image that is too large has no pixels there."""
 
-    def at(self, row: int) -> Array:
-        return self._column.value(row)
+    def __init__(self, column: Column) -> None:
+        self._column = column
+        self.at: Callable[[int], Array] = column.value if isinstance(column, Packed) else column.__getitem__
 
     def put(self, row: int, image: Array, into: Array | None) -> None:
         if image is not into:
-            deliver(image, self._column.value(row))
+            deliver(image, self.at(row))
 
     def made(self) -> Column:
         return self._column
