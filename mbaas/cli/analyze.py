@@ -26,10 +26,9 @@ from mbaas.cli.console import (
     end_as_ctrl_c,
     err,
     line,
-    out,
     say_error,
     say_note,
-    write_json,
+    write_result,
 )
 from mbaas.errors import ConfigError
 from mbaas.memory.budgets import default_cache, default_staging, free_bytes
@@ -171,9 +170,8 @@ def analyze(
         raise
     finally:
         has_ended.set()
-    text = json.dumps(found.to_json())
     if save is not None:
-        save.write_text(text + "\n")
+        save.write_text(json.dumps(found.to_json()) + "\n")
     if report is not None or plots is not None:
         from mbaas.tools.analysis.report import write_plots, write_report
 
@@ -181,10 +179,7 @@ def analyze(
             write_report(found, report, command=shlex.join(["mbaas", *sys.argv[1:]]))
         if plots is not None:
             write_plots(found, plots)
-    if as_json:
-        write_json(text)
-    else:
-        out.print(analysis_view.page(found))
+    write_result(found.to_json(), lambda: analysis_view.page(found), as_json=as_json)
     for note in found.notes:  # last, and on stderr: below the page, and not in the JSON
         say_note(note)
     if found.was_stopped:

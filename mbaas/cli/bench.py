@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, out, write_json
+from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, write_result
 from mbaas.errors import ConfigError, MbaasError
 from mbaas.tools.bench import SAMPLES
 
@@ -147,10 +146,7 @@ def bench(
     )
     with end_as_ctrl_c():
         report = run(settings, lambda text: line(err, text, style="dim"))
-    if as_json:
-        write_json(json.dumps({**asdict(report), "is_sound": report.is_sound}, default=str))
-    else:
-        out.print(render(report))
+    write_result({**asdict(report), "is_sound": report.is_sound}, lambda: render(report), as_json=as_json)
     if not report.is_sound:
         raise MbaasError(
             "the benchmark is not sound: a row failed, or samples were missing, repeated or spilled; see above"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mbaas.base.units import count, counted, exact, number, seconds, size
-from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, out, stack, table_of, write_json
+from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, stack, table_of, write_result
 from mbaas.errors import ConfigError, MbaasError
 
 if TYPE_CHECKING:
@@ -80,10 +79,7 @@ def chaos(
     )
     with end_as_ctrl_c():
         report = run(settings, lambda text: line(err, text, style="dim"))
-    if as_json:
-        write_json(json.dumps(plain(report)))
-    else:
-        out.print(render(report))
+    write_result(plain(report), lambda: render(report), as_json=as_json)
     # After the report, so that a person reads the findings first, and a script gets the exit code.
     if not report.is_sound:
         raise MbaasError(f"the search did not survive the faults; records and logs are in {report.kept}")

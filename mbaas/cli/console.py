@@ -7,6 +7,7 @@ code; any other is a bug and keeps its traceback.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import signal
 import socket
@@ -86,10 +87,18 @@ def plain(sentence: str) -> str:
     return " ".join(sentence.split()).replace("[", r"\[")
 
 
-def write_json(text: str) -> None:
-    """Write JSON for programs: never coloured, never folded."""
-    sys.stdout.write(text + "\n")
+def write_json(value: object, *, indent: int | None = None) -> None:
+    """Write a value as JSON for programs: never coloured, never folded. Paths and other objects become strings."""
+    sys.stdout.write(json.dumps(value, indent=indent, default=str) + "\n")
     sys.stdout.flush()
+
+
+def write_result(value: object, page: Callable[[], RenderableType], *, as_json: bool) -> None:
+    """Write a command's result: as JSON for programs, or as a page for people."""
+    if as_json:
+        write_json(value)
+    else:
+        out.print(page())
 
 
 def table_of(*headings: str, text_folds: bool = False) -> Table:

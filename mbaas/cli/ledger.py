@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +56,7 @@ def ledger(
         _write(found, parquet)
         say_note(f"{counted(len(rows), 'ledger')} in {parquet}")
     elif as_json:
-        write_json(json.dumps([{**row, "arrived": row["arrived"].isoformat()} for row in rows]))
+        write_json([{**row, "arrived": row["arrived"].isoformat()} for row in rows])
     elif not rows:
         out.print(nothing, style="dim")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -94,7 +93,7 @@ def serve(
     from mbaas.cli import feed_data, feed_file
 
     if schema:
-        write_json(json.dumps(feed_file.schema(), indent=2))
+        write_json(feed_file.schema(), indent=2)
         return
     if config is None:
         raise ConfigError("mbaas serve needs a file that describes a feed; examples/feed.yaml shows all keys")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mbaas.base.units import count, number, percent
-from mbaas.cli.console import Address, AsJson, command, connect, examples, group, line, out, write_json
+from mbaas.cli.console import Address, AsJson, command, connect, examples, group, line, out, write_json, write_result
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,10 +73,8 @@ def policies(
         described = _changed(_system_of(system or ""), changes)
         outcomes = list(simulate(described, _names(policies)))
     _draw(plot, policies_figure, described, outcomes)
-    if as_json:
-        write_json(json.dumps(plain_outcomes(described, outcomes)))
-    else:
-        out.print(outcomes_table(described, outcomes))
+    plain = plain_outcomes(described, outcomes)
+    write_result(plain, lambda: outcomes_table(described, outcomes), as_json=as_json)
 
 
 @command(
@@ -109,10 +106,8 @@ def sweep(
     axes = _axis(described, "--x", x), _axis(described, "--y", y)
     swept = sweep(described, policy=policy, x=axes[0], y=axes[1], versus=versus)
     _draw(plot, sweep_figure, described, swept)
-    if as_json:
-        write_json(json.dumps(plain_sweep(swept)))
-    else:
-        out.print(sweep_table(swept, labels=(axis_labels(axes[0]), axis_labels(axes[1]))))
+    labels = axis_labels(axes[0]), axis_labels(axes[1])
+    write_result(plain_sweep(swept), lambda: sweep_table(swept, labels=labels), as_json=as_json)
 
 
 @command(
@@ -143,13 +138,10 @@ def cache(
         raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     hits = hit_fractions(chosen, cached=cached, epochs=epochs, samples=samples, seed=seed)
     _draw(plot, hit_rates_figure, policy, cached, hits)
-    if as_json:
-        found = {"policy": policy, "cached": cached, "epochs": epochs, "samples": samples, "seed": seed}
-        write_json(json.dumps({**found, "hit_fraction": hits}))
-    else:
-        line(out, f"Hit rate of a {policy} cache with {percent(cached)} of {samples:,} samples:")
-        for epoch, fraction in enumerate(hits):
-            line(out, f"  epoch {epoch}: {percent(fraction)}")
+    asked = {"policy": policy, "cached": cached, "epochs": epochs, "samples": samples, "seed": seed}
+    lines = [f"Hit rate of a {policy} cache with {percent(cached)} of {samples:,} samples:"]
+    lines += [f"  epoch {epoch}: {percent(fraction)}" for epoch, fraction in enumerate(hits)]
+    _write({**asked, "hit_fraction": hits}, "\n".join(lines), as_json=as_json)
 
 
 @command(
@@ -180,17 +172,14 @@ def frequency(
     _check_plot(plot)
     found = frequency(workers=workers, epochs=epochs, samples=samples, delta=delta, monte_carlo=monte_carlo, seed=seed)
     _draw(plot, frequency_figure, found, samples=samples, workers=workers, epochs=epochs)
-    if as_json:
-        asked = {"workers": workers, "epochs": epochs, "samples": samples, "delta": delta, "seed": seed}
-        results = {"least": found.least, "expected": found.expected, "simulated": found.simulated}
-        write_json(json.dumps({**asked, **results}))
-    else:
-        counted = f"; counted: {found.simulated:,}" if found.simulated is not None else ""
-        line(
-            out,
-            f"In {epochs} epochs, one of {workers} workers reads {count(found.expected)} of {samples:,} samples at "
-            f"least {found.least} times; the mean is {number(epochs / workers)}{counted}.",
-        )
+    asked = {"workers": workers, "epochs": epochs, "samples": samples, "delta": delta, "seed": seed}
+    results = {"least": found.least, "expected": found.expected, "simulated": found.simulated}
+    counted = f"; counted: {found.simulated:,}" if found.simulated is not None else ""
+    sentence = (
+        f"In {epochs} epochs, one of {workers} workers reads {count(found.expected)} of {samples:,} samples at least "
+        f"{found.least} times; the mean is {number(epochs / workers)}{counted}."
+    )
+    _write({**asked, **results}, sentence, as_json=as_json)
 
 
 @command(
@@ -218,15 +207,12 @@ def imbalance(
     found = imbalance(nodes=nodes, local_batch=local_batch, steps=steps, seed=seed)
     low, high = found.quantile(0.25), found.quantile(0.75)
     _draw(plot, imbalance_figure, found, nodes=nodes, local_batch=local_batch)
-    if as_json:
-        asked = {"nodes": nodes, "local_batch": local_batch, "steps": steps, "seed": seed}
-        write_json(json.dumps({**asked, "median": found.median, "p25": low, "p75": high}))
-    else:
-        line(
-            out,
-            f"{percent(found.median)} of a global minibatch is transferred (median of {steps:,} steps; middle half: "
-            f"{percent(low)} to {percent(high)}).",
-        )
+    asked = {"nodes": nodes, "local_batch": local_batch, "steps": steps, "seed": seed}
+    sentence = (
+        f"{percent(found.median)} of a global minibatch is transferred (median of {steps:,} steps; middle half: "
+        f"{percent(low)} to {percent(high)})."
+    )
+    _write({**asked, "median": found.median, "p25": low, "p75": high}, sentence, as_json=as_json)
 
 
 @command(app, "mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")
@@ -243,6 +229,13 @@ def presets(
         return
     out.print(_grid({name: catalog.about(name) for name in catalog.names()}, "presets"))
     out.print(_grid({policy.name: policy.about for policy in POLICIES.values()}, "policies"))
+
+
+def _write(plain: dict[str, Any], text: str, *, as_json: bool) -> None:
+    if as_json:
+        write_json(plain)
+    else:
+        line(out, text)
 
 
 def _grid(rows: dict[str, str], title: str) -> Table:

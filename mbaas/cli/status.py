@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -72,7 +71,8 @@ def status(
     with updated_page(live=watch) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # a watched feed may end
         while True:
             if as_json:
-                write_json(_json(name, found))
+                feeds = [to_json(feed, seen) for feed, seen in found.items()]
+                write_json(feeds if name is None else feeds[0])
             else:
                 show(_page(name, found, windows))
             if not watch:
@@ -86,7 +86,7 @@ def _show_story(name: str, thing: str, *, as_json: bool) -> None:
 
     lines = FeedControl.of(name).story(thing)
     if as_json:
-        write_json(json.dumps(lines))
+        write_json(lines)
     else:
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
@@ -97,11 +97,6 @@ def _page(name: str | None, found: Statuses, windows: dict[str, feed_view.RateWi
     ]
     pages = [feed_view.feed(seen, flow) for _, seen, flow in rows if flow and not isinstance(seen, MbaasError)]
     return Group(*pages) if pages and name is not None else feed_view.feeds(rows)
-
-
-def _json(name: str | None, found: Statuses) -> str:
-    feeds = [to_json(feed, seen) for feed, seen in found.items()]
-    return json.dumps(feeds if name is None else feeds[0])
 
 
 def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from mbaas.base import validation
-from mbaas.cli.console import AsJson, app, command, out, write_json
+from mbaas.cli.console import AsJson, app, command, write_result
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,10 +84,8 @@ def what_if(
         crosses = said.made(lambda: crossing(rates, asked, on_gpu))
     if crosses is not None:
         answer["gpu"] = {**plain_fields(crosses), "options": crosses.options}
-    if as_json:
-        write_json(json.dumps(answer))
-    else:
-        out.print(what_if_page(rates, setup, asked, curve=drawn, offered=offered, crosses=crosses))
+    view = partial(what_if_page, rates, setup, asked, curve=drawn, offered=offered, crosses=crosses)
+    write_result(answer, view, as_json=as_json)
 
 
 def load(file: Path) -> tuple[Rates, Setup]:
