@@ -39,14 +39,11 @@ class HandIn(Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Size of the slab."""
         return int(self.lengths.sum())
 
 
 @dataclass
 class _Promise:
-    """Space reserved for a worker's hand-in."""
-
     sample_ids: frozenset[int]  # expected samples
     in_memory: frozenset[int]  # the subset for memory; the rest is for disk
     each_bytes: int  # reserved per sample
@@ -133,7 +130,6 @@ class DecodedTier:
         return promise.sample_ids, len(promise.sample_ids) * promise.each_bytes
 
     def for_memory(self, request: PartRequest) -> frozenset[int]:
-        """Return the promised samples of a part that are for memory."""
         return self._promises.get(request, _NO_PROMISE).in_memory
 
     def fetched(self, request: PartRequest) -> int:
@@ -213,7 +209,6 @@ class DecodedTier:
     # ---- slabs ----
 
     def take(self, slab: int, nbytes: int) -> None:
-        """Charge a slab."""
         self.slabs[slab] = nbytes
         self.used_bytes += nbytes
 
@@ -225,7 +220,6 @@ class DecodedTier:
             del self.slabs[slab]
 
     def dropped(self, slab: int) -> None:
-        """Remove a slab."""
         self.used_bytes -= self.slabs.pop(slab)
 
     def validate(self) -> None:

@@ -34,7 +34,6 @@ class MinIO:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes left of the budget."""
         return self.budget_bytes - self.used_bytes
 
     def admit(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -169,7 +168,6 @@ class Directory:
         return self._live[slab]
 
     def lookup(self, sample_ids: Ids) -> Locations:
-        """Return the locations of samples: LOCATION[n]."""
         return self._locations[sample_ids]
 
     def cached_ids(self) -> Ids:

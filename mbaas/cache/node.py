@@ -404,7 +404,6 @@ class CacheNode:
     # ---- monitoring ----
 
     async def stats(self) -> CacheStats:
-        """Return the node's statistics."""
         planner, meter = self._planner, self._meter
         return CacheStats(
             incarnation=self._incarnation,
@@ -454,7 +453,6 @@ class CacheNode:
         )
 
     async def set_threads(self, threads: int) -> None:
-        """Set the number of threads that read storage."""
         self._pool.set_threads(threads)
 
     async def pid(self) -> int:

@@ -397,7 +397,6 @@ class Planner:
             self.tier.sample_bytes = decoded.nbytes / decoded.samples
 
     def hand_in_failed(self, hand_in: HandIn) -> None:
-        """Record that a hand-in's slab could not be created."""
         self.tier.arrived(hand_in)
         self.tier.dropped(hand_in.slab)
         self.minio.give_back(hand_in.nbytes)
@@ -407,7 +406,6 @@ class Planner:
         self.minio.give_back(self.tier.release(request))
 
     def take_dropped(self) -> list[int]:
-        """Return the slabs evicted since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
 

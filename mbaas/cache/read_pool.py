@@ -101,7 +101,6 @@ class Hanging(NamedTuple):
 
     @classmethod
     def of(cls, reads: Iterable[Read], now: float) -> Hanging:
-        """Count the hanging reads."""
         late = sum(now - read.since >= LATE_S for read in reads)
         return cls(late, min(late, SPARE_THREADS))
 
@@ -190,7 +189,6 @@ class ReadPool:
 
     @property
     def threads(self) -> int:
-        """Configured number of reading threads."""
         return self._width
 
     def set_threads(self, threads: int) -> None:
@@ -255,7 +253,6 @@ class ReadPool:
         return failures
 
     def mark_urgent(self, slabs: Collection[int]) -> None:
-        """Mark the reads of these slabs as urgent."""
         with self._lock:
             for job in self._jobs:
                 job.urgent |= job.load.slab in slabs
@@ -267,7 +264,6 @@ class ReadPool:
         return self._hanging()
 
     def oldest(self) -> Read | None:
-        """Return the longest-running read, if any."""
         # Copying is atomic in the interpreter; threads change the dict concurrently.
         return min(self._reads.copy().values(), default=None)
 

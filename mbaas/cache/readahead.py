@@ -102,7 +102,6 @@ class ReadAhead:
         self.depth_bytes = max(0, min(depth_bytes, self.budget_bytes))
 
     def hold(self, slab: int, *, block: int, nbytes: int) -> None:
-        """Charge a slab that is read ahead for `block`."""
         self._held[slab] = (block, nbytes)
         self.used_bytes += nbytes
 

@@ -39,8 +39,6 @@ given up, it starts at that point; until then each further failure makes the sam
 
 @dataclass(eq=False)
 class _FailingSample:
-    """The state of a failing sample."""
-
     since: float  # first failed attempt, since it was last given up
     again: bool  # it was given up before, and not read since
     attempts: int = 0  # failed ones since then

@@ -93,12 +93,10 @@ class Load:
 
     @cached_property
     def nbytes(self) -> int:
-        """Size of the slab."""
         return int(self.lengths.sum())
 
     @property
     def permanent(self) -> bool:
-        """True if the slab is to be cached."""
         return self.slab > 0
 
     def readable(self, failures: Failures) -> NDArray[np.bool_]:
@@ -126,7 +124,6 @@ class Compaction:
 
     @property
     def nbytes(self) -> int:
-        """Size of the new slab."""
         return int(self.locations["length"].sum())
 
 

@@ -59,7 +59,6 @@ class Speedometer:
         self.speeds = replace(self.speeds, local=local, disk=known)
 
     def update(self, tier: TierName, sums: TransferSums) -> None:
-        """Update a tier's speed from its current totals."""
         new = sums.since(self._counted.get(tier, TransferSums()))
         if new.thread_s < ENOUGH_S or not new.nbytes:
             return
@@ -106,7 +105,6 @@ class ReadAheadTuner:
 
     @property
     def speeds(self) -> FetchSpeeds:
-        """Speeds measured so far."""
         return self._speedometer.speeds
 
     @property

@@ -22,11 +22,7 @@ NEEDED = {
 
 
 def check_installed(task: str = "images") -> None:
-    """Check the dependencies before the benchmark starts.
-
-    Raises:
-        MbaasError: the bench extra is not installed.
-    """
+    """Raise MbaasError before the benchmark starts if the bench extra is not installed."""
     needed = NEEDED.get(task, {})  # `BenchSettings` rejects unknown tasks
     missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -34,7 +30,6 @@ def check_installed(task: str = "images") -> None:
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Parse the numbers of ``1,4,8``."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

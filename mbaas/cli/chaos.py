@@ -102,7 +102,6 @@ def plain(report: Report) -> dict[str, object]:
 
 
 def render(report: Report) -> RenderableType:
-    """Return the page for a terminal."""
     parts: list[RenderableType] = [_kinds(report), _samples(report)]
     if report.growth:
         parts.append(_growth(report.growth))

@@ -104,8 +104,7 @@ def write_result(value: object, page: Callable[[], RenderableType], *, as_json: 
 def table_of(*headings: str, text_folds: bool = False) -> Table:
     """Return a table without borders; a heading that begins with ">" has a column of numbers.
 
-    Args:
-        text_folds: in a narrow terminal, fold every text column instead of only the first.
+    With ``text_folds``, a narrow terminal folds every text column instead of only the first.
     """
     columns = []
     for index, heading in enumerate(headings):
@@ -202,11 +201,7 @@ def _none_at(address: str) -> str:
 
 
 def statuses(name: str | None, *, within_s: float | None = None) -> Statuses:
-    """Return the status of one feed, or of all.
-
-    Args:
-        name: the feed's; None: all feeds.
-        within_s: time limit for each status; None: the time limit of a starting feed.
+    """Return the status of the feed ``name``, or of all feeds, each within ``within_s`` or a starting feed's limit.
 
     Raises:
         FeedNotFoundError: no feed with this name; the message lists the running feeds.
@@ -234,7 +229,6 @@ def updated_page(*, live: bool) -> Iterator[Callable[[RenderableType], None]]:
 
 
 def examples(*lines: str) -> str:
-    """Return the text below a command's options."""
     return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
 
 
@@ -302,9 +296,7 @@ def _warnings_as_notes() -> Iterator[None]:
 def end_as_ctrl_c(see_to_it: Callable[[], None] | None = None) -> Iterator[None]:
     """Treat a supervisor's SIGTERM, or a closed terminal's SIGHUP, like Ctrl-C.
 
-    Args:
-        see_to_it: run in a separate thread after the first of these signals, Ctrl-C included; it may end this process
-            if the interrupted work does not end.
+    After the first of these signals, ``see_to_it`` runs in a thread; it may end this process if the work does not end.
     """
     watch = threading.Thread(target=see_to_it, name="mbaas-ending", daemon=True)
 

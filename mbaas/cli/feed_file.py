@@ -84,14 +84,7 @@ class FeedFile(DataOptions, FeedOptions):
 
 @dataclass(frozen=True)
 class FeedConfig:
-    """A feed as described in a file.
-
-    Attributes:
-        name: the name under which trials join it.
-        data: its samples.
-        pipeline: the steps applied to each sample.
-        options: the file's other options.
-    """
+    """A feed as described in a file; ``options`` are the keys other than name, data and pipeline."""
 
     name: str
     data: FeedData
@@ -100,11 +93,7 @@ class FeedConfig:
 
 
 def load(file: Path, *, name: str | None = None) -> FeedConfig:
-    """Read and check a file, without Ray and without reading the data.
-
-    Args:
-        file: YAML.
-        name: replaces the name in the file.
+    """Read and check a YAML file, without Ray and without reading the data; ``name`` replaces the name in the file.
 
     Raises:
         ConfigError: contains file, line, value and the expected value.

@@ -54,7 +54,6 @@ class Flow:
 
     @classmethod
     def since_start(cls, now: FeedStatus) -> Flow:
-        """Return the totals since the feed started."""
         up = max(now.uptime_s, 1e-9)  # 0 if the feed has just opened
         return cls(up, now.prepared_samples, now.delivered_samples, now.fetched, is_recent=False)
 
@@ -69,12 +68,10 @@ class Flow:
 
     @property
     def prepared_per_s(self) -> float:
-        """Samples prepared per second."""
         return self.prepared / self.over_s
 
     @property
     def delivered_per_s(self) -> float:
-        """Samples delivered per second, summed over consumers."""
         return self.delivered / self.over_s
 
 
@@ -139,7 +136,6 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Flow | None]]) -> R
 
 
 def feed(status: FeedStatus, flow: Flow) -> RenderableType:
-    """Return the full page for one feed."""
     parts = [headline(status), _facts(status, flow), _consumers(status), _workers(status), _nodes(status)]
     if status.skipped_total:
         parts.append(_bad_samples(status))
@@ -174,7 +170,6 @@ def one_line(status: FeedStatus, flow: Flow) -> str:
 
 
 def headline(status: FeedStatus) -> Text:
-    """Return name, state and size of a feed."""
     text = Text.assemble((status.name, "bold"), " ")  # not markup: names may contain brackets
     text.append(status.state, FEED_STYLES[status.state])
     text.append(f" · {count(status.samples)} samples · minibatches of {status.batch_size}", "dim")

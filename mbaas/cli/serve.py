@@ -209,11 +209,7 @@ def _watch(feed: Feed) -> str:
 
 
 class _Silence:
-    """Logs a coordinator without a status: at the first failure, whenever the time doubles, and at the end.
-
-    Args:
-        name: the feed's.
-    """
+    """Logs a coordinator without a status: at the first failure, whenever the time doubles, and at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name

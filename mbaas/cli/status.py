@@ -100,12 +100,7 @@ def _page(name: str | None, found: Statuses, windows: dict[str, feed_view.RateWi
 
 
 def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]:
-    """Return a snapshot as JSON types: the fields of `FeedStatus`, and values derived from them.
-
-    Args:
-        name: the feed's.
-        status: the snapshot, or the error instead.
-    """
+    """Return a feed's snapshot, or the error instead, as JSON types: `FeedStatus`, and values derived from it."""
     if status is None or isinstance(status, MbaasError):
         from mbaas.status import FeedStatus
 

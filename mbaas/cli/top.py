@@ -105,10 +105,7 @@ def recent_report(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -
 def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
     """Return all feeds, stacked.
 
-    Args:
-        feeds: the snapshots of each.
-        lines: of the terminal; None shows all consumers. If there is no room for all, those with the most stall are
-            shown.
+    If the terminal's ``lines`` have no room for all consumers, those with the most stall are shown; None shows all.
     """
     if not feeds:
         return Text("no feed runs on this cluster", style="dim")

@@ -89,11 +89,7 @@ def what_if(
 
 
 def load(file: Path) -> tuple[Rates, Setup]:
-    """Read the rates and the setup of a saved analysis.
-
-    Raises:
-        ConfigError: the file does not contain one.
-    """
+    """Read the rates and the setup of a saved analysis; raise ConfigError for any other file."""
     from mbaas.base import files
     from mbaas.model.rates import Rates, Setup
 
@@ -110,11 +106,7 @@ def load(file: Path) -> tuple[Rates, Setup]:
 
 
 def changed(setup: Setup, changes: list[str]) -> Setup:
-    """Return the setup with each "name=value" applied.
-
-    Raises:
-        ConfigError: an unknown name, or an invalid value.
-    """
+    """Return the setup with each "name=value" applied; raise ConfigError for an unknown name or invalid value."""
     from mbaas.model.rates import Setup
 
     for change in changes:
@@ -128,11 +120,7 @@ def changed(setup: Setup, changes: list[str]) -> Setup:
 
 
 def read_curve(text: str) -> tuple[str, list[float]]:
-    """Parse "name=value,value,...".
-
-    Raises:
-        ConfigError: an unknown name, or invalid values.
-    """
+    """Parse "name=value,value,..."; raise ConfigError for an unknown name or invalid values."""
     from mbaas.model.pace import PARAMETERS
 
     name, _, values = text.partition("=")
@@ -142,11 +130,7 @@ def read_curve(text: str) -> tuple[str, list[float]]:
 
 
 def value(name: str, text: str) -> Any:
-    """Parse the value of a field of `Setup`: a size with a unit, on or off, or a number.
-
-    Raises:
-        ConfigError: an invalid value.
-    """
+    """Parse the value of a field of `Setup`: a size with a unit, on or off, or a number; raise ConfigError."""
     from mbaas.model.rates import Setup
 
     # the annotation has the unit: "20 GB" is valid for cache_bytes, but not for trials
@@ -154,11 +138,7 @@ def value(name: str, text: str) -> Any:
 
 
 def read_machines(file: Path) -> list[MachineType]:
-    """Read a price list: YAML, a mapping from the name of a machine to the fields of `MachineType`.
-
-    Raises:
-        ConfigError: an invalid entry; contains the line.
-    """
+    """Read a price list: YAML, machine -> fields of `MachineType`. A ConfigError has the line of an invalid entry."""
     from mbaas.base import files
     from mbaas.tools.analysis.advice import MachineType
 

@@ -172,7 +172,7 @@ def arrow_columns(dataset: Samples, ids: Ids) -> dict[str, pa.Array]:
     import pyarrow as pa
 
     values = dataset.values(ids)
-    columns = {name: _arrow(array) for name, array in values.items()}
+    columns = {name: arrow_array(array) for name, array in values.items()}
     for field in dataset.fields:
         if field.categories:
             names = pa.array(field.categories, pa.string())
@@ -183,13 +183,13 @@ def arrow_columns(dataset: Samples, ids: Ids) -> dict[str, pa.Array]:
     return columns
 
 
-def _arrow(array: Column) -> pa.Array:
-    # One level of lists for each axis after the first.
+def arrow_array(array: Column) -> pa.Array:
+    """Return a column as an Arrow array, with one level of lists for each axis after the first."""
     import pyarrow as pa
 
     if isinstance(array, Packed):
         inner, bounds = array.own()
-        return pa.LargeListArray.from_arrays(pa.array(bounds), _arrow(inner))
+        return pa.LargeListArray.from_arrays(pa.array(bounds), arrow_array(inner))
     values = pa.array(np.ascontiguousarray(array).ravel())
     for size in reversed(array.shape[1:]):
         values = pa.FixedSizeListArray.from_arrays(values, size)

@@ -305,12 +305,10 @@ class DecodedRow:
         return sealed(room)
 
     def drop(self) -> None:
-        """See `DecodedRows.drop`."""
         self._keep.drop(self._row)
 
 
 def sealed(values: Array) -> Array:
-    """Return a read-only view of an array."""
     view = values.view()
     view.flags.writeable = False
     return view

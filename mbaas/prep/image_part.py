@@ -127,8 +127,6 @@ def _as_annotated(header: Header, height: int, width: int) -> Header:
 
 
 class ImageMemory(Protocol):
-    """Memory for the images of a block."""
-
     def at(self, row: int) -> Array | None:
         """Return memory of the image's shape, to prepare it in place; None if the shape is not known yet."""
 

@@ -101,7 +101,6 @@ class SampleThreads:
             done.result()
 
     def close(self) -> None:
-        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
 

@@ -85,7 +85,6 @@ class ArrayWindow(ArrayTransform, ABC):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Lengths along the leading axes."""
         return self.size if isinstance(self.size, tuple) else (self.size,)
 
     def result(self, form: Form) -> Form:

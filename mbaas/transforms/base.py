@@ -134,5 +134,4 @@ class WindowTransform(Transform, ABC):
     """A transform that crops a window of the image and resamples it."""
 
     @abstractmethod
-    def windows(self, drawn: Drawn) -> Windows:
-        """Return the windows of n samples."""
+    def windows(self, drawn: Drawn) -> Windows: ...

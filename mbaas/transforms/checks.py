@@ -60,7 +60,6 @@ def pixels(where: str, value: object) -> int:
 
 
 def one_of(where: str, value: object, *, names: Sequence[str]) -> object:
-    """Return ``value`` if it is one of the names."""
     if value not in names:
         *others, last = (f'"{name}"' for name in names)
         raise refused(where, f"must be {', '.join(others)} or {last}" if others else f"must be {last}", value)
@@ -68,7 +67,6 @@ def one_of(where: str, value: object, *, names: Sequence[str]) -> object:
 
 
 def flag(where: str, value: object) -> object:
-    """Return ``value`` if it is a boolean."""
     if not isinstance(value, bool):
         raise refused(where, "must be true or false", value)
     return value

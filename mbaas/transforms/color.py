@@ -52,7 +52,6 @@ class ColorJitter(Transform):
 
     @property
     def turns_hue(self) -> bool:
-        """True if hue may change."""
         return self.hue != (0.0, 0.0)
 
     def changes(self, u: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -92,7 +92,6 @@ class Pipeline:
 
     @property
     def maps(self) -> tuple[Map, ...]:
-        """The user's functions in the pipeline."""
         return tuple(each for each in self.transforms if isinstance(each, Map))
 
     @property
@@ -148,7 +147,6 @@ class Pipeline:
 
     @property
     def decoder(self) -> Decoder:
-        """The first transform."""
         first = self.transforms[0]
         assert isinstance(first, Decoder), first
         return first

@@ -87,7 +87,6 @@ class DiskTier:
 
     @property
     def free_for_decoded_bytes(self) -> int:
-        """Free bytes for decoded samples."""
         return 0 if self._decoded is None else self._decoded.stats().free_bytes
 
     @property
@@ -124,7 +123,6 @@ class DiskTier:
         return lines
 
     def update_nodes(self, nodes: int) -> None:
-        """Set the number of nodes that share the dataset's samples."""
         self._needed_bytes = DISK_SLACK * self._dataset_bytes / nodes
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:

@@ -116,8 +116,6 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"
 
 
 class _Span(NamedTuple):
-    """A range of bytes in a file."""
-
     offset: int
     length: int
 

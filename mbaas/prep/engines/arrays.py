@@ -37,12 +37,7 @@ _Decode = Callable[[memoryview, NDArray[np.float64]], tuple[Array, bool]]
 class ArrayEngine:
     """An engine that prepares audio and other arrays, ``threads`` samples at a time. See `mbaas.prep.engines.Engine`.
 
-    Args:
-        pipeline: begins with DecodeAudio or DecodeArray.
-        seed, threads, max_bytes: see `mbaas.prep.engines.make_engine`.
-
-    Raises:
-        ConfigError: a package needed by the decoder is missing.
+    Raises ConfigError if a package needed by the decoder is missing.
     """
 
     name: EngineName = "cpu"
@@ -186,15 +181,9 @@ class ArrayPart:
 
 
 class ArraySteps:
-    """Applies the first transforms of a pipeline, or all, to one sample at a time. Thread-safe.
+    """Applies the first ``count`` transforms of a pipeline (None: all) to one sample at a time. Thread-safe.
 
-    Args:
-        pipeline: begins with DecodeAudio or DecodeArray.
-        seed, max_bytes: see `mbaas.prep.engines.make_engine`.
-        count: number of transforms to apply, at least the decoder; None: all.
-
-    Raises:
-        ConfigError: a package needed by the decoder is missing.
+    Raises ConfigError if a package needed by the decoder is missing.
     """
 
     def __init__(self, pipeline: Pipeline, *, seed: int, max_bytes: int, count: int | None = None) -> None:

@@ -92,7 +92,6 @@ class GraphRuns:
         self._threads, self._graph = threads, None
 
     def close(self) -> None:
-        """Release the graph's threads and memory."""
         self._graph = None
 
     def _run_all(
