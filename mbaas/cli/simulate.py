@@ -30,7 +30,20 @@ Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Change a parameter; may be repeated.", metavar="NAME=VALUE")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of sample sizes, orders and all other randomness.")]
-Plot = Annotated[Path | None, typer.Option(help="Also draw it, into a .png or .svg file.", metavar="FILE")]
+
+
+def _checked_plot(plot: Path | None) -> Path | None:
+    # Fails before the simulation if the file cannot be drawn.
+    if plot is not None:
+        from mbaas.tools.analysis import plots
+
+        plots.check_path(plot)
+    return plot
+
+
+Plot = Annotated[
+    Path | None, typer.Option(callback=_checked_plot, help="Also draw it, into a .png or .svg file.", metavar="FILE")
+]
 
 
 @command(
@@ -63,7 +76,6 @@ def policies(
     from mbaas.tools.simulator import simulate
     from mbaas.tools.simulator.results import outcomes_table, plain_outcomes, policies_figure
 
-    _check_plot(plot)
     if (system is None) == (from_feed is None):
         raise ConfigError("give either a preset or file, or a running feed with --from-feed")
     if from_feed is not None:
@@ -101,7 +113,6 @@ def sweep(
     from mbaas.tools.simulator import sweep
     from mbaas.tools.simulator.results import axis_labels, plain_sweep, sweep_figure, sweep_table
 
-    _check_plot(plot)
     described = _changed(_system_of(system), change or [])
     axes = _axis(described, "--x", x), _axis(described, "--y", y)
     swept = sweep(described, policy=policy, x=axes[0], y=axes[1], versus=versus)
@@ -132,7 +143,6 @@ def cache(
     from mbaas.tools.simulator.chance import POLICIES, hit_fractions
     from mbaas.tools.simulator.results import hit_rates_figure
 
-    _check_plot(plot)
     chosen = next((each for each in POLICIES if each == policy), None)  # the literal type, for type checkers
     if chosen is None:
         raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {policy!r}")
@@ -169,7 +179,6 @@ def frequency(
     from mbaas.tools.simulator import frequency
     from mbaas.tools.simulator.results import frequency_figure
 
-    _check_plot(plot)
     found = frequency(workers=workers, epochs=epochs, samples=samples, delta=delta, monte_carlo=monte_carlo, seed=seed)
     _draw(plot, frequency_figure, found, samples=samples, workers=workers, epochs=epochs)
     asked = {"workers": workers, "epochs": epochs, "samples": samples, "delta": delta, "seed": seed}
@@ -203,7 +212,6 @@ def imbalance(
     from mbaas.tools.simulator import imbalance
     from mbaas.tools.simulator.results import imbalance_figure
 
-    _check_plot(plot)
     found = imbalance(nodes=nodes, local_batch=local_batch, steps=steps, seed=seed)
     low, high = found.quantile(0.25), found.quantile(0.75)
     _draw(plot, imbalance_figure, found, nodes=nodes, local_batch=local_batch)
@@ -289,14 +297,6 @@ def _axis(system: System, option: str, text: str) -> Axis:
 
 def _names(text: str | None) -> list[str] | None:
     return [name.strip() for name in text.split(",")] if text is not None else None
-
-
-def _check_plot(plot: Path | None) -> None:
-    # Fails before the simulation if the file cannot be drawn.
-    if plot is not None:
-        from mbaas.tools.analysis import plots
-
-        plots.check_path(plot)
 
 
 def _draw(plot: Path | None, make: Callable[..., Figure], *arguments: Any, **options: Any) -> None:
