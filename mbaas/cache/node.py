@@ -134,7 +134,7 @@ class CacheNode:
             decoded: sizes and costs of decoded samples, which determine how many are cached; None for none.
 
         Raises:
-            ConfigError: a budget is negative, or the order belongs to another dataset.
+            ConfigError: no threads, or the order belongs to another dataset.
         """
         # Ray calls the shutdown hook even if the constructor raised, so resources are registered as they are created.
         self._to_close = contextlib.ExitStack()

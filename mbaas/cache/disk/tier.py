@@ -39,13 +39,7 @@ class DiskTier:
     """
 
     def __init__(
-        self,
-        path: str,
-        disk_bytes: int,
-        dataset: Dataset,
-        placements: PlacementHistory,
-        meter: Meter,
-        prefix: str = "",
+        self, path: str, disk_bytes: int, dataset: Dataset, placements: PlacementHistory, meter: Meter, prefix: str = ""
     ) -> None:
         self.path = path
         self._store = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))

@@ -93,12 +93,7 @@ def read_coco(
         return Listing.of(class_names, table, file)
 
     found = listed_once(
-        listing,
-        make,
-        writer="read_coco",
-        root=root.root,
-        options=options,
-        is_current=lambda saved: saved.files == file,
+        listing, make, writer="read_coco", root=root.root, options=options, is_current=lambda saved: saved.files == file
     )
     return found.dataset(root)
 

@@ -23,14 +23,7 @@ from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.samples.fields import LABEL
 
-_FORMATS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".parquet": "parquet",
-}
+_FORMATS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet"}
 """Extension of a table -> its format."""
 
 

@@ -185,12 +185,7 @@ _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _ABOUT_SHARD = re.compile(r"__[^/]*__(/|$)")
 """Members with metadata of the shard, which belong to no sample, as in webdataset."""
 
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 """First bytes of a compressed file -> format."""
 
 _ENCODING, _ERRORS = "utf-8", "surrogateescape"

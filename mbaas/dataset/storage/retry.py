@@ -62,10 +62,7 @@ def retrying(
 
 
 async def retry_async(
-    total_s: float,
-    read: Callable[[], Awaitable[_T]],
-    *,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    total_s: float, read: Callable[[], Awaitable[_T]], *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> _T:
     """Await ``read()`` and return its result; retry with the pauses of `retrying` after a transient `StorageError`.
 
