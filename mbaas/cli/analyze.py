@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -43,20 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeRequest:
-    """The command line of ``mbaas analyze``.
-
-    Attributes:
-        file: the file that describes a feed; None if ``feed`` is given.
-        feed: the name of a running feed.
-        step: "module:function"; None with ``rate_per_s`` or a running feed.
-        rate_per_s: samples/s that one trial could take, as stated by the user.
-        device: device for the step's minibatches.
-        trials: number of trials that will train.
-        storage_bytes_per_s: limit storage to this rate.
-        verify, run: see `mbaas.tools.analysis.whole.analyze`.
-        quick: measure for only half a minute, and run no feed.
-        address: the Ray cluster of ``feed``.
-    """
+    """The command line of ``mbaas analyze``, with its help; raises ConfigError for options that exclude each other."""
 
     file: Path | None
     feed: str | None
@@ -64,39 +51,39 @@ class AnalyzeRequest:
     rate_per_s: float | None
     device: str | None
     trials: int
-    storage_bytes_per_s: float | None
+    storage: str | None
     verify: bool
     run: bool
     quick: bool
     address: str | None
 
+    def __post_init__(self) -> None:
+        self.storage_bytes_per_s  # noqa: B018 (for its errors)
+        if (self.file is None) == (self.feed is None):
+            raise ConfigError("give either a feed file, as for `mbaas serve`, or a running feed with --feed")
+        if self.feed is None and (self.step is None) == (self.rate_per_s is None):
+            raise ConfigError("give the speed of training: either --step module:function, which is measured, or --rate")
+        if self.feed is not None and (self.step, self.rate_per_s, self.verify) != (None, None, False):
+            raise ConfigError("--feed uses the rates of a running feed: leave out --step, --rate and --verify")
+        if self.quick and (self.verify or self.feed is not None):
+            other = "--verify" if self.verify else "--feed"
+            raise ConfigError(f"--quick only measures rates of a file: leave out --quick or {other}")
+        if self.trials < 1:
+            raise ConfigError(f"--trials must be at least 1, got {self.trials}")
 
-def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
-    """Check the combination of options.
-
-    Raises:
-        ConfigError: both a file and a feed, or neither; a step and a rate, or neither; an invalid rate of storage.
-    """
-    limit = units.parse_bytes_per_s(storage) if storage is not None else None
-    if storage is not None and not limit:
-        raise ConfigError(f"--storage must be a rate such as '330 MB/s', above 0, got {storage!r}")
-    if storage is not None and not re.search(r"[a-z]", re.sub(r"e[+-]?\d|/\s*s", "", storage.lower())):
-        number = storage.partition("/")[0].strip()
-        wanted = f"write '{number} MB/s', or '{number} B/s' for bytes"
-        raise ConfigError(f"--storage must have a unit: {wanted}, got {storage!r}")
-    request = AnalyzeRequest(storage_bytes_per_s=limit, **given)
-    if (request.file is None) == (request.feed is None):
-        raise ConfigError("give either a feed file, as for `mbaas serve`, or a running feed with --feed")
-    if request.feed is None and (request.step is None) == (request.rate_per_s is None):
-        raise ConfigError("give the speed of training: either --step module:function, which is measured, or --rate")
-    if request.feed is not None and (request.step, request.rate_per_s, request.verify) != (None, None, False):
-        raise ConfigError("--feed uses the rates of a running feed: leave out --step, --rate and --verify")
-    if request.quick and (request.verify or request.feed is not None):
-        other = "--verify" if request.verify else "--feed"
-        raise ConfigError(f"--quick only measures rates of a file: leave out --quick or {other}")
-    if request.trials < 1:
-        raise ConfigError(f"--trials must be at least 1, got {request.trials}")
-    return request
+    @property
+    def storage_bytes_per_s(self) -> float | None:
+        """The rate to which storage is limited, if any."""
+        if self.storage is None:
+            return None
+        limit = units.parse_bytes_per_s(self.storage)
+        if not limit:
+            raise ConfigError(f"--storage must be a rate such as '330 MB/s', above 0, got {self.storage!r}")
+        if not re.search(r"[a-z]", re.sub(r"e[+-]?\d|/\s*s", "", self.storage.lower())):
+            number = self.storage.partition("/")[0].strip()
+            wanted = f"write '{number} MB/s', or '{number} B/s' for bytes"
+            raise ConfigError(f"--storage must have a unit: {wanted}, got {self.storage!r}")
+        return limit
 
 
 @command(
@@ -144,7 +131,7 @@ def analyze(
     """
     from mbaas.cli import analysis_view
 
-    request = request_of(
+    request = AnalyzeRequest(
         file=config,
         feed=feed,
         step=step,

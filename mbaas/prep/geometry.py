@@ -5,8 +5,7 @@ All random parameters of a block are drawn before any pixel is touched, so all e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,12 +51,17 @@ def plan(
         sizes: int64[n, 2], (height, width) of the images in pixels.
         boxes: boxes before the first step; required if a transform depends on boxes.
     """
+
+    def further(substream: int) -> Callable[[NDArray[np.int64], int, int], NDArray[np.float64]]:
+        return lambda rows, first, count: uniforms(
+            seed, epoch, sample_ids[rows], substream=substream, draws=count, first=first
+        )
+
     steps: list[Step] = []
     for substream, transform in stages:
         u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
         if isinstance(transform, WindowTransform):
-            more = partial(_more, seed, epoch, sample_ids, substream)
-            steps.append(transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1], boxes, more)))
+            steps.append(transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1], boxes, further(substream))))
         elif isinstance(transform, RandomHorizontalFlip):
             steps.append(Flips(transform.flips(u)))
         elif isinstance(transform, ColorJitter):
@@ -68,18 +72,6 @@ def plan(
         boxes = None if boxes is None else boxes_after(boxes, sizes, steps[-1])
         sizes = sizes_after(sizes, steps[-1])
     return steps
-
-
-def _more(
-    seed: int,
-    epoch: int,
-    sample_ids: NDArray[np.int64],
-    substream: int,
-    rows: NDArray[np.int64],
-    first: int,
-    count: int,
-) -> NDArray[np.float64]:
-    return uniforms(seed, epoch, sample_ids[rows], substream=substream, draws=count, first=first)
 
 
 def move_boxes(

@@ -39,11 +39,6 @@ class Form:
     rate: int = 0
     channels: int = 1
 
-    @property
-    def differs(self) -> bool:
-        """True if the lengths of leading axes differ between samples."""
-        return self.differing > 0
-
 
 class UnfitError(Exception):
     """A sample cannot be transformed. The message is one clause, which becomes part of a `BadSampleError`."""

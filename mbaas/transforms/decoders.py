@@ -28,12 +28,14 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
 
 
 class Decoder(Transform):
-    """The first transform of a pipeline."""
+    """The first transform of a pipeline; ``field`` is the name of the decoded value in minibatches."""
+
+    field: str
 
     @property
     def made(self) -> str:
         """Name of the decoded value in minibatches."""
-        raise NotImplementedError
+        return self.field
 
     @property
     def form(self) -> Form:
@@ -56,6 +58,7 @@ class DecodeImage(Decoder):
     """
 
     max_pixels: int | None = None
+    field = IMAGE  # not a parameter
 
     def __post_init__(self) -> None:
         self._check("max_pixels", checks.whole, most=MOST_PIXELS)
@@ -63,10 +66,6 @@ class DecodeImage(Decoder):
     def __repr__(self) -> str:
         # Unchanged without max_pixels, because saved states contain fingerprints of pipelines.
         return "DecodeImage()" if self.max_pixels is None else f"DecodeImage(max_pixels={self.max_pixels})"
-
-    @property
-    def made(self) -> str:
-        return IMAGE
 
     @property
     def form(self) -> Form:
@@ -102,10 +101,6 @@ class DecodeAudio(Decoder):
         if self.max_s is not None and self.max_s <= 0:
             raise self._refused("max_s", "must be above 0 seconds")
         self._check("field", _new_name)
-
-    @property
-    def made(self) -> str:
-        return self.field
 
     @property
     def form(self) -> Form:
@@ -158,10 +153,6 @@ class DecodeArray(Decoder):
     @property
     def _differing(self) -> int:
         return 0 if self.shape is None else self.shape.count(None)
-
-    @property
-    def made(self) -> str:
-        return self.field
 
     @property
     def form(self) -> Form:

@@ -221,19 +221,20 @@ class Pipeline:
     @cached_property
     def prefix_fingerprint(self) -> str:
         """32 hex digits, like `fingerprint`, of the prefix. Pipelines with the same one may share decoded samples."""
-        text = "\n".join([_VERSION, "prefix", *(transform.identity() for transform in self.transforms[: self.prefix])])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return _digest("prefix", *(transform.identity() for transform in self.transforms[: self.prefix]))
 
     @cached_property
     def fingerprint(self) -> str:
         """32 hex digits, the same in every process; equal for equal transforms (see ``Map.identity``)."""
-        lying = map(repr, self._on_image.values())
-        text = "\n".join([_VERSION, *(transform.identity() for transform in self.transforms), *lying])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return _digest(*(each.identity() for each in self.transforms), *map(repr, self._on_image.values()))
 
 
 _ON_IMAGE: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
 """Keyword -> class of annotations on the image."""
+
+
+def _digest(*lines: str) -> str:
+    return hashlib.blake2b("\n".join([_VERSION, *lines]).encode(), digest_size=16).hexdigest()
 
 
 def _is_random(transform: Transform) -> bool:
@@ -283,7 +284,7 @@ def _forms_of(decoder: Decoder, others: Sequence[Transform]) -> tuple[Form, ...]
             kind = "arrays and sound" if is_of_arrays else "images"
             raise ConfigError(f"{transform!r} is a transform of {kind}, but {decoder!r} makes {decoder.form.kind}s")
         forms.append(transform.result(forms[-1]) if isinstance(transform, ArrayTransform) else forms[-1])
-    if forms[-1].differs and forms[-1].longest is None:
+    if forms[-1].differing and forms[-1].longest is None:
         bound = "max_s" if decoder.form.kind == "sound" else "longest"
         raise ConfigError(
             f"samples of this pipeline may have any length: give {decoder!r} {bound}, the greatest one, or have a "

@@ -55,7 +55,7 @@ class ArrayEngine:
         last, name = self._pipeline.forms[-1], self._pipeline.decoder.made
         if not is_numeric(sample.dtype):
             raise ConfigError(f"samples are arrays of {sample.dtype.name}, and must be numbers that torch has")
-        if not last.differs:
+        if not last.differing:
             return Field(name, sample.shape, sample.dtype.name)
         if sample.ndim < last.differing:
             first = "length" if last.differing == 1 else f"{last.differing} lengths"
