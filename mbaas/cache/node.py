@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -238,7 +239,8 @@ class CacheNode:
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
             self._planner.end_hand_ins(request)  # workers on other nodes hand in nothing
             # In the thread of the puts, because this also makes a copy on the heap.
-            packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
+            copy = functools.partial(views, slabs, rows.slab, rows.offset, rows.length)
+            packed = await asyncio.get_running_loop().run_in_executor(self._putter, lambda: joined(copy()))
             return structs.replace(reply, slab_refs=[]), packed
 
     async def pick(
@@ -634,7 +636,3 @@ class CacheNode:
 
 # No CPU reserved: the actor must start even if prep workers have taken all CPUs.
 CacheNodeActor: Any = ray.remote(num_cpus=0)(CacheNode)
-
-
-def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
-    return joined(views(slabs, rows.slab, rows.offset, rows.length))

@@ -52,10 +52,6 @@ class UpcomingPart(Struct, frozen=True, eq=False):
     lengths: NDArray[np.int64]
 
 
-def _none_of(sample_ids: Ids) -> NDArray[np.int64]:
-    return np.zeros(len(sample_ids), np.int64)
-
-
 class _Found(NamedTuple):
     """Sources and form of n samples to read."""
 
@@ -112,7 +108,7 @@ class Planner:
         # At most one epoch: it contains every sample once, and most samples will be cached by its end.
         self._depth = min(DEPTH_BLOCKS, max(2, order.blocks_per_epoch))
         self._lengths = lengths
-        self._decoded_on_disk = decoded_on_disk if decoded_on_disk is not None else _none_of
+        self._decoded_on_disk = decoded_on_disk if decoded_on_disk is not None else np.zeros_like
         self._numbers = itertools.count(1)  # for slabs of both kinds
         self._plans: dict[PartRequest, PartPlan] = {}  # parts that are being fetched or were read ahead
         self._loading: dict[int, Load] = {}  # by slab; all slabs that are not full yet

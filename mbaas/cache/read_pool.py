@@ -289,13 +289,10 @@ class ReadPool:
             self._executor.submit(self._work)
 
     def _most(self) -> int:
-        return (1 if self._one_is_enough() else self._width) + self._hanging().replaced
-
-    def _one_is_enough(self) -> bool:
-        if not self._effort.one_is_enough:
-            return False
-        oldest = self.oldest()
-        return oldest is None or self._clock() - oldest.since < STUCK_S
+        oldest = self.oldest() if self._effort.one_is_enough else None
+        is_stuck = oldest is not None and self._clock() - oldest.since >= STUCK_S
+        width = 1 if self._effort.one_is_enough and not is_stuck else self._width
+        return width + self._hanging().replaced
 
     def _hanging(self) -> Hanging:
         return Hanging.of(self._reads.copy().values(), self._clock())
@@ -330,13 +327,12 @@ class ReadPool:
         """Return the job to read from next. Call it with the lock held."""
         self._jobs = [job for job in self._jobs if job.chunks_left]
         # Skipped retries are not lost: each thread calls this again after its current retry.
-        all_again = any(job.again for job in self._jobs) and self._retries_at_limit()
-        able = [job for job in self._jobs if not (job.again and all_again)]
+        able = self._jobs
+        if any(job.again for job in self._jobs):
+            reads = [read for read in self._reads.copy().values() if read.again]
+            if self._retrying - Hanging.of(reads, self._clock()).replaced >= max(1, self._width // 2):
+                able = [job for job in self._jobs if not job.again]
         return next((job for job in able if job.urgent), able[0] if able else None)
-
-    def _retries_at_limit(self) -> bool:
-        hanging = Hanging.of((read for read in self._reads.copy().values() if read.again), self._clock())
-        return self._retrying - hanging.replaced >= max(1, self._width // 2)
 
     def _read(self, job: _Job, chunk: list[int]) -> dict[int, BadSampleError]:
         load, nbytes, thread = job.load, 0, threading.get_ident()

@@ -75,11 +75,8 @@ class ReadAhead:
             own.head, own.shuffle = block, shuffle
         own.frontier = max(own.frontier, block + 1)
         own.last_fetch = self._fetches
-        others = [other for other in self.sequences if other is not own and self._is_alive(other)]
+        others = [each for each in self.sequences if each is not own and self._fetches - each.last_fetch < IDLE_FETCHES]
         self.sequences = [own, *others][:MAX_SEQUENCES]  # beyond the limit, the longest idle sequence is dropped
-
-    def _is_alive(self, sequence: FetchSequence) -> bool:
-        return self._fetches - sequence.last_fetch < IDLE_FETCHES
 
     def retreat(self, block: int) -> None:
         """Move frontiers back to `block`, which was scheduled ahead and could not be read."""

@@ -73,7 +73,9 @@ class Retries:
             given_up = failing is not None and failing.due is None
             failing = self._known[sample_id] = _FailingSample(now, again=given_up)
         failing.attempts += 1
-        left_s = failing.since + self._limit_s(failing, error) - now
+        is_short = failing.again or (error.is_missing and self._files_are_gone)
+        limit_s = min(SHORT_RETRY_S, self._storage_s) if is_short else self._storage_s
+        left_s = failing.since + limit_s - now
         bound_s = min(FIRST_PAUSE_S * 2 ** min(failing.attempts - 1, 20), MAX_PAUSE_S)
         # The last attempt is at the end of the time limit, so that the limit is used in full.
         failing.due = now + min(self._draw() * bound_s, left_s) if left_s > 0 else None
@@ -87,10 +89,6 @@ class Retries:
 
     def _verdict(self, failing: _FailingSample, error: StorageError) -> str:
         return f"{error.reason} ({counted(failing.attempts, 'attempt')} in {seconds(failing.given_up - failing.since)})"
-
-    def _limit_s(self, failing: _FailingSample, error: StorageError) -> float:
-        is_short = failing.again or (error.is_missing and self._files_are_gone)
-        return min(SHORT_RETRY_S, self._storage_s) if is_short else self._storage_s
 
     def resolved(self, sample_ids: Iterable[int]) -> None:
         """Record samples that were read, or are bad for a permanent reason."""

@@ -15,7 +15,7 @@ from mbaas.model.pace import Epoch, WhatIfCurve, bottleneck, fewest_prep_cores, 
 from mbaas.model.quantity import Quantity
 from mbaas.model.rates import Rates, Setup
 from mbaas.tools.analysis.advice import Change, Offer, epoch_costs, verdict
-from mbaas.tools.analysis.decoding import Decoding, decoding
+from mbaas.tools.analysis.decoding import decoding
 from mbaas.tools.analysis.measuring.verify import EpochSplit, Verification
 from mbaas.tools.analysis.whole import Analysis
 
@@ -36,7 +36,7 @@ def page(found: Analysis) -> RenderableType:
     if len(found.rates.prep.points) > 1:
         parts.append(_curves(found))
     if found.decoding is not None:
-        parts.append(_decoding(found.decoding))
+        parts.append(Group(*(Text(f"· {sentence}") for sentence in (found.decoding.sentence, *found.decoding.told))))
     if found.split is not None:
         parts.append(_split(found.split))
     if found.changes:
@@ -140,10 +140,6 @@ def _curves(found: Analysis) -> RenderableType:
             shown = f"{units.number(rate.value)}/s", units.percent(rate.spread), Text(stage, "dim")
             table.add_row("" if number else name, units.exact(count), *shown)
     return table
-
-
-def _decoding(found: Decoding) -> RenderableType:
-    return Group(*(Text(f"· {sentence}") for sentence in (found.sentence, *found.told)))
 
 
 def _split(split: EpochSplit) -> RenderableType:

@@ -217,7 +217,8 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
 
     described = feed_file.load(request.file)
     options = described.options
-    step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
+    rate = request.rate_per_s
+    step = load_step(request.step) if request.step is not None else PacedStep(rate or 0.0)
     dataset = feed_data.listed(described.data)
     if request.storage_bytes_per_s is not None:
         dataset = portion(dataset, bytes_per_s=request.storage_bytes_per_s)
@@ -242,19 +243,22 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
         gpus = resources.gpus()
         workers = options.prep_workers or workers_here(workload, cores=cores, gpus=gpus)
         memory_bytes = _memory_bytes(options, workers)
+        cached = options.cache_bytes
+        if cached is None:
+            cached = default_cache(dataset.total_bytes, memory_bytes, grows=options.cache_decoded)
         return analyze(
             workload,
             setup=Setup(
                 prep_workers=workers,
-                cache_bytes=_cache_bytes(options, dataset.total_bytes, memory_bytes),
+                cache_bytes=cached,
                 # a tier never holds more than the data
                 disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,
                 decoded=options.cache_decoded,
                 trials=request.trials,
                 cpu_price_per_h=options.cpu_price_per_h,
             ),
-            step=_said_of_step(request),
-            rate_per_s=request.rate_per_s,
+            step=f"{request.step}, measured" if rate is None else f"{units.number(rate)} samples/s, as stated",
+            rate_per_s=rate,
             check=request.verify,
             run=request.run,
             effort=effort,
@@ -273,18 +277,6 @@ def _memory_bytes(options: FeedOptions, workers: int) -> int:
     store_bytes = max(resources.store_bytes().values())
     staged = options.staging_bytes or default_staging(store_bytes, wanted_staging(workers))
     return max(0, free_bytes(store_bytes, ()) - staged)
-
-
-def _cache_bytes(options: FeedOptions, total_bytes: int, memory_bytes: int) -> int:
-    if options.cache_bytes is not None:
-        return options.cache_bytes
-    return default_cache(total_bytes, memory_bytes, grows=options.cache_decoded)
-
-
-def _said_of_step(request: AnalyzeRequest) -> str:
-    if request.rate_per_s is None:
-        return f"{request.step}, measured"
-    return f"{units.number(request.rate_per_s)} samples/s, as stated"
 
 
 @contextmanager

@@ -114,7 +114,8 @@ def render(report: Report) -> RenderableType:
         ("left behind", report.left_behind),
     ):
         if sentences:
-            parts.append(_list(title, sentences))
+            more = [f"... {len(sentences) - SENTENCES} more"] if len(sentences) > SENTENCES else []
+            parts.append(Text("\n  ".join([f"{title}:", *sentences[:SENTENCES], *more])))
     return stack(parts)
 
 
@@ -130,11 +131,13 @@ def _kinds(report: Report) -> RenderableType:
 
 
 def _samples(report: Report) -> RenderableType:
+    from mbaas.tools.chaos.report import COUNTED
+
     found = report.checked
     ended = " (interrupted)" if report.was_interrupted else ""
     lines = [f"seed {report.seed}, {counted(report.happened, 'fault')} in {seconds(report.seconds)}{ended}"]
     if found.trials:
-        lines += [_what_was_checked(found), _verdict(found)]
+        lines += [_what_was_checked(found), ", ".join(f"{found.count(kind):,} {kind}" for kind in COUNTED)]
     else:
         lines.append(
             "trials recorded nothing, so their samples were not compared; according to their loaders' ledgers, "
@@ -155,12 +158,6 @@ def _what_was_checked(found: Checked) -> str:
     )
 
 
-def _verdict(found: Checked) -> str:
-    from mbaas.tools.chaos.report import COUNTED
-
-    return ", ".join(f"{found.count(kind):,} {kind}" for kind in COUNTED)
-
-
 def _growth(growth: tuple[Growth, ...]) -> RenderableType:
     table = table_of("of all processes together", ">first quarter", ">last quarter", ">slope in a minute")
     for each in growth:
@@ -173,8 +170,3 @@ def _growth(growth: tuple[Growth, ...]) -> RenderableType:
             f"{sign}{write(abs(each.per_min))}",
         )
     return table
-
-
-def _list(title: str, sentences: tuple[str, ...]) -> RenderableType:
-    more = [f"... {len(sentences) - SENTENCES} more"] if len(sentences) > SENTENCES else []
-    return Text("\n  ".join([f"{title}:", *sentences[:SENTENCES], *more]))

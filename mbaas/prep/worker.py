@@ -75,9 +75,6 @@ class _Work:
     free_since: float = 0.0
     cpu_before_s: float = 0.0
 
-    def is_of(self, dataset: Dataset, brief: WorkerBrief) -> bool:
-        return _identity(self.dataset, self.brief) == _identity(dataset, brief)
-
     def epoch_of(self, request: PartRequest) -> int:
         """Return the epoch that seeds the random transforms of a part."""
         return self.brief.order.chance_epoch(request.block, request.shuffle)
@@ -160,7 +157,7 @@ class PrepWorker:
 
         Without effect if nothing changed, so that a restarted coordinator can engage the existing workers again.
         """
-        if self._work is not None and self._work.is_of(dataset, brief):
+        if self._work is not None and _identity(self._work.dataset, self._work.brief) == _identity(dataset, brief):
             return
         # Build the new work completely before publishing it: other threads see all or nothing, and if the engine cannot
         # be made, the worker stays as it was.

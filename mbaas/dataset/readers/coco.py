@@ -161,16 +161,12 @@ def _names_below(root: Location, names: list[str]) -> list[str]:
     names = [name.removeprefix(prefix) for name in names]
     there = _existing(root, [name for name in names if "\\" in name])  # valid in a name on Linux
     names = [name if name in there else name.replace("\\", "/") for name in names]
-    elsewhere = next((name for name in names if _is_absolute(name)), None)
+    elsewhere = next((name for name in names if re.match("/|[A-Za-z]:/", name)), None)
     return names if elsewhere is None else _moved(root, names, elsewhere)
 
 
 def _existing(root: Location, names: list[str]) -> set[str]:
     return {name for name, info in zip(names, file_infos(root, names), strict=True) if info.type == FileType.File}
-
-
-def _is_absolute(name: str) -> bool:
-    return name.startswith("/") or re.match("[A-Za-z]:/", name) is not None
 
 
 def _moved(root: Location, names: list[str], elsewhere: str) -> list[str]:

@@ -100,7 +100,8 @@ class GraphRuns:
         refused: list[int] = []
         running, none = taken[:0], taken[:0]
         while len(taken) or len(running):
-            following = taken[: _fitting(sizes[taken], self._limit)]
+            # As many as are within the limit together, at least 1.
+            following = taken[: max(1, int(np.searchsorted(np.cumsum(sizes[taken]), self._limit, side="right")))]
             if len(running) and self._is_too_many(len(following)):
                 following = none  # the graph must be rebuilt for it, once it is free
             results, suspect = None, following
@@ -229,11 +230,6 @@ def _joined(copies: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]
                 continue
         joined.append((to, source, nbytes))
     return joined
-
-
-def _fitting(sizes: NDArray[np.int64], limit: int) -> int:
-    """Return the number of leading samples whose total size is within the limit, at least 1."""
-    return max(1, int(np.searchsorted(np.cumsum(sizes), limit, side="right")))
 
 
 def _mentions(error: Exception, words: Sequence[str]) -> bool:
