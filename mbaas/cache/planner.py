@@ -52,7 +52,7 @@ class UpcomingPart(Struct, frozen=True, eq=False):
     lengths: NDArray[np.int64]
 
 
-class _Found(NamedTuple):
+class _Sources(NamedTuple):
     """Sources and form of n samples to read."""
 
     sample_ids: Ids
@@ -60,8 +60,8 @@ class _Found(NamedTuple):
     holders: NDArray[np.integer[Any]]  # index of another node that may have the sample; -1 for none
     decoded: NDArray[np.bool_]  # bool[n], form at the source
 
-    def only(self, chosen: NDArray[np.bool_]) -> _Found:
-        return _Found(self.sample_ids[chosen], self.lengths[chosen], self.holders[chosen], self.decoded[chosen])
+    def only(self, chosen: NDArray[np.bool_]) -> _Sources:
+        return _Sources(self.sample_ids[chosen], self.lengths[chosen], self.holders[chosen], self.decoded[chosen])
 
 
 class Planner:
@@ -491,7 +491,7 @@ class Planner:
         """Return which samples other parts will probably hand in before this part's fetch: bool[n]. Not read ahead."""
         return self.tier.expects(ids) & ~member_mask(ids, self.tier.promised(request)[0])
 
-    def _sources(self, request: PartRequest, ids: Ids) -> tuple[_Found, NDArray[np.bool_], NDArray[np.bool_]]:
+    def _sources(self, request: PartRequest, ids: Ids) -> tuple[_Sources, NDArray[np.bool_], NDArray[np.bool_]]:
         """Find the sources of missing samples; also return which to cache here and which are lent: bool[n] each."""
         # Only samples with their home here: any others would displace samples that all nodes expect on this one.
         admits = self.placements.admits(ids)
@@ -511,11 +511,11 @@ class Planner:
             lengths = np.where(reported < 0, lengths, reported)
         return lengths
 
-    def _found_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids, lengths: NDArray[np.int64]) -> _Found:
+    def _found_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids, lengths: NDArray[np.int64]) -> _Sources:
         decoded = self._decoded_at(holders, sample_ids)
-        return _Found(sample_ids, np.where(decoded > 0, decoded, lengths), holders, decoded > 0)
+        return _Sources(sample_ids, np.where(decoded > 0, decoded, lengths), holders, decoded > 0)
 
-    def _admit(self, found: _Found, keep: NDArray[np.bool_], *, lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _admit(self, found: _Sources, keep: NDArray[np.bool_], *, lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Admit samples marked in ``keep`` to the cache: bool[n]. Not ``lasting``: cached only until their hand-in."""
         admitted = np.zeros(len(keep), np.bool_)
         for form in (found.decoded, ~found.decoded):
@@ -537,7 +537,7 @@ class Planner:
         self,
         request: PartRequest | None,
         rows: NDArray[np.int64],
-        found: _Found,
+        found: _Sources,
         keep: NDArray[np.bool_],
         *,
         interim: NDArray[np.bool_] | None = None,

@@ -93,14 +93,14 @@ class Effort:
             self.one_is_enough = True
 
 
-class Hanging(NamedTuple):
+class HangingReads(NamedTuple):
     """Number of hanging reads, and of their replacement threads (at most `SPARE_THREADS`)."""
 
     reads: int
     replaced: int
 
     @classmethod
-    def of(cls, reads: Iterable[Read], now: float) -> Hanging:
+    def of(cls, reads: Iterable[Read], now: float) -> HangingReads:
         late = sum(now - read.since >= LATE_S for read in reads)
         return cls(late, min(late, SPARE_THREADS))
 
@@ -257,7 +257,7 @@ class ReadPool:
             for job in self._jobs:
                 job.urgent |= job.load.slab in slabs
 
-    def replace_hanging(self) -> Hanging:
+    def replace_hanging(self) -> HangingReads:
         """Start replacement threads for hanging reads, and return the counts."""
         with self._lock:
             self._start_threads()
@@ -294,8 +294,8 @@ class ReadPool:
         width = 1 if self._effort.one_is_enough and not is_stuck else self._width
         return width + self._hanging().replaced
 
-    def _hanging(self) -> Hanging:
-        return Hanging.of(self._reads.copy().values(), self._clock())
+    def _hanging(self) -> HangingReads:
+        return HangingReads.of(self._reads.copy().values(), self._clock())
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
@@ -330,7 +330,7 @@ class ReadPool:
         able = self._jobs
         if any(job.again for job in self._jobs):
             reads = [read for read in self._reads.copy().values() if read.again]
-            if self._retrying - Hanging.of(reads, self._clock()).replaced >= max(1, self._width // 2):
+            if self._retrying - HangingReads.of(reads, self._clock()).replaced >= max(1, self._width // 2):
                 able = [job for job in self._jobs if not job.again]
         return next((job for job in able if job.urgent), able[0] if able else None)
 

@@ -24,7 +24,7 @@ import numpy as np
 from mbaas.base import units
 from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
-from mbaas.cache.read_pool import LATE_S, Hanging, Read
+from mbaas.cache.read_pool import LATE_S, HangingReads, Read
 from mbaas.cache.readahead import DEPTH_BLOCKS
 from mbaas.cache.stats import Meter, TransferSums
 from mbaas.errors import ConfigError
@@ -147,7 +147,7 @@ class ReadAheadTuner:
         for line in lines:
             self.log(line)
 
-    def log_hanging(self, oldest: Read | None, hanging: Hanging, uri: Callable[[int], str], now: float) -> None:
+    def log_hanging(self, oldest: Read | None, hanging: HangingReads, uri: Callable[[int], str], now: float) -> None:
         """Log if the oldest read hangs, again each time its age has doubled. Also log if too many reads hang."""
         if oldest is not None:
             waited_s = now - oldest.since

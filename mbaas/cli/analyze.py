@@ -150,10 +150,10 @@ def analyze(
     has_ended = threading.Event()
     saved: list[SavedStages] = []
     try:
-        with end_as_ctrl_c(lambda: _see_to_the_end(has_ended, saved)):
+        with end_as_ctrl_c(lambda: _exit_by_force(has_ended, saved)):
             found = _of_feed(request) if request.feed is not None else _of_file(request, saved.append)
     except KeyboardInterrupt:
-        _say_saved(saved)
+        _note_saved(saved)
         raise
     finally:
         has_ended.set()
@@ -170,24 +170,24 @@ def analyze(
     for note in found.notes:  # last, and on stderr: below the page, and not in the JSON
         say_note(note)
     if found.was_stopped:
-        _say_saved(saved)
+        _note_saved(saved)
         raise typer.Exit(CUT_OFF)
 
 
-def _say_saved(saved: Sequence[SavedStages]) -> None:
+def _note_saved(saved: Sequence[SavedStages]) -> None:
     for each in saved:
         if each.stages and each.path is not None:
             say_note(f"the same command continues after {each.stages[-1]}: results so far are in {each.path}")
 
 
-def _see_to_the_end(has_ended: threading.Event, saved: Sequence[SavedStages]) -> None:
+def _exit_by_force(has_ended: threading.Event, saved: Sequence[SavedStages]) -> None:
     """Exit this process by force if the measurements do not end."""
     from mbaas.ray_cluster import connection
 
     if not connection.see_to_the_end(has_ended):
         return
     try:
-        _say_saved(saved)
+        _note_saved(saved)
         say_error("interrupted: Ray ended, and the measurement with it")
     finally:
         sys.stdout.flush()
@@ -239,7 +239,7 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
         stages = ", ".join(saved.earlier)
         say_note(f"continuing an interrupted analysis after {stages}; delete {saved.path} to measure these again")
     # Ray gets at least as many CPUs as there are workers, even with fewer cores: workers would wait forever for a CPU.
-    with _own_ray(max(cores, options.prep_workers or 0)):
+    with _separate_ray(max(cores, options.prep_workers or 0)):
         gpus = resources.gpus()
         workers = options.prep_workers or workers_here(workload, cores=cores, gpus=gpus)
         memory_bytes = _memory_bytes(options, workers)
@@ -280,7 +280,7 @@ def _memory_bytes(options: FeedOptions, workers: int) -> int:
 
 
 @contextmanager
-def _own_ray(cpus: int) -> Iterator[None]:
+def _separate_ray(cpus: int) -> Iterator[None]:
     """Start a separate Ray, so that no other work affects the measurements; end it afterwards."""
     import ray
 

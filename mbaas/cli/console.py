@@ -293,16 +293,16 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 @contextmanager
-def end_as_ctrl_c(see_to_it: Callable[[], None] | None = None) -> Iterator[None]:
+def end_as_ctrl_c(on_signal: Callable[[], None] | None = None) -> Iterator[None]:
     """Treat a supervisor's SIGTERM, or a closed terminal's SIGHUP, like Ctrl-C.
 
-    After the first of these signals, ``see_to_it`` runs in a thread; it may end this process if the work does not end.
+    After the first of these signals, ``on_signal`` runs in a thread; it may end this process if the work does not end.
     """
-    watch = threading.Thread(target=see_to_it, name="mbaas-ending", daemon=True)
+    watch = threading.Thread(target=on_signal, name="mbaas-ending", daemon=True)
 
     def interrupt(*_: Any) -> None:
         # Only for the first signal: a second Ctrl-C must not move the deadline.
-        if see_to_it is not None and watch.ident is None:
+        if on_signal is not None and watch.ident is None:
             watch.start()
         raise KeyboardInterrupt
 

@@ -57,11 +57,11 @@ def show(
             *map(repr, wanted.pipeline.transforms),
         ]
         grid.draw(cells_of(dataset, wanted.pipeline, found), to, title=title)
-    _tell_bad(found.bad, on_bad_sample=options.on_bad_sample)
+    _note_bad_samples(found.bad, on_bad_sample=options.on_bad_sample)
     line(out, f"{to}: the first {drawn} of epoch {epoch} of feed {wanted.name!r}, as every trial gets them")
 
 
-def _tell_bad(bad: tuple[BadSample, ...], *, on_bad_sample: str) -> None:
+def _note_bad_samples(bad: tuple[BadSample, ...], *, on_bad_sample: str) -> None:
     for sample in bad[:NAMED]:
         say_note(f"{sample.uri} cannot be prepared: {sample.reason}")
     if bad:

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus
     from mbaas.wire.consumers import ConsumerReport
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Period of updates."""
 
 ANSWER_S = 10.0
 """Time without an answer after which a feed is shown as silent."""
 
-Seen: TypeAlias = "tuple[str, FeedStatus | MbaasError, FeedStatus | None]"
+Snapshots: TypeAlias = "tuple[str, FeedStatus | MbaasError, FeedStatus | None]"
 """A feed's name, its last snapshot and an earlier one; without a snapshot, the error instead."""
 
 AROUND_CONSUMERS = 8
@@ -75,12 +75,12 @@ def top(
             show(_page(seen, windows))
             if not out.is_terminal:
                 return
-            time.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
+            time.sleep(max(0.0, POLL_S - (time.monotonic() - began)))
             seen = statuses(name, within_s=ANSWER_S)
 
 
 def _page(seen: Statuses, windows: dict[str, RateWindow]) -> RenderableType:
-    shown: list[Seen] = []
+    shown: list[Snapshots] = []
     for feed, status in seen.items():
         if isinstance(status, MbaasError):
             shown.append((feed, status, None))
@@ -102,7 +102,7 @@ def recent_report(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -
     return consumer.report
 
 
-def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
+def page(feeds: Sequence[Snapshots], *, lines: int | None) -> RenderableType:
     """Return all feeds, stacked.
 
     If the terminal's ``lines`` have no room for all consumers, those with the most stall are shown; None shows all.

@@ -55,7 +55,7 @@ class _LowEstimateError(UndecodableError):
     """libsndfile underestimated the length of an MP3."""
 
 
-class _Encoded(io.BytesIO):
+class _SoundFile(io.BytesIO):
     # A file for libsndfile. MPEG audio without an ID3 tag gets a short, empty one (or one of `tag_bytes`).
     # Otherwise libsndfile first looks for a resource fork in the current folder. If there is a file `._` or a folder
     # `.AppleDouble`, it takes the audio for Sound Designer II.
@@ -118,7 +118,7 @@ class SoundDecoder:
     ) -> tuple[NDArray[np.float32], bool]:
         begins = f"; it starts with {bytes(encoded[:12])!r}" if len(encoded) else "; the file is empty (0 bytes)"
         try:
-            with self._soundfile.SoundFile(_Encoded(encoded, tag_bytes)) as file:
+            with self._soundfile.SoundFile(_SoundFile(encoded, tag_bytes)) as file:
                 begins = ""  # the first bytes of a valid audio file explain nothing
                 rate = int(file.samplerate)
                 sound, is_window = self._read(file, _has_length(file, encoded), window, u)

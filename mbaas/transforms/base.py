@@ -63,7 +63,7 @@ class Transform(Parameters):
 
 
 @dataclass(frozen=True)
-class BoxesNow:
+class BoxState:
     """The boxes of n images between two transforms.
 
     Attributes:
@@ -78,7 +78,7 @@ class BoxesNow:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawInputs:
     """Inputs from which a transform computes its parameters for n samples.
 
     Attributes:
@@ -92,7 +92,7 @@ class Drawn:
     u: NDArray[np.float64]
     heights: NDArray[np.int64]
     widths: NDArray[np.int64]
-    boxes: BoxesNow | None = None
+    boxes: BoxState | None = None
     more: Callable[[NDArray[np.int64], int, int], NDArray[np.float64]] | None = None
 
 
@@ -134,4 +134,4 @@ class WindowTransform(Transform, ABC):
     """A transform that crops a window of the image and resamples it."""
 
     @abstractmethod
-    def windows(self, drawn: Drawn) -> Windows: ...
+    def windows(self, drawn: DrawInputs) -> Windows: ...

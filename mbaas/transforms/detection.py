@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.transforms import checks
-from mbaas.transforms.base import BoxesNow, Drawn, Windows, WindowTransform
+from mbaas.transforms.base import BoxState, DrawInputs, Windows, WindowTransform
 
 _ROUNDS = 64
 """Options tried per sample. If none leads to a window, the sample stays unchanged."""
@@ -43,7 +43,7 @@ class RandomIoUCrop(WindowTransform):
     sampler_options: tuple[float, ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
     trials: int = 40
 
-    draws: ClassVar[int] = 1  # the search continues with `Drawn.more`
+    draws: ClassVar[int] = 1  # the search continues with `DrawInputs.more`
     needs_boxes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class RandomIoUCrop(WindowTransform):
         self._check("sampler_options", checks.numbers, length=len(self.sampler_options))
         self._check("trials", checks.whole, most=1000)
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         assert drawn.boxes is not None, "a pipeline with this transform has boxes"
         assert drawn.more is not None
         heights, widths, boxes = drawn.heights, drawn.widths, drawn.boxes
@@ -116,7 +116,7 @@ class _BoxesOf:
     index: NDArray[np.int64]
 
 
-def _boxes_of(boxes: BoxesNow, rows: NDArray[np.int64]) -> _BoxesOf:
+def _boxes_of(boxes: BoxState, rows: NDArray[np.int64]) -> _BoxesOf:
     # ``rows`` ascend; dropped boxes are left out.
     index = np.flatnonzero(boxes.kept & np.isin(boxes.owner, rows))
     return _BoxesOf(boxes.edges[index], np.searchsorted(rows, boxes.owner[index]), index)
@@ -162,7 +162,7 @@ class RandomZoomOut(WindowTransform):
         self._check("side_range", checks.interval, least=1.0)
         self._check("p", checks.fraction)
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         zooms, r, x_share, y_share = drawn.u.T
         low, high = self.side_range
         side = np.where(zooms < self.p, low + (high - low) * r, 1.0)

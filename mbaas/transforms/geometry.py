@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.transforms import checks
-from mbaas.transforms.base import Drawn, Size, Transform, Windows, WindowTransform
+from mbaas.transforms.base import DrawInputs, Size, Transform, Windows, WindowTransform
 
 ATTEMPTS = 10
 """Windows tried before falling back to the largest central one, as in torchvision."""
@@ -46,7 +46,7 @@ class RandomResizedCrop(WindowTransform):
     def fixed_size(self) -> Size:
         return self.size  # type: ignore[return-value]  # canonical since __post_init__
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         u, heights, widths = drawn.u, drawn.heights, drawn.widths
         # All attempts are drawn together and the first that fits is used. This has the same distribution as trying one
         # after another, but needs no loop and a constant number of draws.
@@ -99,7 +99,7 @@ class CenterCrop(WindowTransform):
     def fixed_size(self) -> Size:
         return self.size  # type: ignore[return-value]  # canonical since __post_init__
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         sizes = _repeated(self.fixed_size, len(drawn.heights))
         top, left = _centred(drawn.heights, sizes[:, 0]), _centred(drawn.widths, sizes[:, 1])
         return Windows(np.column_stack([top, left, sizes]), sizes)
@@ -124,7 +124,7 @@ class Resize(WindowTransform):
     def fixed_size(self) -> Size | None:
         return self.size if isinstance(self.size, tuple) else None
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         heights, widths = drawn.heights, drawn.widths
         zeros = np.zeros_like(heights)
         return Windows(np.stack([zeros, zeros, heights, widths], axis=1), self._sizes(heights, widths))

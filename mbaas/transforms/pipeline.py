@@ -12,10 +12,9 @@ from mbaas.errors import ConfigError, shown
 from mbaas.samples.fields import Field
 from mbaas.transforms.arrays import ArrayTransform, Form
 from mbaas.transforms.base import Size, Transform
-from mbaas.transforms.color import ColorJitter
+from mbaas.transforms.color import ColorJitter, Normalize
 from mbaas.transforms.decoders import DecodeArray, DecodeAudio, DecodeImage, Decoder
 from mbaas.transforms.function import Map
-from mbaas.transforms.normalize import Normalize
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
 

@@ -22,7 +22,7 @@ from mbaas.cache.read_pool import (
     SPARE_THREADS,
     STUCK_S,
     Effort,
-    Hanging,
+    HangingReads,
     Read,
     ReadPool,
 )
@@ -462,17 +462,17 @@ def test_a_sample_that_was_given_up_alone_is_bad_for_the_load_that_needs_it() ->
 @pytest.mark.parametrize(
     ("ages_s", "hanging"),
     [
-        ([], Hanging(0, 0)),
-        ([0.0, LATE_S - 0.1], Hanging(0, 0)),
-        ([LATE_S, 1e6, 3.0], Hanging(2, 2)),
-        ([LATE_S] * SPARE_THREADS, Hanging(SPARE_THREADS, SPARE_THREADS)),
-        ([LATE_S] * (SPARE_THREADS + 7), Hanging(SPARE_THREADS + 7, SPARE_THREADS)),
+        ([], HangingReads(0, 0)),
+        ([0.0, LATE_S - 0.1], HangingReads(0, 0)),
+        ([LATE_S, 1e6, 3.0], HangingReads(2, 2)),
+        ([LATE_S] * SPARE_THREADS, HangingReads(SPARE_THREADS, SPARE_THREADS)),
+        ([LATE_S] * (SPARE_THREADS + 7), HangingReads(SPARE_THREADS + 7, SPARE_THREADS)),
     ],
 )
 def test_a_read_hangs_from_the_time_on_at_which_it_is_logged_and_so_many_are_replaced(
-    ages_s: list[float], hanging: Hanging
+    ages_s: list[float], hanging: HangingReads
 ) -> None:
-    assert Hanging.of([Read(500.0 - age_s, 7) for age_s in ages_s], 500.0) == hanging
+    assert HangingReads.of([Read(500.0 - age_s, 7) for age_s in ages_s], 500.0) == hanging
 
 
 async def begin(pool: ReadPool, storage: Storage, *ids: int) -> list[asyncio.Task[dict[int, str]]]:
@@ -494,10 +494,10 @@ def test_reads_that_hang_keep_nothing_else_from_being_read() -> None:
         fill = asyncio.create_task(pool.fill(others, empty(others), urgent=False))
         await asyncio.sleep(0)
         time_.now += LATE_S - 1
-        assert pool.replace_hanging() == Hanging(0, 0)
+        assert pool.replace_hanging() == HangingReads(0, 0)
         assert storage.order == [50, 51], "both threads are taken"
         time_.now += 1
-        assert pool.replace_hanging() == Hanging(2, 2)
+        assert pool.replace_hanging() == HangingReads(2, 2)
         assert await fill == {}
         for event in storage.stuck.values():
             event.set()
@@ -524,11 +524,11 @@ def test_when_all_threads_and_all_that_may_replace_them_hang_nothing_is_read_unt
         time_.now += LATE_S
         second = await begin(pool, storage, 51)
         time_.now += LATE_S
-        assert pool.replace_hanging() == Hanging(2, 1)
+        assert pool.replace_hanging() == HangingReads(2, 1)
         other = load_of(3)
         fill = asyncio.create_task(pool.fill(other, empty(other), urgent=True))
         await asyncio.sleep(0)
-        assert pool.replace_hanging() == Hanging(2, 1)
+        assert pool.replace_hanging() == HangingReads(2, 1)
         assert storage.order == [50, 51]
         storage.stuck[51].set()
         assert await fill == {}

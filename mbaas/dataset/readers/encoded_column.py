@@ -94,7 +94,7 @@ def read_encoded(
     unpacked: str | os.PathLike[str] | None = None,
 ) -> Dataset:
     """Return the samples of a source; `mbaas.read_huggingface` documents arguments and errors."""
-    wanted = _Wanted(image, label, checked_fields(fields))
+    wanted = _ColumnNames(image, label, checked_fields(fields))
     target = None if unpacked is None else locate(unpacked, None)
 
     def make() -> Listing:
@@ -129,7 +129,7 @@ def _listing_in(folder: str | os.PathLike[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _ColumnNames:
     """Columns with samples, labels and fields; see `mbaas.read_huggingface`."""
 
     image_column: str
@@ -171,7 +171,7 @@ class _Selection:
         columns: top-level columns that `values` needs.
     """
 
-    def __init__(self, name: str, schema: pa.Schema, wanted: _Wanted, paths: bool) -> None:
+    def __init__(self, name: str, schema: pa.Schema, wanted: _ColumnNames, paths: bool) -> None:
         self.name, self.image, self._paths = name, wanted.image_column, paths
         image, label, fields = self.image, wanted.label_column, wanted.fields
         try:
@@ -266,7 +266,7 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _known_fields(
-    columns: Columns, wanted: _Wanted, metadata: Mapping[bytes, bytes] | None
+    columns: Columns, wanted: _ColumnNames, metadata: Mapping[bytes, bytes] | None
 ) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
     """Return class names and fields of samples; by default fields are all numeric columns.
 
@@ -300,7 +300,7 @@ def _class_names_in(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[s
 # ---- samples in existing files ----
 
 
-def _located(source: Source, wanted: _Wanted) -> _Samples:
+def _located(source: Source, wanted: _ColumnNames) -> _Samples:
     root, rows, image = source.where.root, source.indices, wanted.image_column
     with source.opened(source.parts[0]) as (schema, _):
         selection = _Selection(root, schema, wanted, source.has_paths)
@@ -360,7 +360,7 @@ def _in_separate_files(
 # ---- unpacked samples ----
 
 
-def _unpacked(source: Source, wanted: _Wanted, target: Location) -> _Samples:
+def _unpacked(source: Source, wanted: _ColumnNames, target: Location) -> _Samples:
     """Write samples into files, several parts in parallel."""
     parts = [*source.parts]
     with ThreadPoolExecutor(min(_THREADS, len(parts)), thread_name_prefix="mbaas-listing") as pool:
@@ -373,7 +373,7 @@ def _unpacked(source: Source, wanted: _Wanted, target: Location) -> _Samples:
 
 
 def _unpack(
-    source: Source, part: str, wanted: _Wanted, target: Location
+    source: Source, part: str, wanted: _ColumnNames, target: Location
 ) -> tuple[pa.Table, pa.Table, Mapping[bytes, bytes] | None]:
     """Return locations as in `SPAN`, the columns for labels and fields, and the schema's metadata."""
     values, lengths = list[pa.Table](), [np.zeros(0, np.int64)]
