@@ -29,16 +29,14 @@ from mbaas.base.validation import descriptions_of, instead, options
 from mbaas.cli.feed_data import DataOptions, FeedData, parameters_of, schema_of, section
 from mbaas.errors import ConfigError
 from mbaas.settings import GROUPED, FeedName, FeedOptions
-from mbaas.transforms import Boxes, Keypoints, Masks, Pipeline, Transform
+from mbaas.transforms import Pipeline, Transform
+from mbaas.transforms.pipeline import ON_IMAGES
 
 TRANSFORMS: dict[str, type[Transform]] = {
     name: kind
     for name, kind in vars(transforms).items()
     if isinstance(kind, type) and issubclass(kind, Transform) and kind is not Transform
 }
-
-ON_IMAGES = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
-"""Keys of the file for annotations that move with the pixels."""
 
 if TYPE_CHECKING:
     BoxesFile = Any

@@ -58,7 +58,7 @@ class Pipeline:
         object.__setattr__(self, "transforms", _checked(transforms))
         self.forms  # noqa: B018 (for its errors)
         given = {"boxes": boxes, "keypoints": keypoints, "masks": masks}
-        for name, kind in _ON_IMAGE.items():
+        for name, kind in ON_IMAGES.items():
             if not isinstance(given[name], kind | None):
                 wanted = f"a pipeline's {name} must be a {kind.__name__}"
                 raise ConfigError(f"{wanted}, got {shown(given[name])}", option=name)
@@ -87,7 +87,7 @@ class Pipeline:
     @property
     def _on_image(self) -> dict[str, Boxes | Keypoints | Masks]:
         """Boxes, keypoints and masks that are set, by keyword."""
-        return {name: each for name in _ON_IMAGE if (each := getattr(self, name)) is not None}
+        return {name: each for name in ON_IMAGES if (each := getattr(self, name)) is not None}
 
     @property
     def maps(self) -> tuple[Map, ...]:
@@ -228,7 +228,7 @@ class Pipeline:
         return _digest(*(each.identity() for each in self.transforms), *map(repr, self._on_image.values()))
 
 
-_ON_IMAGE: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
+ON_IMAGES: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
 """Keyword -> class of annotations on the image."""
 
 

@@ -317,7 +317,7 @@ def locate_shards(
         raise DatasetError(f"all shards must be in one file system, got {first} and {last}")
     where = locate(folder + options.pop(), filesystem)
     names = [path.removeprefix(folder) for path in paths]
-    if isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):
+    if where.is_local:
         names = [*map(as_utf8, names)]
     twice, times = Counter(names).most_common(1)[0]
     if times > 1:
