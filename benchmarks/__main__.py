@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -401,7 +400,7 @@ def _progress(text: str) -> None:
 
 def _tell(figures: object, shown: Any, *, as_json: bool) -> None:
     if as_json:
-        write_json(json.dumps(figures, default=str))
+        write_json(figures)
     else:
         out.print(shown)
 

@@ -62,7 +62,7 @@ from mbaas.samples.fields import Arrays, Packed
 from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.samples.placement import BlockPart
 from mbaas.tools.plan import file as plan_file
-from mbaas.transforms.base import Drawn, WindowTransform
+from mbaas.transforms.base import DrawInputs, WindowTransform
 from mbaas.wire.blocks import ROW, DeliveredBlock, DeliveredPart, PartMeta, UnreadablePart
 from mbaas.wire.consumers import (
     BlockCall,
@@ -859,7 +859,7 @@ def parameters(_: Path) -> Case:
                 u = np.random.default_rng(chance.randrange(1000)).random((len(sizes), transform.draws))
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    chosen = transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1]))
+                    chosen = transform.windows(DrawInputs(u, sizes[:, 0], sizes[:, 1]))
                 assert (chosen.sizes > 0).all()
                 assert (chosen.boxes[:, 2:] > 0).all()
                 if not isinstance(transform, transforms.CenterCrop):  # its window may exceed the image

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas.cache.directory import among, fitting
+from mbaas.cache.directory import fitting, member_mask
 from mbaas.samples.order import Ids, in_share
 from mbaas.samples.placement import PartRequest
 
@@ -39,14 +39,11 @@ class HandIn(Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """Size of the slab."""
         return int(self.lengths.sum())
 
 
 @dataclass
 class _Promise:
-    """Space reserved for a worker's hand-in."""
-
     sample_ids: frozenset[int]  # expected samples
     in_memory: frozenset[int]  # the subset for memory; the rest is for disk
     each_bytes: int  # reserved per sample
@@ -55,6 +52,9 @@ class _Promise:
     @property
     def nbytes(self) -> int:
         return len(self.in_memory) * self.each_bytes
+
+
+_NO_PROMISE = _Promise(frozenset(), frozenset(), 0, 0)
 
 
 @dataclass
@@ -102,10 +102,9 @@ class DecodedTier:
         wanted = np.zeros(len(sample_ids), np.bool_)
         most = int(max(0, room_bytes) // self.sample_bytes) if self.sample_bytes else 0
         if most:
-            fit = (
-                ~self.expects(sample_ids) & ~among(sample_ids, self.unfit) & ~in_share(sample_ids, self.undecoded_share)
-            )
-            wanted[np.flatnonzero(fit)[:most]] = True
+            excluded = self.expects(sample_ids) | member_mask(sample_ids, self.unfit)
+            excluded |= in_share(sample_ids, self.undecoded_share)
+            wanted[np.flatnonzero(~excluded)[:most]] = True
         return wanted
 
     def promise(self, request: PartRequest, sample_ids: Ids, to_disk: Ids) -> int:
@@ -123,19 +122,15 @@ class DecodedTier:
 
     def expects(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples are promised, or were handed in and are not readable yet: bool[n]."""
-        return among(sample_ids, self._expected) if self._expected else np.zeros(len(sample_ids), np.bool_)
+        return member_mask(sample_ids, self._expected)
 
     def promised(self, request: PartRequest) -> tuple[frozenset[int], int]:
         """Return the promised samples of a part, and their expected bytes in total."""
-        promise = self._promises.get(request)
-        if promise is None:
-            return frozenset(), 0
+        promise = self._promises.get(request, _NO_PROMISE)
         return promise.sample_ids, len(promise.sample_ids) * promise.each_bytes
 
     def for_memory(self, request: PartRequest) -> frozenset[int]:
-        """Return the promised samples of a part that are for memory."""
-        promise = self._promises.get(request)
-        return frozenset() if promise is None else promise.in_memory
+        return self._promises.get(request, _NO_PROMISE).in_memory
 
     def fetched(self, request: PartRequest) -> int:
         """Record the start of a part's fetch. Return the bytes of promises that lapse."""
@@ -156,7 +151,7 @@ class DecodedTier:
         promise = self._promises.get(request)
         if promise is None:
             return np.zeros(len(sample_ids), np.bool_)
-        in_memory, handed = among(sample_ids, promise.in_memory), promise.sample_ids & {*sample_ids.tolist()}
+        in_memory, handed = member_mask(sample_ids, promise.in_memory), promise.sample_ids & {*sample_ids.tolist()}
         self.promised_bytes -= promise.nbytes
         self._expected -= handed
         promise.sample_ids, promise.in_memory = promise.sample_ids - handed, promise.in_memory - handed
@@ -167,9 +162,7 @@ class DecodedTier:
 
     def release(self, request: PartRequest) -> int:
         """End a part's promise, if any. Return the bytes that were reserved."""
-        promise = self._promises.pop(request, None)
-        if promise is None:
-            return 0
+        promise = self._promises.pop(request, _NO_PROMISE)
         self._expected -= promise.sample_ids
         self.promised_bytes -= promise.nbytes
         return promise.nbytes
@@ -216,7 +209,6 @@ class DecodedTier:
     # ---- slabs ----
 
     def take(self, slab: int, nbytes: int) -> None:
-        """Charge a slab."""
         self.slabs[slab] = nbytes
         self.used_bytes += nbytes
 
@@ -228,7 +220,6 @@ class DecodedTier:
             del self.slabs[slab]
 
     def dropped(self, slab: int) -> None:
-        """Remove a slab."""
         self.used_bytes -= self.slabs.pop(slab)
 
     def validate(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError
 from mbaas.samples.order import Ids
 from mbaas.wire.samples import Amount
 
@@ -27,14 +26,11 @@ class MinIO:
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        if budget_bytes < 0:
-            raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes
         self.used_bytes = 0  # in [0, budget_bytes]
 
     @property
     def free_bytes(self) -> int:
-        """Bytes left of the budget."""
         return self.budget_bytes - self.used_bytes
 
     def admit(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -64,8 +60,10 @@ def fitting(lengths: NDArray[np.int64], free_bytes: int) -> NDArray[np.bool_]:
     return fits
 
 
-def among(sample_ids: Ids, members: Container[int]) -> NDArray[np.bool_]:
+def member_mask(sample_ids: Ids, members: Collection[int]) -> NDArray[np.bool_]:
     """Return which samples are in a collection that is not an array: bool[n]."""
+    if not members:  # the usual case, without a lookup per sample
+        return np.zeros(len(sample_ids), np.bool_)
     return np.array([i in members for i in sample_ids.tolist()], np.bool_)
 
 
@@ -167,7 +165,6 @@ class Directory:
         return self._live[slab]
 
     def lookup(self, sample_ids: Ids) -> Locations:
-        """Return the locations of samples: LOCATION[n]."""
         return self._locations[sample_ids]
 
     def cached_ids(self) -> Ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -40,7 +41,7 @@ from mbaas.cache.slab import (
     views,
 )
 from mbaas.cache.stats import CacheStats, EpochCounts, Flow, Meter
-from mbaas.cache.tuner import ReadaheadTuner
+from mbaas.cache.tuner import ReadAheadTuner
 from mbaas.calls.relay import Relays
 from mbaas.errors import ConfigError
 from mbaas.model.forms import FormPlan, plan_forms, room_for_decoded
@@ -134,7 +135,7 @@ class CacheNode:
             decoded: sizes and costs of decoded samples, which determine how many are cached; None for none.
 
         Raises:
-            ConfigError: a budget is negative, or the order belongs to another dataset.
+            ConfigError: no threads, or the order belongs to another dataset.
         """
         # Ray calls the shutdown hook even if the constructor raised, so resources are registered as they are created.
         self._to_close = contextlib.ExitStack()
@@ -165,7 +166,7 @@ class CacheNode:
             decoded_on_disk=None if self._disk is None else self._disk.decoded_lengths,
             undecoded_share=0.0 if decoded is None else decoded.undecoded_share,
         )
-        self._tuner = ReadaheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
+        self._tuner = ReadAheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
         self._pool = ReadPool(self._dataset.reader(), threads=threads, meter=self._meter, storage_s=storage_s)
         self._to_close.callback(self._pool.close)
         self._row_server = RowPool(threads=ROW_THREADS)
@@ -193,7 +194,7 @@ class CacheNode:
             ConfigError: the block number is negative.
             StateError: this node does not have the placement version that the part was cut by.
             Exception: a slab could not be filled. Samples that cannot be read are listed in `errors` instead. A
-                `PassingReason` there means that the sample is not bad and the caller should retry.
+                `TemporaryReason` there means that the sample is not bad and the caller should retry.
         """
         async with self._fetched(request) as rows:
             asked, nbytes = self._planner.to_hand_in(request) if rows.slab_ids else (NO_ROWS, 0)
@@ -238,7 +239,8 @@ class CacheNode:
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
             self._planner.end_hand_ins(request)  # workers on other nodes hand in nothing
             # In the thread of the puts, because this also makes a copy on the heap.
-            packed = await asyncio.get_running_loop().run_in_executor(self._putter, _pack, rows, slabs)
+            copy = functools.partial(views, slabs, rows.slab, rows.offset, rows.length)
+            packed = await asyncio.get_running_loop().run_in_executor(self._putter, lambda: joined(copy()))
             return structs.replace(reply, slab_refs=[]), packed
 
     async def pick(
@@ -378,9 +380,8 @@ class CacheNode:
         self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
     ) -> HandOver:
         included, other = self._planner.in_form(sample_ids, wanted, lengths, decoded=decoded)
-        return HandOver(
-            included, joined(await self._views(self._planner.directory.lookup(sample_ids[included]))), other
-        )
+        samples = await self._views(self._planner.directory.lookup(sample_ids[included]))
+        return HandOver(included, joined(samples), other)
 
     async def _views(self, locations: Locations) -> list[Slab]:
         numbers = np.unique(locations["slab"]).tolist()
@@ -405,7 +406,6 @@ class CacheNode:
     # ---- monitoring ----
 
     async def stats(self) -> CacheStats:
-        """Return the node's statistics."""
         planner, meter = self._planner, self._meter
         return CacheStats(
             incarnation=self._incarnation,
@@ -429,16 +429,14 @@ class CacheNode:
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
-        """Return running sums and log lines, and update the read-ahead depth; see `ReadaheadTuner.update`."""
+        """Return running sums and log lines, and update the read-ahead depth; see `ReadAheadTuner.update`."""
         self._tuner.update(threads=self._pool.threads, pace_per_s=pace_per_s)
         now = time.monotonic()
         hanging = self._pool.replace_hanging()
         self._tuner.log_hanging(self._pool.oldest(), hanging, self._dataset.uri, now)
-        for line in self._pool.retries.log(self._dataset.uri, now):
-            self._tuner.log(line)
         if self._disk is not None and not self._knows_disk and self._tuner.speeds.disk is not None:
             self._plan_forms()
-        for line in self._disk.log() if self._disk is not None else ():
+        for line in (*self._pool.retries.log(self._dataset.uri, now), *(self._disk.log() if self._disk else ())):
             self._tuner.log(line)
         self._look_ahead()
         meter, tuner = self._meter, self._tuner
@@ -457,7 +455,6 @@ class CacheNode:
         )
 
     async def set_threads(self, threads: int) -> None:
-        """Set the number of threads that read storage."""
         self._pool.set_threads(threads)
 
     async def pid(self) -> int:
@@ -473,14 +470,14 @@ class CacheNode:
     async def _retry_failing(self, request: PartRequest) -> RowLocations | None:
         """Retry a part's failing samples; if this fails, return locations without data. Takes no fetch slot."""
         ids, retries = self._placements.stored(request), self._pool.retries
-        if not (failing := retries.among(ids.tolist())):
+        if not (failing := retries.failing(ids.tolist())):
             return unreadable_part(ids, self._pool.hung(ids.tolist(), time.monotonic()))
         kept = self._planner.directory.slabs(np.array([*failing], np.int64)) > 0
         failing = {i: failing[i] for i, here in zip([*failing], kept.tolist(), strict=True) if not here}
         if failing and not retries.pause_s(failing, time.monotonic()):
             asked = np.array([*failing], np.int64)
             await self._pool.retry(asked, self._dataset.lengths(asked))
-            failing = retries.among(failing)
+            failing = retries.failing(failing)
         return unreadable_part(ids, failing)
 
     async def _complete(self, request: PartRequest) -> RowLocations | None:
@@ -560,7 +557,8 @@ class CacheNode:
             with self._meter.remote.using():
                 method = peer.lend if load.lends else peer.hand_over
                 asked = method.remote(load.sample_ids, lacking, load.lengths, decoded=load.decoded)
-                handed: HandOver = await asyncio.wait_for(_result(asked), PEER_TIMEOUT_S)
+                handed: HandOver
+                (handed,) = await asyncio.wait_for(asyncio.gather(asked), PEER_TIMEOUT_S)
                 self._meter.remote.moved(len(handed.packed))
         except asyncio.TimeoutError:
             return {}  # treat the node as gone: storage has everything
@@ -603,21 +601,13 @@ class CacheNode:
         costs, memory_bytes, disk_bytes = self._decoded.costs, self._planner.minio.budget_bytes, 0
         speed = self._tuner.speeds.disk
         if self._disk is not None and self._tuner.uses_disk and speed is not None:
-            costs, disk_bytes = (
-                replace(costs, disk_bytes_per_s=speed * DISK_THREADS),
-                self._disk.for_decoded_bytes,
-            )
+            costs, disk_bytes = replace(costs, disk_bytes_per_s=speed * DISK_THREADS), self._disk.for_decoded_bytes
             if self._disk.holds_all:  # so no sample is read from storage again
                 costs = replace(costs, storage_s=min(costs.storage_s, costs.encoded_bytes * costs.disk_s_per_byte))
             self._knows_disk = True
         samples = self._placements.home_share(len(self._dataset)) * len(self._dataset)
-        plan = plan_forms(
-            costs,
-            samples=samples,
-            threads=self._decoded.threads,
-            memory_bytes=memory_bytes,
-            disk_bytes=disk_bytes,
-        )
+        threads = self._decoded.threads
+        plan = plan_forms(costs, samples=samples, threads=threads, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
         memory_bytes, disk_bytes = room_for_decoded(
             plan, costs, samples=samples, memory_bytes=memory_bytes, disk_bytes=disk_bytes
         )
@@ -627,10 +617,8 @@ class CacheNode:
         if plan == self._form_plan:
             return
         self._form_plan = plan
-        for share, nbytes, place in (
-            (plan.memory_decoded, memory_bytes, "in memory"),
-            (plan.disk_decoded, disk_bytes, "on disk"),
-        ):
+        shares = (plan.memory_decoded, memory_bytes, "in memory"), (plan.disk_decoded, disk_bytes, "on disk")
+        for share, nbytes, place in shares:
             if share:
                 of_all = f"{units.percent(share)} of {counted(round(samples), 'sample')}"
                 self._tuner.log(f"{of_all} are to be kept decoded {place}, in up to {units.size(nbytes)}")
@@ -648,11 +636,3 @@ class CacheNode:
 
 # No CPU reserved: the actor must start even if prep workers have taken all CPUs.
 CacheNodeActor: Any = ray.remote(num_cpus=0)(CacheNode)
-
-
-def _pack(rows: RowLocations, slabs: list[Slab]) -> Slab:
-    return joined(views(slabs, rows.slab, rows.offset, rows.length))
-
-
-async def _result(ref: Any) -> Any:
-    return await ref

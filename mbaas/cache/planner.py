@@ -16,7 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.decoded_tier import DecodedTier, HandIn
-from mbaas.cache.directory import Directory, MinIO, among, fitting
+from mbaas.cache.directory import Directory, MinIO, fitting, member_mask
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
 from mbaas.cache.slab import Compaction, Failures, Load, OtherForm, PartPlan, RowLocations, pack
 from mbaas.samples.order import Ids, SampleOrder
@@ -52,11 +52,7 @@ class UpcomingPart(Struct, frozen=True, eq=False):
     lengths: NDArray[np.int64]
 
 
-def _none_of(sample_ids: Ids) -> NDArray[np.int64]:
-    return np.zeros(len(sample_ids), np.int64)
-
-
-class _Found(NamedTuple):
+class _Sources(NamedTuple):
     """Sources and form of n samples to read."""
 
     sample_ids: Ids
@@ -64,8 +60,8 @@ class _Found(NamedTuple):
     holders: NDArray[np.integer[Any]]  # index of another node that may have the sample; -1 for none
     decoded: NDArray[np.bool_]  # bool[n], form at the source
 
-    def only(self, chosen: NDArray[np.bool_]) -> _Found:
-        return _Found(self.sample_ids[chosen], self.lengths[chosen], self.holders[chosen], self.decoded[chosen])
+    def only(self, chosen: NDArray[np.bool_]) -> _Sources:
+        return _Sources(self.sample_ids[chosen], self.lengths[chosen], self.holders[chosen], self.decoded[chosen])
 
 
 class Planner:
@@ -112,13 +108,13 @@ class Planner:
         # At most one epoch: it contains every sample once, and most samples will be cached by its end.
         self._depth = min(DEPTH_BLOCKS, max(2, order.blocks_per_epoch))
         self._lengths = lengths
-        self._decoded_on_disk = decoded_on_disk if decoded_on_disk is not None else _none_of
+        self._decoded_on_disk = decoded_on_disk if decoded_on_disk is not None else np.zeros_like
         self._numbers = itertools.count(1)  # for slabs of both kinds
         self._plans: dict[PartRequest, PartPlan] = {}  # parts that are being fetched or were read ahead
         self._loading: dict[int, Load] = {}  # by slab; all slabs that are not full yet
         self._awaited_in: dict[int, int] = {}  # sample -> slab, for the permanent slabs in _loading
         self._other_forms: dict[int, int] = {}  # reset by each placement: sample -> bytes if decoded elsewhere, or 0
-        self._passing: set[int] = set()  # permanent slabs whose samples were to be handed in decoded, when filled
+        self._interim: set[int] = set()  # permanent slabs whose samples were to be handed in decoded, when filled
         self._dropped: list[int] = []  # evicted slabs, until `take_dropped`
 
     # ---- fetches ----
@@ -170,7 +166,7 @@ class Planner:
         if not expected:
             return np.zeros(0, np.int64), 0
         ids = self._plans[request].sample_ids
-        return np.flatnonzero(among(ids, expected)), nbytes
+        return np.flatnonzero(member_mask(ids, expected)), nbytes
 
     def end_fetch(self, request: PartRequest) -> list[int]:
         """End a fetch of a part, successful or not. Return the transient slabs to drop."""
@@ -190,8 +186,8 @@ class Planner:
             if len(ids):
                 offsets = pack(lengths)
                 self.directory.publish(load.slab, ids, offsets=offsets, lengths=lengths, decoded=load.decoded)
-                if load.passing:
-                    self._passing.add(load.slab)
+                if load.interim:
+                    self._interim.add(load.slab)
         elsewhere = {i: why.decoded_bytes for i, why in failures.items() if isinstance(why, OtherForm)}
         self._other_forms.update(zip(load.sample_ids[list(elsewhere)].tolist(), elsewhere.values(), strict=True))
         if load.request is not None and elsewhere:  # samples that arrive decoded need no hand-in
@@ -307,7 +303,7 @@ class Planner:
         """
         withdrawn, sizes = self.directory.withdrawn_bytes, self.directory.slab_bytes
         worth = [slab for slab in withdrawn if withdrawn[slab] >= COMPACTED_SHARE * sizes[slab]]
-        worth = sorted((slab for slab in worth if slab not in self._passing), key=withdrawn.__getitem__, reverse=True)
+        worth = sorted((slab for slab in worth if slab not in self._interim), key=withdrawn.__getitem__, reverse=True)
         for decoded in (False, True):
             alike = [slab for slab in worth if (slab in self.tier.slabs) == decoded]
             room, chosen = max((sizes[slab] for slab in alike), default=0), []
@@ -371,7 +367,7 @@ class Planner:
         promised = self._end_promise(request, done)[: len(sample_ids)]
         self.tier.unfit.update(unfit)
         new = self.placements.admits(sample_ids) & ~self.directory.lookup(sample_ids)["decoded"]
-        new &= ~among(sample_ids, self._awaited_in)
+        new &= ~member_mask(sample_ids, self._awaited_in)
         self._make_room(min(int(lengths[new].sum()), self.tier.free_bytes), decoded=True)
         hand_in = self.tier.admit(
             next(self._numbers),
@@ -397,7 +393,6 @@ class Planner:
             self.tier.sample_bytes = decoded.nbytes / decoded.samples
 
     def hand_in_failed(self, hand_in: HandIn) -> None:
-        """Record that a hand-in's slab could not be created."""
         self.tier.arrived(hand_in)
         self.tier.dropped(hand_in.slab)
         self.minio.give_back(hand_in.nbytes)
@@ -407,7 +402,6 @@ class Planner:
         self.minio.give_back(self.tier.release(request))
 
     def take_dropped(self) -> list[int]:
-        """Return the slabs evicted since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -453,7 +447,7 @@ class Planner:
         ids = ids[~self.directory.lookup(ids)["decoded"]]
         if not len(ids):
             return
-        ids = ids[~among(ids, self._awaited_in)]
+        ids = ids[~member_mask(ids, self._awaited_in)]
         ids = ids[self._decoded_at(self.placements.former_holders(ids), ids) == 0]
         # For memory: samples that are missing or cached encoded.
         in_memory = ids[self.placements.admits(ids)]
@@ -481,13 +475,13 @@ class Planner:
         found, admits, lent = self._sources(plan.request, ids)
         # Samples of this part that a worker will hand in are cached encoded until then, space permitting. Samples that
         # another part's worker will hand in are not cached for this part as well.
-        passing = self.tier.expects(ids)
-        own = among(ids, self.tier.for_memory(plan.request))
-        keep = self._admit(found, admits & (own | ~passing), lasting=~passing)
+        interim = self.tier.expects(ids)
+        own = member_mask(ids, self.tier.for_memory(plan.request))
+        keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
         loads = []
         for lends, chosen in ((False, ~lent), (True, lent)):
             loads += self._loads(
-                plan.request, missing[chosen], found.only(chosen), keep[chosen], passing=passing[chosen], lends=lends
+                plan.request, missing[chosen], found.only(chosen), keep[chosen], interim=interim[chosen], lends=lends
             )
         for load in loads:
             plan.add(load)
@@ -495,9 +489,9 @@ class Planner:
 
     def _comes_decoded(self, request: PartRequest, ids: Ids) -> NDArray[np.bool_]:
         """Return which samples other parts will probably hand in before this part's fetch: bool[n]. Not read ahead."""
-        return self.tier.expects(ids) & ~among(ids, self.tier.promised(request)[0])
+        return self.tier.expects(ids) & ~member_mask(ids, self.tier.promised(request)[0])
 
-    def _sources(self, request: PartRequest, ids: Ids) -> tuple[_Found, NDArray[np.bool_], NDArray[np.bool_]]:
+    def _sources(self, request: PartRequest, ids: Ids) -> tuple[_Sources, NDArray[np.bool_], NDArray[np.bool_]]:
         """Find the sources of missing samples; also return which to cache here and which are lent: bool[n] each."""
         # Only samples with their home here: any others would displace samples that all nodes expect on this one.
         admits = self.placements.admits(ids)
@@ -517,11 +511,11 @@ class Planner:
             lengths = np.where(reported < 0, lengths, reported)
         return lengths
 
-    def _found_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids, lengths: NDArray[np.int64]) -> _Found:
+    def _found_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids, lengths: NDArray[np.int64]) -> _Sources:
         decoded = self._decoded_at(holders, sample_ids)
-        return _Found(sample_ids, np.where(decoded > 0, decoded, lengths), holders, decoded > 0)
+        return _Sources(sample_ids, np.where(decoded > 0, decoded, lengths), holders, decoded > 0)
 
-    def _admit(self, found: _Found, keep: NDArray[np.bool_], *, lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _admit(self, found: _Sources, keep: NDArray[np.bool_], *, lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Admit samples marked in ``keep`` to the cache: bool[n]. Not ``lasting``: cached only until their hand-in."""
         admitted = np.zeros(len(keep), np.bool_)
         for form in (found.decoded, ~found.decoded):
@@ -533,7 +527,7 @@ class Planner:
                 self._make_room(min(int(lengths.sum()), self.tier.free_bytes), decoded=True)
                 lengths = np.where(fitting(lengths, self.tier.free_bytes), lengths, 0)
             else:
-                self._drop_passing(int(lengths[lasting[chosen]].sum()))
+                self._drop_interim(int(lengths[lasting[chosen]].sum()))
                 if self.tier.excess_bytes:
                     self._make_room(int(lengths.sum()), decoded=False)
             admitted[chosen] = self.minio.admit(lengths)
@@ -543,18 +537,18 @@ class Planner:
         self,
         request: PartRequest | None,
         rows: NDArray[np.int64],
-        found: _Found,
+        found: _Sources,
         keep: NDArray[np.bool_],
         *,
-        passing: NDArray[np.bool_] | None = None,
+        interim: NDArray[np.bool_] | None = None,
         lends: bool = False,
     ) -> list[Load]:
         """Plan slabs for samples, one slab per combination of source node, caching and form."""
         name = self.placements.lender if lends else self.placements.holder
-        passing = np.zeros(len(rows), np.bool_) if passing is None else passing
+        interim = np.zeros(len(rows), np.bool_) if interim is None else interim
         loads = []
         # One integer per combination, so that `np.unique` groups the samples.
-        kinds = ((found.holders.astype(np.int64) * 2 + keep) * 2 + found.decoded) * 2 + passing
+        kinds = ((found.holders.astype(np.int64) * 2 + keep) * 2 + found.decoded) * 2 + interim
         for kind in np.unique(kinds)[::-1].tolist():
             chosen = np.flatnonzero(kinds == kind)
             first, number = chosen[0], next(self._numbers)
@@ -569,7 +563,7 @@ class Planner:
                 lengths=found.lengths[chosen],
                 lends=lends,
                 decoded=bool(found.decoded[first]),
-                passing=bool(passing[first]),
+                interim=bool(interim[first]),
             )
             self._begin_loading(load)
             loads.append(load)
@@ -594,12 +588,12 @@ class Planner:
             slab = min(slabs, key=lambda slab: (self.directory.live_samples(slab), slab))
             self._dropped += self._withdraw(self.directory.samples_in(slab))
 
-    def _drop_passing(self, nbytes: int) -> None:
+    def _drop_interim(self, nbytes: int) -> None:
         """Free `nbytes` from slabs cached only until their hand-in, except slabs that a part still waits for."""
         if self.minio.free_bytes >= nbytes:
             return
         read = {load.slab for plan in self._plans.values() for load in plan.loads}
-        for slab in sorted(self._passing - read):
+        for slab in sorted(self._interim - read):
             if self.minio.free_bytes >= nbytes:
                 return
             self._dropped += self._withdraw(self.directory.samples_in(slab))
@@ -612,7 +606,7 @@ class Planner:
     def _withdraw(self, sample_ids: Ids) -> list[int]:
         emptied = self.directory.withdraw(sample_ids)
         self.minio.give_back(sum(emptied.values()))
-        self._passing -= emptied.keys()
+        self._interim -= emptied.keys()
         for slab in self.tier.slabs.keys() & emptied.keys():
             self.tier.dropped(slab)
         for plan in self._plans.values() if emptied else ():
@@ -634,9 +628,8 @@ class Planner:
     def _absent(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples are neither cached nor being read into the cache: bool[n]."""
         absent = self.directory.slabs(sample_ids) == 0
-        # A dict lookup per sample, but only for uncached samples and only while slabs are being read.
-        if self._awaited_in:
-            absent[absent] = ~among(sample_ids[absent], self._awaited_in)
+        if self._awaited_in:  # otherwise without a copy of the uncached samples
+            absent[absent] = ~member_mask(sample_ids[absent], self._awaited_in)
         return absent
 
     def _missing_bytes(self, request: PartRequest) -> int:
@@ -667,7 +660,7 @@ class Planner:
     def validate(self) -> None:
         """Check all invariants, in O(dataset) time; for tests. Raises AssertionError."""
         self.directory.validate()
-        assert self._passing <= self.directory.slab_bytes.keys(), self._passing
+        assert self._interim <= self.directory.slab_bytes.keys(), self._interim
         self.ahead.validate()
         permanent = [load for load in self._loading.values() if load.permanent]
         awaited_in = {int(i): load.slab for load in permanent for i in load.sample_ids}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mbaas.base import units
 from mbaas.cache.retries import Retries
-from mbaas.cache.slab import Load, PassingReason
+from mbaas.cache.slab import Load, TemporaryReason
 from mbaas.cache.stats import EpochCounts, Meter
 from mbaas.errors import BadSampleError, ConfigError, StorageError
 from mbaas.samples.order import Ids
@@ -33,7 +33,7 @@ LATE_S = 20.0
 """Age at which a read counts as hanging: it is logged, and a replacement thread is started."""
 
 HUNG_S = 45.0
-"""Age of a read at which waiting fetches return a `PassingReason`, before their workers are considered stuck."""
+"""Age of a read at which waiting fetches return a `TemporaryReason`, before their workers are considered stuck."""
 
 QUICK_S = 100e-6
 """Mean read time below which reads count as coming from memory, if they are also mostly CPU time.
@@ -93,15 +93,14 @@ class Effort:
             self.one_is_enough = True
 
 
-class Hanging(NamedTuple):
+class HangingReads(NamedTuple):
     """Number of hanging reads, and of their replacement threads (at most `SPARE_THREADS`)."""
 
     reads: int
     replaced: int
 
     @classmethod
-    def among(cls, reads: Iterable[Read], now: float) -> Hanging:
-        """Count the hanging reads."""
+    def of(cls, reads: Iterable[Read], now: float) -> HangingReads:
         late = sum(now - read.since >= LATE_S for read in reads)
         return cls(late, min(late, SPARE_THREADS))
 
@@ -190,7 +189,6 @@ class ReadPool:
 
     @property
     def threads(self) -> int:
-        """Configured number of reading threads."""
         return self._width
 
     def set_threads(self, threads: int) -> None:
@@ -208,22 +206,22 @@ class ReadPool:
     ) -> dict[int, str]:
         """Read the samples of `load` with index in `rows`, by default all, into `slab`, uint8[load.nbytes].
 
-        Return index -> reason of failed reads; a `PassingReason` if storage may deliver the sample later. After a
+        Return index -> reason of failed reads; a `TemporaryReason` if storage may deliver the sample later. After a
         cancellation, chunks in progress still write into `slab`.
         """
         indices = list(range(len(load.rows))) if rows is None else rows.tolist()
         # All threads should share an awaited slab, however few samples it has.
         size = max(1, min(CHUNK_SAMPLES, -(-len(indices) // self._width)))
         failures = await self._read_all(load, slab, indices, size=size, urgent=urgent, again=False)
-        while passing := [i for i, reason in failures.items() if isinstance(reason, PassingReason)]:
-            ids = load.sample_ids[passing].tolist()
+        while temporary := [i for i, reason in failures.items() if isinstance(reason, TemporaryReason)]:
+            ids = load.sample_ids[temporary].tolist()
             if not self.retries.are_new(ids):
                 break
             await self._sleep(self.retries.pause_s(ids, self._clock()))
-            for i in passing:
+            for i in temporary:
                 del failures[i]
             # Single samples: each retry may run into storage's full timeout, and must not delay others of its chunk.
-            failures |= await self._read_all(load, slab, passing, size=1, urgent=urgent, again=True)
+            failures |= await self._read_all(load, slab, temporary, size=1, urgent=urgent, again=True)
         return failures
 
     async def retry(self, sample_ids: Ids, lengths: NDArray[np.int64]) -> None:
@@ -255,19 +253,17 @@ class ReadPool:
         return failures
 
     def mark_urgent(self, slabs: Collection[int]) -> None:
-        """Mark the reads of these slabs as urgent."""
         with self._lock:
             for job in self._jobs:
                 job.urgent |= job.load.slab in slabs
 
-    def replace_hanging(self) -> Hanging:
+    def replace_hanging(self) -> HangingReads:
         """Start replacement threads for hanging reads, and return the counts."""
         with self._lock:
             self._start_threads()
         return self._hanging()
 
     def oldest(self) -> Read | None:
-        """Return the longest-running read, if any."""
         # Copying is atomic in the interpreter; threads change the dict concurrently.
         return min(self._reads.copy().values(), default=None)
 
@@ -275,7 +271,7 @@ class ReadPool:
         """Return the samples whose current read is older than `HUNG_S`: id -> reason."""
         late = {read.sample_id: now - read.since for read in self._reads.copy().values() if now - read.since > HUNG_S}
         said = "storage has not answered for"
-        return {i: PassingReason(f"{said} {units.seconds(late[i])}") for i in sample_ids if i in late}
+        return {i: TemporaryReason(f"{said} {units.seconds(late[i])}") for i in sample_ids if i in late}
 
     def close(self) -> None:
         """End the threads after their current chunks."""
@@ -293,16 +289,13 @@ class ReadPool:
             self._executor.submit(self._work)
 
     def _most(self) -> int:
-        return (1 if self._one_is_enough() else self._width) + self._hanging().replaced
+        oldest = self.oldest() if self._effort.one_is_enough else None
+        is_stuck = oldest is not None and self._clock() - oldest.since >= STUCK_S
+        width = 1 if self._effort.one_is_enough and not is_stuck else self._width
+        return width + self._hanging().replaced
 
-    def _one_is_enough(self) -> bool:
-        if not self._effort.one_is_enough:
-            return False
-        oldest = self.oldest()
-        return oldest is None or self._clock() - oldest.since < STUCK_S
-
-    def _hanging(self) -> Hanging:
-        return Hanging.among(self._reads.copy().values(), self._clock())
+    def _hanging(self) -> HangingReads:
+        return HangingReads.of(self._reads.copy().values(), self._clock())
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
@@ -334,13 +327,12 @@ class ReadPool:
         """Return the job to read from next. Call it with the lock held."""
         self._jobs = [job for job in self._jobs if job.chunks_left]
         # Skipped retries are not lost: each thread calls this again after its current retry.
-        all_again = any(job.again for job in self._jobs) and self._retries_at_limit()
-        able = [job for job in self._jobs if not (job.again and all_again)]
+        able = self._jobs
+        if any(job.again for job in self._jobs):
+            reads = [read for read in self._reads.copy().values() if read.again]
+            if self._retrying - HangingReads.of(reads, self._clock()).replaced >= max(1, self._width // 2):
+                able = [job for job in self._jobs if not job.again]
         return next((job for job in able if job.urgent), able[0] if able else None)
-
-    def _retries_at_limit(self) -> bool:
-        hanging = Hanging.among((read for read in self._reads.copy().values() if read.again), self._clock())
-        return self._retrying - hanging.replaced >= max(1, self._width // 2)
 
     def _read(self, job: _Job, chunk: list[int]) -> dict[int, BadSampleError]:
         load, nbytes, thread = job.load, 0, threading.get_ident()

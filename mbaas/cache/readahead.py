@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbaas.errors import ConfigError
 from mbaas.samples.order import Shuffle
 
 DEPTH_BLOCKS = 64
@@ -60,8 +59,6 @@ class ReadAhead:
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        if budget_bytes < 0:
-            raise ConfigError(f"readahead_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = self.depth_bytes = budget_bytes
         self.sequences: list[FetchSequence] = []
         self.used_bytes = 0
@@ -78,11 +75,8 @@ class ReadAhead:
             own.head, own.shuffle = block, shuffle
         own.frontier = max(own.frontier, block + 1)
         own.last_fetch = self._fetches
-        others = [other for other in self.sequences if other is not own and self._is_alive(other)]
+        others = [each for each in self.sequences if each is not own and self._fetches - each.last_fetch < IDLE_FETCHES]
         self.sequences = [own, *others][:MAX_SEQUENCES]  # beyond the limit, the longest idle sequence is dropped
-
-    def _is_alive(self, sequence: FetchSequence) -> bool:
-        return self._fetches - sequence.last_fetch < IDLE_FETCHES
 
     def retreat(self, block: int) -> None:
         """Move frontiers back to `block`, which was scheduled ahead and could not be read."""
@@ -102,7 +96,6 @@ class ReadAhead:
         self.depth_bytes = max(0, min(depth_bytes, self.budget_bytes))
 
     def hold(self, slab: int, *, block: int, nbytes: int) -> None:
-        """Charge a slab that is read ahead for `block`."""
         self._held[slab] = (block, nbytes)
         self.used_bytes += nbytes
 

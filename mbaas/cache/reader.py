@@ -39,19 +39,15 @@ class KnownSlabs(Struct, frozen=True, eq=False):
     bits: NDArray[np.uint8]
 
     def has(self, slab: int) -> bool:
-        """Return whether this slab number is in the set."""
         byte, bit = divmod(slab, 8)  # transient slabs have negative numbers and are never in the set
         return 0 <= byte < len(self.bits) and bool(self.bits[byte] & (128 >> bit))
 
     def without(self, held: Container[int]) -> tuple[int, ...]:
-        """Return the slab numbers that are not in ``held``."""
         numbers = np.flatnonzero(np.unpackbits(self.bits)).tolist()
         return tuple(slab for slab in numbers if slab not in held)
 
 
 class _HeldSlab(NamedTuple):
-    """A permanent slab held by a process, with its reference."""
-
     # Kept because of a hang in Ray 2.60: with two threads dropping and receiving references to the same slabs,
     # `ray.get` never returned in two of about 500,000 calls.
     ref: ray.ObjectRef[Slab]

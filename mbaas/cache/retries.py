@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mbaas.base.units import counted, seconds
-from mbaas.cache.slab import PassingReason
+from mbaas.cache.slab import TemporaryReason
 from mbaas.errors import StorageError
 
 FIRST_PAUSE_S = 0.2
@@ -39,8 +39,6 @@ given up, it starts at that point; until then each further failure makes the sam
 
 @dataclass(eq=False)
 class _FailingSample:
-    """The state of a failing sample."""
-
     since: float  # first failed attempt, since it was last given up
     again: bool  # it was given up before, and not read since
     attempts: int = 0  # failed ones since then
@@ -66,7 +64,7 @@ class Retries:
         self._given_up = self._came = 0
 
     def failed(self, sample_id: int, error: StorageError, now: float) -> str:
-        """Record a failed attempt. Return the reason, as a `PassingReason` unless the sample is bad now."""
+        """Record a failed attempt. Return the reason, as a `TemporaryReason` unless the sample is bad now."""
         failing = self._known.get(sample_id)
         # A fetch that waited for the sample reads it again with its whole slab, and must then get the final error.
         if failing is not None and failing.due is None and now - failing.given_up <= FORGET_S:
@@ -75,13 +73,15 @@ class Retries:
             given_up = failing is not None and failing.due is None
             failing = self._known[sample_id] = _FailingSample(now, again=given_up)
         failing.attempts += 1
-        left_s = failing.since + self._limit_s(failing, error) - now
+        is_short = failing.again or (error.is_missing and self._files_are_gone)
+        limit_s = min(SHORT_RETRY_S, self._storage_s) if is_short else self._storage_s
+        left_s = failing.since + limit_s - now
         bound_s = min(FIRST_PAUSE_S * 2 ** min(failing.attempts - 1, 20), MAX_PAUSE_S)
         # The last attempt is at the end of the time limit, so that the limit is used in full.
         failing.due = now + min(self._draw() * bound_s, left_s) if left_s > 0 else None
         failing.reason, failing.is_missing = error.reason, error.is_missing
         if failing.due is not None:
-            return PassingReason(error.reason)
+            return TemporaryReason(error.reason)
         failing.given_up = now
         self._given_up += 1
         self._files_are_gone |= error.is_missing
@@ -89,10 +89,6 @@ class Retries:
 
     def _verdict(self, failing: _FailingSample, error: StorageError) -> str:
         return f"{error.reason} ({counted(failing.attempts, 'attempt')} in {seconds(failing.given_up - failing.since)})"
-
-    def _limit_s(self, failing: _FailingSample, error: StorageError) -> float:
-        is_short = failing.again or (error.is_missing and self._files_are_gone)
-        return min(SHORT_RETRY_S, self._storage_s) if is_short else self._storage_s
 
     def resolved(self, sample_ids: Iterable[int]) -> None:
         """Record samples that were read, or are bad for a permanent reason."""
@@ -103,7 +99,7 @@ class Retries:
         if any(failing.is_missing for failing in came):
             self._files_are_gone = False
 
-    def among(self, sample_ids: Iterable[int]) -> dict[int, str]:
+    def failing(self, sample_ids: Iterable[int]) -> dict[int, str]:
         """Return the samples that fail and are not given up: id -> reason of the last failure."""
         if not self._known:
             return {}

@@ -151,7 +151,6 @@ class RowQueues:
         self.rate_bytes_per_s = RATE_BYTES_PER_S
 
     def put(self, rank: str, chunks: Sequence[Chunk]) -> None:
-        """Add chunks that a rank waits for."""
         self._waiting.setdefault(rank, deque()).extend(chunks)
 
     def take(self, now: float) -> tuple[str, Chunk]:
@@ -213,7 +212,6 @@ class RowPool:
         return picked
 
     async def run(self, rank: str, chunks: Sequence[Chunk]) -> None:
-        """Run a rank's chunks."""
         if chunks:
             with self._lock:
                 self._queues.put(rank, chunks)

@@ -36,13 +36,13 @@ class Origin(enum.IntEnum):
     DISK = 2
 
 
-class PassingReason(str):
+class TemporaryReason(str):
     """Reason of a temporary read failure: the sample is not bad, and storage will be read again."""
 
     __slots__ = ()
 
 
-class OtherForm(PassingReason):
+class OtherForm(TemporaryReason):
     """Reason for a sample that another node has in the other form than expected, or no longer has.
 
     ``decoded_bytes`` is the sample's size if it is decoded there; 0 if it must be read encoded.
@@ -57,7 +57,7 @@ class OtherForm(PassingReason):
 
 
 Failures = Mapping[int, str]
-"""Index within a `Load` -> reason why the sample could not be read; a `PassingReason` if it is not bad."""
+"""Index within a `Load` -> reason why the sample could not be read; a `TemporaryReason` if it is not bad."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Load:
         sample_ids, lengths: int64[k], lengths in bytes.
         lends: ``peer`` keeps its copies.
         decoded: samples are read decoded, which only cache nodes can provide.
-        passing: samples are cached until they are handed in decoded; then the whole slab is dropped.
+        interim: samples are cached until they are handed in decoded; then the whole slab is dropped.
     """
 
     slab: int
@@ -85,7 +85,7 @@ class Load:
     lengths: NDArray[np.int64]
     lends: bool = False
     decoded: bool = False
-    passing: bool = False
+    interim: bool = False
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
@@ -94,12 +94,10 @@ class Load:
 
     @cached_property
     def nbytes(self) -> int:
-        """Size of the slab."""
         return int(self.lengths.sum())
 
     @property
     def permanent(self) -> bool:
-        """True if the slab is to be cached."""
         return self.slab > 0
 
     def readable(self, failures: Failures) -> NDArray[np.bool_]:
@@ -127,7 +125,6 @@ class Compaction:
 
     @property
     def nbytes(self) -> int:
-        """Size of the new slab."""
         return int(self.locations["length"].sum())
 
 
@@ -160,7 +157,7 @@ def unreadable_part(sample_ids: Ids, reasons: Mapping[int, str]) -> RowLocations
         slab=np.full(rows, -1, np.int32),
         offset=np.zeros(rows, np.int64),
         length=np.zeros(rows, np.int64),
-        errors={row: PassingReason(reasons[i]) for row, i in enumerate(sample_ids.tolist()) if i in reasons},
+        errors={row: TemporaryReason(reasons[i]) for row, i in enumerate(sample_ids.tolist()) if i in reasons},
         counts=FetchCounts(),
     )
 

@@ -31,7 +31,6 @@ class TransferSums(Struct, frozen=True):
     busy_s: float = 0.0
 
     def since(self, before: TransferSums) -> TransferSums:
-        """Return the difference to earlier totals."""
         return TransferSums(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
 
 
@@ -46,7 +45,6 @@ class TierMeter:
         self._at = 0.0
 
     def moved(self, nbytes: int) -> None:
-        """Add bytes received."""
         with self._lock:
             self._nbytes += nbytes
 
@@ -60,7 +58,6 @@ class TierMeter:
             self._change(-1)
 
     def sums(self) -> TransferSums:
-        """Return the totals up to now."""
         self._change(0)  # includes reads in progress, so a hanging read shows in the rate
         with self._lock:
             return TransferSums(self._nbytes, self._thread_s, self._busy_s)

@@ -15,7 +15,7 @@ from mbaas.model.pace import Epoch, WhatIfCurve, bottleneck, fewest_prep_cores, 
 from mbaas.model.quantity import Quantity
 from mbaas.model.rates import Rates, Setup
 from mbaas.tools.analysis.advice import Change, Offer, epoch_costs, verdict
-from mbaas.tools.analysis.decoding import Decoding, decoding
+from mbaas.tools.analysis.decoding import decoding
 from mbaas.tools.analysis.measuring.verify import EpochSplit, Verification
 from mbaas.tools.analysis.whole import Analysis
 
@@ -36,7 +36,7 @@ def page(found: Analysis) -> RenderableType:
     if len(found.rates.prep.points) > 1:
         parts.append(_curves(found))
     if found.decoding is not None:
-        parts.append(_decoding(found.decoding))
+        parts.append(Group(*(Text(f"· {sentence}") for sentence in (found.decoding.sentence, *found.decoding.told))))
     if found.split is not None:
         parts.append(_split(found.split))
     if found.changes:
@@ -142,10 +142,6 @@ def _curves(found: Analysis) -> RenderableType:
     return table
 
 
-def _decoding(found: Decoding) -> RenderableType:
-    return Group(*(Text(f"· {sentence}") for sentence in (found.sentence, *found.told)))
-
-
 def _split(split: EpochSplit) -> RenderableType:
     waits = ">waits for prep", ">for bytes", ">for other trials"
     table = table_of("an epoch, as run", ">compute", *waits, ">epoch")
@@ -171,15 +167,7 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
 
 
 def _verification(verification: Verification) -> RenderableType:
-    table = table_of(
-        "verified predictions",
-        ">predicted",
-        ">found",
-        ">error",
-        ">simulated",
-        ">error",
-        "limit",
-    )
+    table = table_of("verified predictions", ">predicted", ">found", ">error", ">simulated", ">error", "limit")
     for check in verification.checks:
         table.add_row(
             f"{check.parameter} = {words.setting(check.parameter, check.value)}",

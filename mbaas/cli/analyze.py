@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,10 +26,9 @@ from mbaas.cli.console import (
     end_as_ctrl_c,
     err,
     line,
-    out,
     say_error,
     say_note,
-    write_json,
+    write_result,
 )
 from mbaas.errors import ConfigError
 from mbaas.memory.budgets import default_cache, default_staging, free_bytes
@@ -44,20 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeRequest:
-    """The command line of ``mbaas analyze``.
-
-    Attributes:
-        file: the file that describes a feed; None if ``feed`` is given.
-        feed: the name of a running feed.
-        step: "module:function"; None with ``rate_per_s`` or a running feed.
-        rate_per_s: samples/s that one trial could take, as stated by the user.
-        device: device for the step's minibatches.
-        trials: number of trials that will train.
-        storage_bytes_per_s: limit storage to this rate.
-        verify, run: see `mbaas.tools.analysis.whole.analyze`.
-        quick: measure for only half a minute, and run no feed.
-        address: the Ray cluster of ``feed``.
-    """
+    """The command line of ``mbaas analyze``, with its help; raises ConfigError for options that exclude each other."""
 
     file: Path | None
     feed: str | None
@@ -65,39 +51,39 @@ class AnalyzeRequest:
     rate_per_s: float | None
     device: str | None
     trials: int
-    storage_bytes_per_s: float | None
+    storage: str | None
     verify: bool
     run: bool
     quick: bool
     address: str | None
 
+    def __post_init__(self) -> None:
+        self.storage_bytes_per_s  # noqa: B018 (for its errors)
+        if (self.file is None) == (self.feed is None):
+            raise ConfigError("give either a feed file, as for `mbaas serve`, or a running feed with --feed")
+        if self.feed is None and (self.step is None) == (self.rate_per_s is None):
+            raise ConfigError("give the speed of training: either --step module:function, which is measured, or --rate")
+        if self.feed is not None and (self.step, self.rate_per_s, self.verify) != (None, None, False):
+            raise ConfigError("--feed uses the rates of a running feed: leave out --step, --rate and --verify")
+        if self.quick and (self.verify or self.feed is not None):
+            other = "--verify" if self.verify else "--feed"
+            raise ConfigError(f"--quick only measures rates of a file: leave out --quick or {other}")
+        if self.trials < 1:
+            raise ConfigError(f"--trials must be at least 1, got {self.trials}")
 
-def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
-    """Check the combination of options.
-
-    Raises:
-        ConfigError: both a file and a feed, or neither; a step and a rate, or neither; an invalid rate of storage.
-    """
-    limit = units.parse_bytes_per_s(storage) if storage is not None else None
-    if storage is not None and not limit:
-        raise ConfigError(f"--storage must be a rate such as '330 MB/s', above 0, got {storage!r}")
-    if storage is not None and not re.search(r"[a-z]", re.sub(r"e[+-]?\d|/\s*s", "", storage.lower())):
-        number = storage.partition("/")[0].strip()
-        wanted = f"write '{number} MB/s', or '{number} B/s' for bytes"
-        raise ConfigError(f"--storage must have a unit: {wanted}, got {storage!r}")
-    request = AnalyzeRequest(storage_bytes_per_s=limit, **given)
-    if (request.file is None) == (request.feed is None):
-        raise ConfigError("give either a feed file, as for `mbaas serve`, or a running feed with --feed")
-    if request.feed is None and (request.step is None) == (request.rate_per_s is None):
-        raise ConfigError("give the speed of training: either --step module:function, which is measured, or --rate")
-    if request.feed is not None and (request.step, request.rate_per_s, request.verify) != (None, None, False):
-        raise ConfigError("--feed uses the rates of a running feed: leave out --step, --rate and --verify")
-    if request.quick and (request.verify or request.feed is not None):
-        other = "--verify" if request.verify else "--feed"
-        raise ConfigError(f"--quick only measures rates of a file: leave out --quick or {other}")
-    if request.trials < 1:
-        raise ConfigError(f"--trials must be at least 1, got {request.trials}")
-    return request
+    @property
+    def storage_bytes_per_s(self) -> float | None:
+        """The rate to which storage is limited, if any."""
+        if self.storage is None:
+            return None
+        limit = units.parse_bytes_per_s(self.storage)
+        if not limit:
+            raise ConfigError(f"--storage must be a rate such as '330 MB/s', above 0, got {self.storage!r}")
+        if not re.search(r"[a-z]", re.sub(r"e[+-]?\d|/\s*s", "", self.storage.lower())):
+            number = self.storage.partition("/")[0].strip()
+            wanted = f"write '{number} MB/s', or '{number} B/s' for bytes"
+            raise ConfigError(f"--storage must have a unit: {wanted}, got {self.storage!r}")
+        return limit
 
 
 @command(
@@ -111,48 +97,29 @@ def request_of(*, storage: str | None, **given: Any) -> AnalyzeRequest:
 )
 def analyze(
     config: Annotated[
-        Path | None,
-        typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False),
+        Path | None, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml")
     ] = None,
     step: Annotated[
         str | None,
         typer.Option(
             help="The training step: a function of one minibatch, or one without parameters that returns it.",
             metavar="MODULE:FUNCTION",
-            show_default=False,
         ),
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.", show_default=False)
-    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.")] = None,
     trials: Annotated[int, typer.Option(help="Trials that will train on it.")] = 1,
-    device: Annotated[
-        str | None, typer.Option(help="Device that minibatches are copied to, such as cuda.", show_default=False)
-    ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(help="Limit storage to this rate.", metavar="RATE", show_default=False),
-    ] = None,
-    feed: Annotated[
-        str | None, typer.Option(help="Instead of a file: the name of a running feed.", show_default=False)
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Device that minibatches are copied to, such as cuda.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Limit storage to this rate.", metavar="RATE")] = None,
+    feed: Annotated[str | None, typer.Option(help="Instead of a file: the name of a running feed.")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Run some of the predictions, and report the error.")
     ] = False,
     run: Annotated[bool, typer.Option("--run/--no-run", help="Run the feed, to split an epoch's time.")] = True,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Take fewer measurements, and run no feed."),
-    ] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html", show_default=False)
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(help="Write its plots as SVG.", metavar="DIR", show_default=False)
-    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Take fewer measurements, and run no feed.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Write its plots as SVG.", metavar="DIR")] = None,
     save: Annotated[
-        Path | None,
-        typer.Option(help="Write the measurements, for `mbaas what-if`.", metavar="FILE.json", show_default=False),
+        Path | None, typer.Option(help="Write the measurements, for `mbaas what-if`.", metavar="FILE.json")
     ] = None,
     as_json: AsJson = False,
     address: Address = None,
@@ -164,7 +131,7 @@ def analyze(
     """
     from mbaas.cli import analysis_view
 
-    request = request_of(
+    request = AnalyzeRequest(
         file=config,
         feed=feed,
         step=step,
@@ -183,16 +150,15 @@ def analyze(
     has_ended = threading.Event()
     saved: list[SavedStages] = []
     try:
-        with end_as_ctrl_c(lambda: _see_to_the_end(has_ended, saved)):
+        with end_as_ctrl_c(lambda: _exit_by_force(has_ended, saved)):
             found = _of_feed(request) if request.feed is not None else _of_file(request, saved.append)
     except KeyboardInterrupt:
-        _say_saved(saved)
+        _note_saved(saved)
         raise
     finally:
         has_ended.set()
-    text = json.dumps(found.to_json())
     if save is not None:
-        save.write_text(text + "\n")
+        save.write_text(json.dumps(found.to_json()) + "\n")
     if report is not None or plots is not None:
         from mbaas.tools.analysis.report import write_plots, write_report
 
@@ -200,31 +166,28 @@ def analyze(
             write_report(found, report, command=shlex.join(["mbaas", *sys.argv[1:]]))
         if plots is not None:
             write_plots(found, plots)
-    if as_json:
-        write_json(text)
-    else:
-        out.print(analysis_view.page(found))
+    write_result(found.to_json(), lambda: analysis_view.page(found), as_json=as_json)
     for note in found.notes:  # last, and on stderr: below the page, and not in the JSON
         say_note(note)
     if found.was_stopped:
-        _say_saved(saved)
+        _note_saved(saved)
         raise typer.Exit(CUT_OFF)
 
 
-def _say_saved(saved: Sequence[SavedStages]) -> None:
+def _note_saved(saved: Sequence[SavedStages]) -> None:
     for each in saved:
         if each.stages and each.path is not None:
             say_note(f"the same command continues after {each.stages[-1]}: results so far are in {each.path}")
 
 
-def _see_to_the_end(has_ended: threading.Event, saved: Sequence[SavedStages]) -> None:
+def _exit_by_force(has_ended: threading.Event, saved: Sequence[SavedStages]) -> None:
     """Exit this process by force if the measurements do not end."""
     from mbaas.ray_cluster import connection
 
     if not connection.see_to_the_end(has_ended):
         return
     try:
-        _say_saved(saved)
+        _note_saved(saved)
         say_error("interrupted: Ray ended, and the measurement with it")
     finally:
         sys.stdout.flush()
@@ -254,7 +217,8 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
 
     described = feed_file.load(request.file)
     options = described.options
-    step = load_step(request.step) if request.step is not None else PacedStep(request.rate_per_s or 0.0)
+    rate = request.rate_per_s
+    step = load_step(request.step) if request.step is not None else PacedStep(rate or 0.0)
     dataset = feed_data.listed(described.data)
     if request.storage_bytes_per_s is not None:
         dataset = portion(dataset, bytes_per_s=request.storage_bytes_per_s)
@@ -275,23 +239,26 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
         stages = ", ".join(saved.earlier)
         say_note(f"continuing an interrupted analysis after {stages}; delete {saved.path} to measure these again")
     # Ray gets at least as many CPUs as there are workers, even with fewer cores: workers would wait forever for a CPU.
-    with _own_ray(max(cores, options.prep_workers or 0)):
+    with _separate_ray(max(cores, options.prep_workers or 0)):
         gpus = resources.gpus()
         workers = options.prep_workers or workers_here(workload, cores=cores, gpus=gpus)
         memory_bytes = _memory_bytes(options, workers)
+        cached = options.cache_bytes
+        if cached is None:
+            cached = default_cache(dataset.total_bytes, memory_bytes, grows=options.cache_decoded)
         return analyze(
             workload,
             setup=Setup(
                 prep_workers=workers,
-                cache_bytes=_cache_bytes(options, dataset.total_bytes, memory_bytes),
+                cache_bytes=cached,
                 # a tier never holds more than the data
                 disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,
                 decoded=options.cache_decoded,
                 trials=request.trials,
                 cpu_price_per_h=options.cpu_price_per_h,
             ),
-            step=_said_of_step(request),
-            rate_per_s=request.rate_per_s,
+            step=f"{request.step}, measured" if rate is None else f"{units.number(rate)} samples/s, as stated",
+            rate_per_s=rate,
             check=request.verify,
             run=request.run,
             effort=effort,
@@ -312,20 +279,8 @@ def _memory_bytes(options: FeedOptions, workers: int) -> int:
     return max(0, free_bytes(store_bytes, ()) - staged)
 
 
-def _cache_bytes(options: FeedOptions, total_bytes: int, memory_bytes: int) -> int:
-    if options.cache_bytes is not None:
-        return options.cache_bytes
-    return default_cache(total_bytes, memory_bytes, grows=options.cache_decoded)
-
-
-def _said_of_step(request: AnalyzeRequest) -> str:
-    if request.rate_per_s is None:
-        return f"{request.step}, measured"
-    return f"{units.number(request.rate_per_s)} samples/s, as stated"
-
-
 @contextmanager
-def _own_ray(cpus: int) -> Iterator[None]:
+def _separate_ray(cpus: int) -> Iterator[None]:
     """Start a separate Ray, so that no other work affects the measurements; end it afterwards."""
     import ray
 

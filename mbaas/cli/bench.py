@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, out, write_json
+from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, write_result
 from mbaas.errors import ConfigError, MbaasError
 from mbaas.tools.bench import SAMPLES
 
@@ -23,11 +22,7 @@ NEEDED = {
 
 
 def check_installed(task: str = "images") -> None:
-    """Check the dependencies before the benchmark starts.
-
-    Raises:
-        MbaasError: the bench extra is not installed.
-    """
+    """Raise MbaasError before the benchmark starts if the bench extra is not installed."""
     needed = NEEDED.get(task, {})  # `BenchSettings` rejects unknown tasks
     missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -35,7 +30,6 @@ def check_installed(task: str = "images") -> None:
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """Parse the numbers of ``1,4,8``."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -62,14 +56,13 @@ def bench(
         typer.Option(
             help="Rows to run, from prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded. Default: all.",
             metavar="ROW,ROW",
-            show_default=False,
         ),
     ] = None,
     decoded: Annotated[
         bool,
         typer.Option(
             help="Run prep-decoded and mbaas-decoded, which cache decoded samples, as a feed does by default. All "
-            "other rows use encoded samples.",
+            "other rows use encoded samples."
         ),
     ] = True,
     peers: Annotated[
@@ -83,9 +76,7 @@ def bench(
     peers_python: Annotated[
         Path | None,
         typer.Option(
-            help="Python interpreter with mbaas\\[bench,peers], for peers that are not installed here.",
-            metavar="PATH",
-            show_default=False,
+            help="Python interpreter with mbaas\\[bench,peers], for peers that are not installed here.", metavar="PATH"
         ),
     ] = None,
     gpu: Annotated[
@@ -102,22 +93,15 @@ def bench(
             help="Your own images or audio files, one folder per class, instead of generated ones; for detection "
             "a JSON file of COCO instances.",
             metavar="PATH",
-            show_default=False,
         ),
     ] = None,
-    image_folder: Annotated[
-        Path | None,
-        typer.Option(help="Image folder for that JSON file.", metavar="DIR", show_default=False),
-    ] = None,
+    image_folder: Annotated[Path | None, typer.Option(help="Image folder for that JSON file.", metavar="DIR")] = None,
     samples: Annotated[
         int,
         typer.Option("--samples", "--images", help="Number of photographs or audio files to generate, without --data."),
     ] = SAMPLES,
     seconds: Annotated[float, typer.Option(help="Minimum duration of each measurement.")] = 8.0,
-    cores: Annotated[
-        int | None,
-        typer.Option(help="CPUs that prep may use. Default: all.", show_default=False),
-    ] = None,
+    cores: Annotated[int | None, typer.Option(help="CPUs that prep may use. Default: all.")] = None,
     read: Annotated[
         str,
         typer.Option(help="Part of each minibatch that trials read: one byte per page, or all.", metavar="pages|all"),
@@ -157,10 +141,7 @@ def bench(
     )
     with end_as_ctrl_c():
         report = run(settings, lambda text: line(err, text, style="dim"))
-    if as_json:
-        write_json(json.dumps({**asdict(report), "is_sound": report.is_sound}, default=str))
-    else:
-        out.print(render(report))
+    write_result({**asdict(report), "is_sound": report.is_sound}, lambda: render(report), as_json=as_json)
     if not report.is_sound:
         raise MbaasError(
             "the benchmark is not sound: a row failed, or samples were missing, repeated or spilled; see above"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mbaas.base.units import count, counted, exact, number, seconds, size
-from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, out, stack, table_of, write_json
+from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, stack, table_of, write_result
 from mbaas.errors import ConfigError, MbaasError
 
 if TYPE_CHECKING:
@@ -36,21 +35,17 @@ def chaos(
         typer.Argument(
             help="After --: a program to run in place of the search; it finds the cluster by RAY_ADDRESS.",
             metavar="COMMAND",
-            show_default=False,
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the plan: the same seed and options give the same faults.")] = 0,
-    faults: Annotated[int | None, typer.Option(help="Number of faults. Default: 20.", show_default=False)] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Instead of --faults: inject them for this long.", show_default=False)
-    ] = None,
+    faults: Annotated[int | None, typer.Option(help="Number of faults. Default: 20.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Instead of --faults: inject them for this long.")] = None,
     every: Annotated[float, typer.Option(help="Mean time between two faults, in seconds.", metavar="SECONDS")] = 6.0,
     kinds: Annotated[
         str | None,
         typer.Option(
             help="Kinds of faults, as names or patterns. Default: all kinds that are possible here.",
             metavar="KIND,KIND",
-            show_default=False,
         ),
     ] = None,
     ranks: Annotated[
@@ -84,10 +79,7 @@ def chaos(
     )
     with end_as_ctrl_c():
         report = run(settings, lambda text: line(err, text, style="dim"))
-    if as_json:
-        write_json(json.dumps(plain(report)))
-    else:
-        out.print(render(report))
+    write_result(plain(report), lambda: render(report), as_json=as_json)
     # After the report, so that a person reads the findings first, and a script gets the exit code.
     if not report.is_sound:
         raise MbaasError(f"the search did not survive the faults; records and logs are in {report.kept}")
@@ -110,7 +102,6 @@ def plain(report: Report) -> dict[str, object]:
 
 
 def render(report: Report) -> RenderableType:
-    """Return the page for a terminal."""
     parts: list[RenderableType] = [_kinds(report), _samples(report)]
     if report.growth:
         parts.append(_growth(report.growth))
@@ -123,7 +114,8 @@ def render(report: Report) -> RenderableType:
         ("left behind", report.left_behind),
     ):
         if sentences:
-            parts.append(_list(title, sentences))
+            more = [f"... {len(sentences) - SENTENCES} more"] if len(sentences) > SENTENCES else []
+            parts.append(Text("\n  ".join([f"{title}:", *sentences[:SENTENCES], *more])))
     return stack(parts)
 
 
@@ -139,11 +131,13 @@ def _kinds(report: Report) -> RenderableType:
 
 
 def _samples(report: Report) -> RenderableType:
+    from mbaas.tools.chaos.report import COUNTED
+
     found = report.checked
     ended = " (interrupted)" if report.was_interrupted else ""
     lines = [f"seed {report.seed}, {counted(report.happened, 'fault')} in {seconds(report.seconds)}{ended}"]
     if found.trials:
-        lines += [_what_was_checked(found), _verdict(found)]
+        lines += [_what_was_checked(found), ", ".join(f"{found.count(kind):,} {kind}" for kind in COUNTED)]
     else:
         lines.append(
             "trials recorded nothing, so their samples were not compared; according to their loaders' ledgers, "
@@ -164,12 +158,6 @@ def _what_was_checked(found: Checked) -> str:
     )
 
 
-def _verdict(found: Checked) -> str:
-    from mbaas.tools.chaos.report import COUNTED
-
-    return ", ".join(f"{found.count(kind):,} {kind}" for kind in COUNTED)
-
-
 def _growth(growth: tuple[Growth, ...]) -> RenderableType:
     table = table_of("of all processes together", ">first quarter", ">last quarter", ">slope in a minute")
     for each in growth:
@@ -182,8 +170,3 @@ def _growth(growth: tuple[Growth, ...]) -> RenderableType:
             f"{sign}{write(abs(each.per_min))}",
         )
     return table
-
-
-def _list(title: str, sentences: tuple[str, ...]) -> RenderableType:
-    more = [f"... {len(sentences) - SENTENCES} more"] if len(sentences) > SENTENCES else []
-    return Text("\n  ".join([f"{title}:", *sentences[:SENTENCES], *more]))

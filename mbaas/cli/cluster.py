@@ -33,14 +33,9 @@ def list_() -> None:
     "mbaas cluster write node.env --force        [dim]instead of the one that is there[/]",
 )
 def write(
-    name: Annotated[str, typer.Argument(help="One of [bold]mbaas cluster list[/].", show_default=False)],
+    name: Annotated[str, typer.Argument(help="One of [bold]mbaas cluster list[/].")],
     to: Annotated[
-        Path | None,
-        typer.Option(
-            help="Output file. Default: the same name in the current folder.",
-            metavar="FILE",
-            show_default=False,
-        ),
+        Path | None, typer.Option(help="Output file. Default: the same name in the current folder.", metavar="FILE")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:

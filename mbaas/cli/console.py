@@ -7,6 +7,7 @@ code; any other is a bug and keeps its traceback.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import signal
 import socket
@@ -25,14 +26,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from mbaas.errors import (
-    ConfigError,
-    FeedFailedError,
-    FeedNotFoundError,
-    MbaasError,
-    ResourceError,
-    WaitTimeoutError,
-)
+from mbaas.errors import ConfigError, FeedFailedError, FeedNotFoundError, MbaasError, ResourceError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
@@ -53,7 +47,6 @@ Address = Annotated[
     typer.Option(
         help="host:port of the Ray cluster's head. Default: RAY_ADDRESS, or the cluster on this machine.",
         metavar="HOST:PORT",
-        show_default=False,
     ),
 ]
 
@@ -94,17 +87,24 @@ def plain(sentence: str) -> str:
     return " ".join(sentence.split()).replace("[", r"\[")
 
 
-def write_json(text: str) -> None:
-    """Write JSON for programs: never coloured, never folded."""
-    sys.stdout.write(text + "\n")
+def write_json(value: object, *, indent: int | None = None) -> None:
+    """Write a value as JSON for programs: never coloured, never folded. Paths and other objects become strings."""
+    sys.stdout.write(json.dumps(value, indent=indent, default=str) + "\n")
     sys.stdout.flush()
+
+
+def write_result(value: object, page: Callable[[], RenderableType], *, as_json: bool) -> None:
+    """Write a command's result: as JSON for programs, or as a page for people."""
+    if as_json:
+        write_json(value)
+    else:
+        out.print(page())
 
 
 def table_of(*headings: str, text_folds: bool = False) -> Table:
     """Return a table without borders; a heading that begins with ">" has a column of numbers.
 
-    Args:
-        text_folds: in a narrow terminal, fold every text column instead of only the first.
+    With ``text_folds``, a narrow terminal folds every text column instead of only the first.
     """
     columns = []
     for index, heading in enumerate(headings):
@@ -201,11 +201,7 @@ def _none_at(address: str) -> str:
 
 
 def statuses(name: str | None, *, within_s: float | None = None) -> Statuses:
-    """Return the status of one feed, or of all.
-
-    Args:
-        name: the feed's; None: all feeds.
-        within_s: time limit for each status; None: the time limit of a starting feed.
+    """Return the status of the feed ``name``, or of all feeds, each within ``within_s`` or a starting feed's limit.
 
     Raises:
         FeedNotFoundError: no feed with this name; the message lists the running feeds.
@@ -233,7 +229,6 @@ def updated_page(*, live: bool) -> Iterator[Callable[[RenderableType], None]]:
 
 
 def examples(*lines: str) -> str:
-    """Return the text below a command's options."""
     return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
 
 
@@ -298,18 +293,16 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 @contextmanager
-def end_as_ctrl_c(see_to_it: Callable[[], None] | None = None) -> Iterator[None]:
+def end_as_ctrl_c(on_signal: Callable[[], None] | None = None) -> Iterator[None]:
     """Treat a supervisor's SIGTERM, or a closed terminal's SIGHUP, like Ctrl-C.
 
-    Args:
-        see_to_it: run in a separate thread after the first of these signals, Ctrl-C included; it may end this process
-            if the interrupted work does not end.
+    After the first of these signals, ``on_signal`` runs in a thread; it may end this process if the work does not end.
     """
-    watch = threading.Thread(target=see_to_it, name="mbaas-ending", daemon=True)
+    watch = threading.Thread(target=on_signal, name="mbaas-ending", daemon=True)
 
     def interrupt(*_: Any) -> None:
         # Only for the first signal: a second Ctrl-C must not move the deadline.
-        if see_to_it is not None and watch.ident is None:
+        if on_signal is not None and watch.ident is None:
             watch.start()
         raise KeyboardInterrupt
 

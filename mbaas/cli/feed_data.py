@@ -65,12 +65,7 @@ def path_parameters(call: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def section(call: Callable[..., Any], *, within: str) -> type:
-    """Return a class for the parameters of ``call`` as a section of a file.
-
-    Args:
-        call: a reader of datasets, or a class. Its docstring describes the parameters.
-        within: path of the section, for errors.
-    """
+    """Return a class for the parameters of a reader or a class as a section of a file, at the path ``within``."""
     paths = path_parameters(call) if inspect.isfunction(call) else ()
     descriptions, defaults = described(call), inspect.signature(call).parameters
     members: dict[str, Any] = {"__doc__": summary(call), "__annotations__": {}, "__module__": __name__}
@@ -219,22 +214,14 @@ class ResampleFile:
     """Draw again in each epoch."""
 
     def of(self, dataset: Dataset) -> Dataset:
-        """Draw the samples.
-
-        Raises:
-            ConfigError: an unknown field, or invalid weights.
-        """
+        """Draw the samples; raise ConfigError for an unknown field or invalid weights."""
         if self.balance is not None:
             return dataset.balance(self.balance, self.samples, self.seed, each_epoch=self.each_epoch)
         assert self.weights is not None
         return dataset.resample(self.weights, self.samples, self.seed, each_epoch=self.each_epoch)
 
     def check(self) -> None:
-        """Check that exactly one kind of weights is given.
-
-        Raises:
-            ConfigError: none or both are given.
-        """
+        """Raise ConfigError unless exactly one kind of weights is given."""
         if (self.balance is None) == (self.weights is None):
             got = "none" if self.balance is None else "both"
             raise ConfigError(f"name one of balance, weights, got {got}")
@@ -286,11 +273,7 @@ class FeedData:
 
     @classmethod
     def of(cls, top: files.Located, said: DataOptions) -> FeedData:
-        """Check the options without reading the data.
-
-        Raises:
-            ConfigError: a key does not fit the kind of data.
-        """
+        """Check, without reading the data, that each key fits the kind of data; raise ConfigError otherwise."""
         data = said.data
         if said.filter is not None:
             for condition in top.fields["filter"].items:
@@ -402,11 +385,7 @@ def _filtered(dataset: Dataset, conditions: Any) -> Dataset:
 
 
 def listed(data: FeedData) -> Dataset:
-    """List or read the data, with a progress bar on a terminal.
-
-    Raises:
-        ConfigError, DatasetError: see `FeedData.read`.
-    """
+    """Return the result of `FeedData.read`, with a progress bar on a terminal."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),  # a folder's name may contain brackets

@@ -29,16 +29,14 @@ from mbaas.base.validation import descriptions_of, instead, options
 from mbaas.cli.feed_data import DataOptions, FeedData, parameters_of, schema_of, section
 from mbaas.errors import ConfigError
 from mbaas.settings import GROUPED, FeedName, FeedOptions
-from mbaas.transforms import Boxes, Keypoints, Masks, Pipeline, Transform
+from mbaas.transforms import Pipeline, Transform
+from mbaas.transforms.pipeline import ON_IMAGES
 
 TRANSFORMS: dict[str, type[Transform]] = {
     name: kind
     for name, kind in vars(transforms).items()
     if isinstance(kind, type) and issubclass(kind, Transform) and kind is not Transform
 }
-
-ON_IMAGES = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
-"""Keys of the file for annotations that move with the pixels."""
 
 if TYPE_CHECKING:
     BoxesFile = Any
@@ -84,14 +82,7 @@ class FeedFile(DataOptions, FeedOptions):
 
 @dataclass(frozen=True)
 class FeedConfig:
-    """A feed as described in a file.
-
-    Attributes:
-        name: the name under which trials join it.
-        data: its samples.
-        pipeline: the steps applied to each sample.
-        options: the file's other options.
-    """
+    """A feed as described in a file; ``options`` are the keys other than name, data and pipeline."""
 
     name: str
     data: FeedData
@@ -100,11 +91,7 @@ class FeedConfig:
 
 
 def load(file: Path, *, name: str | None = None) -> FeedConfig:
-    """Read and check a file, without Ray and without reading the data.
-
-    Args:
-        file: YAML.
-        name: replaces the name in the file.
+    """Read and check a YAML file, without Ray and without reading the data; ``name`` replaces the name in the file.
 
     Raises:
         ConfigError: contains file, line, value and the expected value.

@@ -20,6 +20,7 @@ from mbaas.model.costs import HOUR_S, LoadingCosts
 
 if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus
+    from mbaas.wire.samples import FetchCounts
 
 WINDOW_S = 15.0
 """Averaging time of rates: consumers report every few seconds, so a shorter window would show steps."""
@@ -35,24 +36,43 @@ FEW = 5
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Samples per second, prepared and delivered.
+class Flow:
+    """A feed's totals over some seconds.
 
     Attributes:
-        prepared_per_s: by prep workers.
-        delivered_per_s: to consumers, summed over consumers.
-        over_s: averaging time; None: since the start of the feed.
+        over_s: length of the time, above 0.
+        prepared, delivered: samples prepared, and delivered to consumers, summed over consumers.
+        fetched: the prepared samples, by source.
+        is_recent: True for the last seconds; False for all since the feed's start.
     """
 
-    prepared_per_s: float
-    delivered_per_s: float
-    over_s: float | None
+    over_s: float
+    prepared: int
+    delivered: int
+    fetched: FetchCounts
+    is_recent: bool
 
+    @classmethod
+    def since_start(cls, now: FeedStatus) -> Flow:
+        up = max(now.uptime_s, 1e-9)  # 0 if the feed has just opened
+        return cls(up, now.prepared_samples, now.delivered_samples, now.fetched, is_recent=False)
 
-def since_start(status: FeedStatus) -> Rates:
-    """Return the means since the feed started."""
-    up = max(status.uptime_s, 1e-9)  # 0 if the feed has just opened
-    return Rates(status.prepared_samples / up, status.delivered_samples / up, None)
+    @classmethod
+    def between(cls, before: FeedStatus, now: FeedStatus) -> Flow:
+        """Return the differences of two snapshots; the totals since the start if they are less than a second apart."""
+        start, passed = cls.since_start(now), now.uptime_s - before.uptime_s
+        if passed < 1.0:  # in less time, the rate would depend on one or two blocks
+            return start
+        prepared, delivered = start.prepared - before.prepared_samples, start.delivered - before.delivered_samples
+        return cls(passed, prepared, delivered, start.fetched - before.fetched, is_recent=True)
+
+    @property
+    def prepared_per_s(self) -> float:
+        return self.prepared / self.over_s
+
+    @property
+    def delivered_per_s(self) -> float:
+        return self.delivered / self.over_s
 
 
 @dataclass
@@ -66,20 +86,14 @@ class RateWindow:
         """The oldest snapshot; requires at least one."""
         return self._seen[0]
 
-    def add(self, status: FeedStatus) -> Rates:
-        """Add a snapshot, and return the rates since the oldest."""
+    def add(self, status: FeedStatus) -> Flow:
+        """Add a snapshot, and return the totals since the oldest."""
         if self._seen and status.uptime_s < self._seen[-1].uptime_s:
             self._seen.clear()  # another feed has the name now
         self._seen.append(status)
         while len(self._seen) > 2 and status.uptime_s - self._seen[1].uptime_s >= WINDOW_S:
             self._seen.popleft()
-        first = self._seen[0]
-        passed = status.uptime_s - first.uptime_s
-        if passed < 1.0:  # in less time, the rate would depend on one or two blocks
-            return since_start(status)
-        prepared = status.prepared_samples - first.prepared_samples
-        delivered = status.delivered_samples - first.delivered_samples
-        return Rates(prepared / passed, delivered / passed, passed)
+        return Flow.between(self.first, status)
 
 
 def state_of(seen: FeedStatus | MbaasError | None) -> str:
@@ -91,7 +105,7 @@ def state_of(seen: FeedStatus | MbaasError | None) -> str:
     return seen.state
 
 
-def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> RenderableType:
+def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Flow | None]]) -> RenderableType:
     """Return a table of all feeds of a cluster, with the reasons for waits.
 
     Feeds without a status have an error instead.
@@ -99,16 +113,16 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> 
     if not rows:
         return Text("no feed runs on this cluster", style="dim")
     table = table_of("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
-    for name, status, rates in rows:
-        if isinstance(status, MbaasError) or rates is None:
+    for name, status, flow in rows:
+        if isinstance(status, MbaasError) or flow is None:
             table.add_row(Text(name, "bold"), Text(state_of(status), "yellow"))
             continue
         table.add_row(
             Text(name, "bold"),
             Text(status.state, FEED_STYLES[status.state]),
             _trials(status),
-            count(rates.prepared_per_s),
-            count(rates.delivered_per_s),
+            count(flow.prepared_per_s),
+            count(flow.delivered_per_s),
             size(status.staged_bytes),
             percent(status.hit_rate),
             duration(status.uptime_s, parts=1),
@@ -121,9 +135,8 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Rates | None]]) -> 
     return Group(table, *waits) if waits else table
 
 
-def feed(status: FeedStatus, rates: Rates) -> RenderableType:
-    """Return the full page for one feed."""
-    parts = [headline(status), _facts(status, rates), _consumers(status), _workers(status), _nodes(status)]
+def feed(status: FeedStatus, flow: Flow) -> RenderableType:
+    parts = [headline(status), _facts(status, flow), _consumers(status), _workers(status), _nodes(status)]
     if status.skipped_total:
         parts.append(_bad_samples(status))
     if status.notes:
@@ -131,16 +144,16 @@ def feed(status: FeedStatus, rates: Rates) -> RenderableType:
     return stack(parts)
 
 
-def compact(status: FeedStatus, rates: Rates, most: int = 12) -> RenderableType:
+def compact(status: FeedStatus, flow: Flow, most: int = 12) -> RenderableType:
     """Return the page of a running `mbaas serve`, with at most ``most`` consumers."""
-    parts = [headline(status), _facts(status, rates), _consumers(status, most)]
+    parts = [headline(status), _facts(status, flow), _consumers(status, most)]
     foot = [Text("Ctrl-C ends the feed, and so does `mbaas stop` from elsewhere", "dim")]
     if status.notes:
         foot.insert(0, Text(status.notes[-1], no_wrap=True, overflow="ellipsis"))
     return stack([*parts, Group(*foot)])
 
 
-def one_line(status: FeedStatus, rates: Rates) -> str:
+def one_line(status: FeedStatus, flow: Flow) -> str:
     """Return the figures on one line, for a log."""
     # Without reservations, whose 0 % would lower the mean.
     stalls = [m.report.stall_share for m in status.consumers if m.state != "reserved"]
@@ -148,8 +161,8 @@ def one_line(status: FeedStatus, rates: Rates) -> str:
     reserved = _reserved(status)
     return (
         f"{status.name}: {counted(len(_present(status)), 'trial')}{f', {reserved} reserved' if reserved else ''}, "
-        f"prepared {count(status.prepared_samples)} ({count(rates.prepared_per_s)}/s), "
-        f"delivered {count(status.delivered_samples)} ({count(rates.delivered_per_s)}/s), "
+        f"prepared {count(status.prepared_samples)} ({count(flow.prepared_per_s)}/s), "
+        f"delivered {count(status.delivered_samples)} ({count(flow.delivered_per_s)}/s), "
         f"staged {size(status.staged_bytes)} of {size(status.staging_bytes)}, "
         f"cache hits {percent(status.hit_rate)}{stall}, up {duration(status.uptime_s)}"
         + (f", waits: {'; '.join(status.waits_for)}" if status.waits_for else "")
@@ -157,7 +170,6 @@ def one_line(status: FeedStatus, rates: Rates) -> str:
 
 
 def headline(status: FeedStatus) -> Text:
-    """Return name, state and size of a feed."""
     text = Text.assemble((status.name, "bold"), " ")  # not markup: names may contain brackets
     text.append(status.state, FEED_STYLES[status.state])
     text.append(f" · {count(status.samples)} samples · minibatches of {status.batch_size}", "dim")
@@ -170,21 +182,21 @@ def headline(status: FeedStatus) -> Text:
     return text
 
 
-def _facts(status: FeedStatus, rates: Rates) -> RenderableType:
-    over = "mean since the start" if rates.over_s is None else f"last {seconds(rates.over_s)}"
+def _facts(status: FeedStatus, flow: Flow) -> RenderableType:
+    over = f"last {seconds(flow.over_s)}" if flow.is_recent else "mean since the start"
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(style="dim")
     reuse = status.delivered_samples / status.prepared_samples if status.prepared_samples else 0.0
     remade = f", {counted(status.remade_blocks, 'block')} re-made" if status.remade_blocks else ""
-    if first := _first_epoch(status, rates):
+    if first := _first_epoch(status, flow):
         grid.add_row("first epoch", *first)
-    grid.add_row("prepared", count(status.prepared_samples), f"{count(rates.prepared_per_s)}/s, {over}{remade}")
+    grid.add_row("prepared", count(status.prepared_samples), f"{count(flow.prepared_per_s)}/s, {over}{remade}")
     grid.add_row(
         "delivered",
         count(status.delivered_samples),
-        f"{count(rates.delivered_per_s)}/s, each sample {number(reuse)} times",
+        f"{count(flow.delivered_per_s)}/s, each sample {number(reuse)} times",
     )
     staged = bar(status.staged_bytes, status.staging_bytes)
     kept = ", kept for all epochs" if status.keeps_all else ""
@@ -237,12 +249,12 @@ def _costs(costs: LoadingCosts) -> tuple[str, str] | None:
     )
 
 
-def _first_epoch(status: FeedStatus, rates: Rates) -> tuple[str, Text] | None:
+def _first_epoch(status: FeedStatus, flow: Flow) -> tuple[str, Text] | None:
     # Caches fill in the first epoch. None after that, or if unknown.
     left = status.samples - status.prepared_samples
     if left <= 0 or status.restarts:  # a restarted coordinator counts from 0, and caches may be full
         return None
-    remaining = f", about {duration(left / rates.prepared_per_s, parts=1)} left" if rates.prepared_per_s else ""
+    remaining = f", about {duration(left / flow.prepared_per_s, parts=1)} left" if flow.prepared_per_s else ""
     made = bar(status.prepared_samples, status.samples)
     words = f" of {count(status.samples)} samples{remaining}"
     return percent(status.prepared_samples / status.samples), Text.assemble(made, words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,15 +24,13 @@ if TYPE_CHECKING:
     "mbaas ledger train --parquet ledgers.parquet",
 )
 def ledger(
-    name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the feed.")],
     consumer: Annotated[
-        str | None, typer.Argument(help="Show each epoch of this consumer.", metavar="[CONSUMER]", show_default=False)
+        str | None, typer.Argument(help="Show each epoch of this consumer.", metavar="[CONSUMER]")
     ] = None,
     inexact: Annotated[bool, typer.Option("--inexact", help="Only epochs whose ledger does not match.")] = False,
     as_json: AsJson = False,
-    parquet: Annotated[
-        Path | None, typer.Option(help="Write the rows to this file.", metavar="FILE", show_default=False)
-    ] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write the rows to this file.", metavar="FILE")] = None,
     address: Address = None,
 ) -> None:
     """Show the samples that each consumer received in each of its epochs, against the expected ones.
@@ -59,7 +56,7 @@ def ledger(
         _write(found, parquet)
         say_note(f"{counted(len(rows), 'ledger')} in {parquet}")
     elif as_json:
-        write_json(json.dumps([{**row, "arrived": row["arrived"].isoformat()} for row in rows]))
+        write_json([{**row, "arrived": row["arrived"].isoformat()} for row in rows])
     elif not rows:
         out.print(nothing, style="dim")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas.base import units
-from mbaas.cli.console import AsJson, app, command, out, stack, table_of, write_json
+from mbaas.cli.console import AsJson, app, command, stack, table_of, write_result
 
 if TYPE_CHECKING:
     from mbaas.tools.plan.planner import FitQuality, JobPlan, Plan
@@ -25,19 +24,14 @@ GOOD_FIT = 0.05
     app, "mbaas plan examples/plan/jobs.yaml", "mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'"
 )
 def plan(
-    jobs: Annotated[
-        Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml", show_default=False)
-    ],
+    jobs: Annotated[Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml")],
     as_json: AsJson = False,
 ) -> None:
     """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs."""
     from mbaas.tools.plan import file, planner
 
     made = planner.plan(*file.load(jobs))
-    if as_json:
-        write_json(json.dumps(made.to_json()))
-    else:
-        out.print(page(made))
+    write_result(made.to_json(), lambda: page(made), as_json=as_json)
 
 
 def page(plan: Plan) -> RenderableType:

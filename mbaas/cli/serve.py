@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from mbaas.feed import Feed
     from mbaas.status import FeedStatus
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Period of status requests, within which this command notices the end of a feed."""
 
 LINE_S = 10.0
@@ -55,11 +54,11 @@ ANSWER_TIMEOUT_S = 10.0
 LOST_S = 10.0
 """Time without an answer after which the command checks whether the feed's cluster has ended."""
 
-LAST_WORD_S = 5.0
+REASON_KEPT_S = 5.0
 """Time that a failed feed is kept, so that consumers can still get the reason."""
 
 GONE_TIMEOUT_S = 30.0
-GONE_LOOK_S = 0.05
+GONE_POLL_S = 0.05
 """Time limit and polling period of `mbaas stop` for the end of a feed."""
 
 
@@ -73,18 +72,11 @@ GONE_LOOK_S = 0.05
 )
 def serve(
     config: Annotated[
-        Path | None,
-        typer.Argument(
-            help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml", show_default=False
-        ),
+        Path | None, typer.Argument(help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml")
     ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of the feed, instead of the one in the file.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the feed, instead of the one in the file.")] = None,
     detach: Annotated[
-        bool,
-        typer.Option("--detach", "-d", help="Return once the feed is running; it runs until [bold]mbaas stop[/]."),
+        bool, typer.Option("--detach", "-d", help="Return once the feed is running; it runs until [bold]mbaas stop[/].")
     ] = False,
     local: Annotated[
         bool,
@@ -101,7 +93,7 @@ def serve(
     from mbaas.cli import feed_data, feed_file
 
     if schema:
-        write_json(json.dumps(feed_file.schema(), indent=2))
+        write_json(feed_file.schema(), indent=2)
         return
     if config is None:
         raise ConfigError("mbaas serve needs a file that describes a feed; examples/feed.yaml shows all keys")
@@ -112,7 +104,7 @@ def serve(
         raise ConfigError(
             f"--local starts a cluster that ends with this command, and {other} needs one that is already running"
         )
-    with end_as_ctrl_c(lambda: _see_to_the_end(wanted.name)):
+    with end_as_ctrl_c(lambda: _exit_by_force(wanted.name)):
         if detach or (is_named(address) and not local):  # joining an existing cluster succeeds or fails quickly
             _connect(address, detach=detach, local=local)
         dataset = feed_data.listed(wanted.data)  # before starting Ray: the data may be missing
@@ -157,7 +149,7 @@ def _start(wanted: FeedConfig, dataset: Dataset, *, detach: bool) -> Feed:
     return feed
 
 
-def _see_to_the_end(name: str) -> None:
+def _exit_by_force(name: str) -> None:
     from mbaas.ray_cluster import connection
 
     connection.see_to_the_end()
@@ -192,59 +184,55 @@ def _watch(feed: Feed) -> str:
             try:
                 status = feed.status(timeout_s=ANSWER_TIMEOUT_S)
             except FeedGoneError:
-                raise _how_gone(feed.name) from None
+                raise _end_of(feed.name) from None
             except Exception as error:
                 # Any error: Ray has no common class for errors of a failing cluster.
                 if isinstance(error, FeedFailedError) and _was_stopped(error):
                     return "stopped from elsewhere"
                 if isinstance(error, FeedFailedError) and not isinstance(error, FeedRestartingError):
                     raise FeedFailedError(f"feed {feed.name!r} failed: {error}") from None
-                silence.goes_on(began, error)
-                if silence.lasts_s() >= LOST_S and (lost := connection.lost_cluster()):
+                silence.add_failure(began, error)
+                if silence.duration_s() >= LOST_S and (lost := connection.lost_cluster()):
                     raise _ClusterEndedError(f"feed {feed.name!r} ended: {lost}") from None
             else:
-                silence.is_over()
+                silence.end()
                 if out.is_terminal:
                     show(feed_view.compact(status, rates.add(status)))
                 else:
                     log.show(status)
                 if status.failed:  # show it for a while before this command ends
                     failed_at = began if failed_at is None else failed_at
-                    if began - failed_at >= LAST_WORD_S:
+                    if began - failed_at >= REASON_KEPT_S:
                         raise FeedFailedError(f"feed {feed.name!r} failed: {status.failed}")
             # From start to start, so that a slow answer does not lengthen the period.
-            time.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
+            time.sleep(max(0.0, POLL_S - (time.monotonic() - began)))
 
 
 class _Silence:
-    """Logs a coordinator without a status: at the first failure, whenever the time doubles, and at the end.
-
-    Args:
-        name: the feed's.
-    """
+    """Logs a coordinator without a status: at the first failure, whenever the time doubles, and at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._patience: Patience | None = None  # since the first of consecutive failures
 
-    def goes_on(self, began: float, error: Exception) -> None:
+    def add_failure(self, began: float, error: Exception) -> None:
         from mbaas.client.stalls import Patience
 
         is_first = self._patience is None
         self._patience = self._patience or Patience(math.inf, began, first_word_s=ANSWER_TIMEOUT_S)
         if self._patience.is_to_be_told(time.monotonic()) or is_first:
             reason = last_line(error)
-            self._tell(f"has not answered for {duration(self.lasts_s())}, retrying: {reason}")
+            self._log(f"has not answered for {duration(self.duration_s())}, retrying: {reason}")
 
-    def is_over(self) -> None:
+    def end(self) -> None:
         if self._patience is not None:
-            self._tell(f"answers again after {duration(self.lasts_s())}")
+            self._log(f"answers again after {duration(self.duration_s())}")
         self._patience = None
 
-    def lasts_s(self) -> float:
+    def duration_s(self) -> float:
         return 0.0 if self._patience is None else self._patience.waited_s(time.monotonic())
 
-    def _tell(self, what: str) -> None:
+    def _log(self, what: str) -> None:
         line(out, f"{self._name}: {time.strftime('%H:%M:%S')} the coordinator {what}")
 
 
@@ -253,7 +241,7 @@ def _was_stopped(error: FeedFailedError) -> bool:
     return not isinstance(error, FeedGoneError) and isinstance(error.__cause__, FeedGoneError)
 
 
-def _how_gone(name: str) -> FeedFailedError:
+def _end_of(name: str) -> FeedFailedError:
     """Return the error for a coordinator that is gone although the feed was not stopped.
 
     A cluster that is ending kills the coordinator slightly before its GCS, so this waits for the GCS.
@@ -264,7 +252,7 @@ def _how_gone(name: str) -> FeedFailedError:
     while (lost := connection.lost_cluster()) is None:
         if time.monotonic() > deadline:
             return FeedFailedError(f"the coordinator of feed {name!r} died; Ray's logs may contain the reason")
-        time.sleep(GONE_LOOK_S)
+        time.sleep(GONE_POLL_S)
     return _ClusterEndedError(f"feed {name!r} ended: {lost}")
 
 
@@ -313,10 +301,7 @@ def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @command(app, "mbaas stop train")
-def stop(
-    name: Annotated[str, typer.Argument(help="Name of the feed.", show_default=False)],
-    address: Address = None,
-) -> None:
+def stop(name: Annotated[str, typer.Argument(help="Name of the feed.")], address: Address = None) -> None:
     """End a feed, wherever it was started, and wait until it is gone.
 
     Trials that still use it get an error with this reason.
@@ -339,4 +324,4 @@ def _wait_until_gone(name: str) -> None:
             raise WaitTimeoutError(
                 f"feed {name!r} has not ended within {seconds(GONE_TIMEOUT_S)} of the request to stop; try again"
             )
-        time.sleep(GONE_LOOK_S)
+        time.sleep(GONE_POLL_S)

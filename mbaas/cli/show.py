@@ -21,20 +21,13 @@ NAMED = 5
 """Number of bad samples listed by name; all are counted."""
 
 
-@command(
-    app,
-    "mbaas show feed.yaml --out grid.png",
-    "mbaas show feed.yaml --out later.png --epoch 7 --count 64",
-)
+@command(app, "mbaas show feed.yaml --out grid.png", "mbaas show feed.yaml --out later.png --epoch 7 --count 64")
 def show(
-    config: Annotated[
-        Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml", show_default=False)
-    ],
+    config: Annotated[Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml")],
     to: Annotated[Path, typer.Option("--out", help="The picture to write.", metavar="FILE.png")] = Path("grid.png"),
     epoch: Annotated[int, typer.Option(help="Epoch of the feed.", min=0)] = 0,
     count: Annotated[
-        int | None,
-        typer.Option(help="Number of samples. Default: a minibatch, 32 at most.", min=1, show_default=False),
+        int | None, typer.Option(help="Number of samples. Default: a minibatch, 32 at most.", min=1)
     ] = None,
 ) -> None:
     """Draw the first samples of an epoch as a grid, with their classes, boxes, masks and key points.
@@ -45,8 +38,7 @@ def show(
     """
     from mbaas.cli import feed_data, feed_file
     from mbaas.pictures import grid
-    from mbaas.pictures.preview import first_samples
-    from mbaas.pictures.samples import cells_of
+    from mbaas.pictures.samples import cells_of, first_samples
 
     wanted = feed_file.load(config)
     if not wanted.pipeline.has_images:
@@ -65,11 +57,11 @@ def show(
             *map(repr, wanted.pipeline.transforms),
         ]
         grid.draw(cells_of(dataset, wanted.pipeline, found), to, title=title)
-    _tell_bad(found.bad, on_bad_sample=options.on_bad_sample)
+    _note_bad_samples(found.bad, on_bad_sample=options.on_bad_sample)
     line(out, f"{to}: the first {drawn} of epoch {epoch} of feed {wanted.name!r}, as every trial gets them")
 
 
-def _tell_bad(bad: tuple[BadSample, ...], *, on_bad_sample: str) -> None:
+def _note_bad_samples(bad: tuple[BadSample, ...], *, on_bad_sample: str) -> None:
     for sample in bad[:NAMED]:
         say_note(f"{sample.uri} cannot be prepared: {sample.reason}")
     if bad:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mbaas.base.units import count, number, percent
-from mbaas.cli.console import Address, AsJson, command, connect, examples, group, line, out, write_json
+from mbaas.cli.console import Address, AsJson, command, connect, examples, group, line, out, write_json, write_result
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,18 +24,25 @@ app = group(
 )
 
 GIVEN: Any = typer.Argument(
-    help="A preset (see [bold]mbaas simulate presets[/]), or a YAML file like it.",
-    metavar="PRESET|FILE.yaml",
-    show_default=False,
+    help="A preset (see [bold]mbaas simulate presets[/]), or a YAML file like it.", metavar="PRESET|FILE.yaml"
 )
 Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change a parameter; may be repeated.", metavar="NAME=VALUE"),
+    list[str] | None, typer.Option("--set", help="Change a parameter; may be repeated.", metavar="NAME=VALUE")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of sample sizes, orders and all other randomness.")]
+
+
+def _checked_plot(plot: Path | None) -> Path | None:
+    # Fails before the simulation if the file cannot be drawn.
+    if plot is not None:
+        from mbaas.tools.analysis import plots
+
+        plots.check_path(plot)
+    return plot
+
+
 Plot = Annotated[
-    Path | None,
-    typer.Option(help="Also draw it, into a .png or .svg file.", metavar="FILE", show_default=False),
+    Path | None, typer.Option(callback=_checked_plot, help="Also draw it, into a .png or .svg file.", metavar="FILE")
 ]
 
 
@@ -50,22 +56,13 @@ Plot = Annotated[
 def policies(
     system: Annotated[str | None, GIVEN] = None,
     from_feed: Annotated[
-        str | None,
-        typer.Option(
-            help="Simulate a running feed, which then compares its next epoch with the result.", show_default=False
-        ),
+        str | None, typer.Option(help="Simulate a running feed, which then compares its next epoch with the result.")
     ] = None,
     address: Address = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Number of epochs, instead of the one in the file.", show_default=False)
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs, instead of the one in the file.")] = None,
     policies: Annotated[
         str | None,
-        typer.Option(
-            help="Policies to simulate. Default: the policies in the file, or all.",
-            metavar="NAME,NAME",
-            show_default=False,
-        ),
+        typer.Option(help="Policies to simulate. Default: the policies in the file, or all.", metavar="NAME,NAME"),
     ] = None,
     change: Changes = None,
     plot: Plot = None,
@@ -79,7 +76,6 @@ def policies(
     from mbaas.tools.simulator import simulate
     from mbaas.tools.simulator.results import outcomes_table, plain_outcomes, policies_figure
 
-    _check_plot(plot)
     if (system is None) == (from_feed is None):
         raise ConfigError("give either a preset or file, or a running feed with --from-feed")
     if from_feed is not None:
@@ -89,10 +85,8 @@ def policies(
         described = _changed(_system_of(system or ""), changes)
         outcomes = list(simulate(described, _names(policies)))
     _draw(plot, policies_figure, described, outcomes)
-    if as_json:
-        write_json(json.dumps(plain_outcomes(described, outcomes)))
-    else:
-        out.print(outcomes_table(described, outcomes))
+    plain = plain_outcomes(described, outcomes)
+    write_result(plain, lambda: outcomes_table(described, outcomes), as_json=as_json)
 
 
 @command(
@@ -102,12 +96,10 @@ def policies(
 )
 def sweep(
     system: Annotated[str, GIVEN],
-    x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V", show_default=False)],
-    y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V", show_default=False)],
+    x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V")],
+    y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V")],
     policy: Annotated[str, typer.Option(help="Policy to simulate.")] = "mbaas",
-    versus: Annotated[
-        str | None, typer.Option(help="Show how many times as fast as this policy it is.", show_default=False)
-    ] = None,
+    versus: Annotated[str | None, typer.Option(help="Show how many times as fast as this policy it is.")] = None,
     change: Changes = None,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -121,15 +113,12 @@ def sweep(
     from mbaas.tools.simulator import sweep
     from mbaas.tools.simulator.results import axis_labels, plain_sweep, sweep_figure, sweep_table
 
-    _check_plot(plot)
     described = _changed(_system_of(system), change or [])
     axes = _axis(described, "--x", x), _axis(described, "--y", y)
     swept = sweep(described, policy=policy, x=axes[0], y=axes[1], versus=versus)
     _draw(plot, sweep_figure, described, swept)
-    if as_json:
-        write_json(json.dumps(plain_sweep(swept)))
-    else:
-        out.print(sweep_table(swept, labels=(axis_labels(axes[0]), axis_labels(axes[1]))))
+    labels = axis_labels(axes[0]), axis_labels(axes[1])
+    write_result(plain_sweep(swept), lambda: sweep_table(swept, labels=labels), as_json=as_json)
 
 
 @command(
@@ -138,8 +127,8 @@ def sweep(
     "mbaas simulate cache --policy minio --cached 0.5 --epochs 5 --plot hits.png",
 )
 def cache(
-    policy: Annotated[str, typer.Option(help="minio or lru.", show_default=False)],
-    cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.", show_default=False)],
+    policy: Annotated[str, typer.Option(help="minio or lru.")],
+    cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.")],
     epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 5,
     samples: Annotated[int, typer.Option(help="Samples of the dataset, all of one size.")] = 100_000,
     seed: Seed = 0,
@@ -154,19 +143,15 @@ def cache(
     from mbaas.tools.simulator.chance import POLICIES, hit_fractions
     from mbaas.tools.simulator.results import hit_rates_figure
 
-    _check_plot(plot)
     chosen = next((each for each in POLICIES if each == policy), None)  # the literal type, for type checkers
     if chosen is None:
         raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     hits = hit_fractions(chosen, cached=cached, epochs=epochs, samples=samples, seed=seed)
     _draw(plot, hit_rates_figure, policy, cached, hits)
-    if as_json:
-        found = {"policy": policy, "cached": cached, "epochs": epochs, "samples": samples, "seed": seed}
-        write_json(json.dumps({**found, "hit_fraction": hits}))
-    else:
-        line(out, f"Hit rate of a {policy} cache with {percent(cached)} of {samples:,} samples:")
-        for epoch, fraction in enumerate(hits):
-            line(out, f"  epoch {epoch}: {percent(fraction)}")
+    asked = {"policy": policy, "cached": cached, "epochs": epochs, "samples": samples, "seed": seed}
+    lines = [f"Hit rate of a {policy} cache with {percent(cached)} of {samples:,} samples:"]
+    lines += [f"  epoch {epoch}: {percent(fraction)}" for epoch, fraction in enumerate(hits)]
+    _write({**asked, "hit_fraction": hits}, "\n".join(lines), as_json=as_json)
 
 
 @command(
@@ -175,13 +160,10 @@ def cache(
     "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg",
 )
 def frequency(
-    workers: Annotated[int, typer.Option(help="Workers that divide each epoch among themselves.", show_default=False)],
-    epochs: Annotated[int, typer.Option(help="Number of epochs.", show_default=False)],
-    samples: Annotated[int, typer.Option(help="Samples of the dataset.", show_default=False)],
-    delta: Annotated[
-        float,
-        typer.Option(help="Reads of a sample above the mean, as a share of the mean.", show_default=False),
-    ],
+    workers: Annotated[int, typer.Option(help="Workers that divide each epoch among themselves.")],
+    epochs: Annotated[int, typer.Option(help="Number of epochs.")],
+    samples: Annotated[int, typer.Option(help="Samples of the dataset.")],
+    delta: Annotated[float, typer.Option(help="Reads of a sample above the mean, as a share of the mean.")],
     monte_carlo: Annotated[
         bool, typer.Option("--monte-carlo", help="Also count such samples in simulated orders.")
     ] = False,
@@ -197,20 +179,16 @@ def frequency(
     from mbaas.tools.simulator import frequency
     from mbaas.tools.simulator.results import frequency_figure
 
-    _check_plot(plot)
     found = frequency(workers=workers, epochs=epochs, samples=samples, delta=delta, monte_carlo=monte_carlo, seed=seed)
     _draw(plot, frequency_figure, found, samples=samples, workers=workers, epochs=epochs)
-    if as_json:
-        asked = {"workers": workers, "epochs": epochs, "samples": samples, "delta": delta, "seed": seed}
-        results = {"least": found.least, "expected": found.expected, "simulated": found.simulated}
-        write_json(json.dumps({**asked, **results}))
-    else:
-        counted = f"; counted: {found.simulated:,}" if found.simulated is not None else ""
-        line(
-            out,
-            f"In {epochs} epochs, one of {workers} workers reads {count(found.expected)} of {samples:,} samples at "
-            f"least {found.least} times; the mean is {number(epochs / workers)}{counted}.",
-        )
+    asked = {"workers": workers, "epochs": epochs, "samples": samples, "delta": delta, "seed": seed}
+    results = {"least": found.least, "expected": found.expected, "simulated": found.simulated}
+    counted = f"; counted: {found.simulated:,}" if found.simulated is not None else ""
+    sentence = (
+        f"In {epochs} epochs, one of {workers} workers reads {count(found.expected)} of {samples:,} samples at least "
+        f"{found.least} times; the mean is {number(epochs / workers)}{counted}."
+    )
+    _write({**asked, **results}, sentence, as_json=as_json)
 
 
 @command(
@@ -219,8 +197,8 @@ def frequency(
     "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json",
 )
 def imbalance(
-    nodes: Annotated[int, typer.Option(help="Number of nodes, which cache samples and train.", show_default=False)],
-    local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.", show_default=False)],
+    nodes: Annotated[int, typer.Option(help="Number of nodes, which cache samples and train.")],
+    local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.")],
     steps: Annotated[int, typer.Option(help="Minibatches to draw.")] = 1000,
     seed: Seed = 0,
     plot: Plot = None,
@@ -234,28 +212,21 @@ def imbalance(
     from mbaas.tools.simulator import imbalance
     from mbaas.tools.simulator.results import imbalance_figure
 
-    _check_plot(plot)
     found = imbalance(nodes=nodes, local_batch=local_batch, steps=steps, seed=seed)
     low, high = found.quantile(0.25), found.quantile(0.75)
     _draw(plot, imbalance_figure, found, nodes=nodes, local_batch=local_batch)
-    if as_json:
-        asked = {"nodes": nodes, "local_batch": local_batch, "steps": steps, "seed": seed}
-        write_json(json.dumps({**asked, "median": found.median, "p25": low, "p75": high}))
-    else:
-        line(
-            out,
-            f"{percent(found.median)} of a global minibatch is transferred (median of {steps:,} steps; middle half: "
-            f"{percent(low)} to {percent(high)}).",
-        )
+    asked = {"nodes": nodes, "local_batch": local_batch, "steps": steps, "seed": seed}
+    sentence = (
+        f"{percent(found.median)} of a global minibatch is transferred (median of {steps:,} steps; middle half: "
+        f"{percent(low)} to {percent(high)})."
+    )
+    _write({**asked, "median": found.median, "p25": low, "p75": high}, sentence, as_json=as_json)
 
 
 @command(app, "mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")
 def presets(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            help="Print this preset, or a machine by name, as a start for your own file.", show_default=False
-        ),
+        str | None, typer.Argument(help="Print this preset, or a machine by name, as a start for your own file.")
     ] = None,
 ) -> None:
     """List the systems and policies that ship with mbaas, or print the YAML of one system."""
@@ -266,6 +237,13 @@ def presets(
         return
     out.print(_grid({name: catalog.about(name) for name in catalog.names()}, "presets"))
     out.print(_grid({policy.name: policy.about for policy in POLICIES.values()}, "policies"))
+
+
+def _write(plain: dict[str, Any], text: str, *, as_json: bool) -> None:
+    if as_json:
+        write_json(plain)
+    else:
+        line(out, text)
 
 
 def _grid(rows: dict[str, str], title: str) -> Table:
@@ -319,14 +297,6 @@ def _axis(system: System, option: str, text: str) -> Axis:
 
 def _names(text: str | None) -> list[str] | None:
     return [name.strip() for name in text.split(",")] if text is not None else None
-
-
-def _check_plot(plot: Path | None) -> None:
-    # Fails before the simulation if the file cannot be drawn.
-    if plot is not None:
-        from mbaas.tools.analysis import plots
-
-        plots.check_path(plot)
 
 
 def _draw(plot: Path | None, make: Callable[..., Figure], *arguments: Any, **options: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -40,19 +39,14 @@ if TYPE_CHECKING:
     "mbaas status train --json | jq '.consumers\\[] | {name, stall_share}'",
 )
 def status(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Name of a feed. Default: a table of all feeds.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: a table of all feeds.")] = None,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C or the feed's end.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two updates of --watch.", min=0.1)] = 2.0,
     story: Annotated[
         str | None,
         typer.Option(
-            help="History of one consumer, prep worker, cache node or block, with times and causes.",
-            metavar="THING",
-            show_default=False,
+            help="History of one consumer, prep worker, cache node or block, with times and causes.", metavar="THING"
         ),
     ] = None,
     address: Address = None,
@@ -77,7 +71,8 @@ def status(
     with updated_page(live=watch) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # a watched feed may end
         while True:
             if as_json:
-                write_json(_json(name, found))
+                feeds = [to_json(feed, seen) for feed, seen in found.items()]
+                write_json(feeds if name is None else feeds[0])
             else:
                 show(_page(name, found, windows))
             if not watch:
@@ -91,7 +86,7 @@ def _show_story(name: str, thing: str, *, as_json: bool) -> None:
 
     lines = FeedControl.of(name).story(thing)
     if as_json:
-        write_json(json.dumps(lines))
+        write_json(lines)
     else:
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
@@ -100,22 +95,12 @@ def _page(name: str | None, found: Statuses, windows: dict[str, feed_view.RateWi
     rows = [
         (feed, seen, None if isinstance(seen, MbaasError) else windows[feed].add(seen)) for feed, seen in found.items()
     ]
-    pages = [feed_view.feed(seen, rates) for _, seen, rates in rows if rates and not isinstance(seen, MbaasError)]
+    pages = [feed_view.feed(seen, flow) for _, seen, flow in rows if flow and not isinstance(seen, MbaasError)]
     return Group(*pages) if pages and name is not None else feed_view.feeds(rows)
 
 
-def _json(name: str | None, found: Statuses) -> str:
-    feeds = [to_json(feed, seen) for feed, seen in found.items()]
-    return json.dumps(feeds if name is None else feeds[0])
-
-
 def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]:
-    """Return a snapshot as JSON types: the fields of `FeedStatus`, and values derived from them.
-
-    Args:
-        name: the feed's.
-        status: the snapshot, or the error instead.
-    """
+    """Return a feed's snapshot, or the error instead, as JSON types: `FeedStatus`, and values derived from it."""
     if status is None or isinstance(status, MbaasError):
         from mbaas.status import FeedStatus
 

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -28,21 +27,20 @@ from mbaas.cli.console import (
     table_of,
     updated_page,
 )
-from mbaas.cli.feed_view import STALL_ALARM, STATE_STYLES, RateWindow, bar, headline, state_of
+from mbaas.cli.feed_view import STALL_ALARM, STATE_STYLES, Flow, RateWindow, bar, headline, state_of
 from mbaas.errors import FeedNotFoundError, MbaasError
 
 if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus
     from mbaas.wire.consumers import ConsumerReport
-    from mbaas.wire.samples import FetchCounts
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Period of updates."""
 
 ANSWER_S = 10.0
 """Time without an answer after which a feed is shown as silent."""
 
-Seen: TypeAlias = "tuple[str, FeedStatus | MbaasError, FeedStatus | None]"
+Snapshots: TypeAlias = "tuple[str, FeedStatus | MbaasError, FeedStatus | None]"
 """A feed's name, its last snapshot and an earlier one; without a snapshot, the error instead."""
 
 AROUND_CONSUMERS = 8
@@ -55,13 +53,9 @@ LEAST_CONSUMERS = 3
 """Consumers of each feed that are shown even on a small terminal."""
 
 
-@command(
-    app,
-    "mbaas top            [dim]all running feeds[/]",
-    "mbaas top train",
-)
+@command(app, "mbaas top            [dim]all running feeds[/]", "mbaas top train")
 def top(
-    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.")] = None,
     address: Address = None,
 ) -> None:
     """Show feeds and their consumers live until Ctrl-C, updated every second; once if stdout is not a terminal.
@@ -81,12 +75,12 @@ def top(
             show(_page(seen, windows))
             if not out.is_terminal:
                 return
-            time.sleep(max(0.0, LOOK_S - (time.monotonic() - began)))
+            time.sleep(max(0.0, POLL_S - (time.monotonic() - began)))
             seen = statuses(name, within_s=ANSWER_S)
 
 
 def _page(seen: Statuses, windows: dict[str, RateWindow]) -> RenderableType:
-    shown: list[Seen] = []
+    shown: list[Snapshots] = []
     for feed, status in seen.items():
         if isinstance(status, MbaasError):
             shown.append((feed, status, None))
@@ -96,40 +90,7 @@ def _page(seen: Statuses, windows: dict[str, RateWindow]) -> RenderableType:
     return page(shown, lines=out.height if out.is_terminal else None)
 
 
-@dataclass(frozen=True)
-class Flow:
-    """A feed's totals over some seconds.
-
-    Attributes:
-        over_s: length of the time.
-        prepared, delivered: samples prepared, and delivered to consumers, summed over consumers.
-        fetched: the prepared samples, by source.
-        lately: True for the last seconds; False for all since the feed's start.
-    """
-
-    over_s: float
-    prepared: int
-    delivered: int
-    fetched: FetchCounts
-    lately: bool
-
-    @classmethod
-    def between(cls, before: FeedStatus, now: FeedStatus) -> Flow:
-        """Return the differences of two snapshots; the totals since the start if they are less than a second apart."""
-        passed = now.uptime_s - before.uptime_s
-        if passed < 1.0:  # in less time, the rate would depend on one or two blocks
-            up = max(now.uptime_s, 1e-9)
-            return cls(up, now.prepared_samples, now.delivered_samples, now.fetched, lately=False)
-        return cls(
-            passed,
-            now.prepared_samples - before.prepared_samples,
-            now.delivered_samples - before.delivered_samples,
-            now.fetched - before.fetched,
-            lately=True,
-        )
-
-
-def lately(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:
+def recent_report(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:
     """Return a consumer's totals over the ``over_s`` seconds since a snapshot; since it joined, if these are
     unknown.
     """
@@ -141,13 +102,10 @@ def lately(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -> Consu
     return consumer.report
 
 
-def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
+def page(feeds: Sequence[Snapshots], *, lines: int | None) -> RenderableType:
     """Return all feeds, stacked.
 
-    Args:
-        feeds: the snapshots of each.
-        lines: of the terminal; None shows all consumers. If there is no room for all, those with the most stall are
-            shown.
+    If the terminal's ``lines`` have no room for all consumers, those with the most stall are shown; None shows all.
     """
     if not feeds:
         return Text("no feed runs on this cluster", style="dim")
@@ -163,12 +121,12 @@ def page(feeds: Sequence[Seen], *, lines: int | None) -> RenderableType:
 
 
 def _feed(status: FeedStatus, before: FeedStatus, most: int | None) -> RenderableType:
-    reports = {each.name: lately(each, before, status.uptime_s - before.uptime_s) for each in status.consumers}
+    reports = {each.name: recent_report(each, before, status.uptime_s - before.uptime_s) for each in status.consumers}
     return Group(headline(status), _figures(status, Flow.between(before, status)), _consumers(status, reports, most))
 
 
 def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
-    over = f"last {seconds(round(flow.over_s))}" if flow.lately else "since the start"
+    over = f"last {seconds(round(flow.over_s))}" if flow.is_recent else "since the start"
     reuse = number(flow.delivered / flow.prepared) if flow.prepared else "-"
     rates = [worker.samples_per_s for worker in status.workers if worker.samples_per_s]
     each = f", {count(sum(rates) / len(rates))}/s each while they prepare" if rates else ""
@@ -179,7 +137,7 @@ def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
-    made = f"{count(flow.prepared / flow.over_s)}/s prepared, {count(flow.delivered / flow.over_s)}/s delivered"
+    made = f"{count(flow.prepared_per_s)}/s prepared, {count(flow.delivered_per_s)}/s delivered"
     grid.add_row("samples", Text.assemble(made, f", each {reuse} times", (f"  {over}", "dim")))
     grid.add_row("bytes", Text.assemble(read or "nothing read", f", cache hits {hits}", (f"  {workers}", "dim")))
     staged, cached = bar(status.staged_bytes, status.staging_bytes), bar(status.cached_bytes, status.cache_bytes)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from mbaas.base import validation
-from mbaas.cli.console import AsJson, app, command, out, write_json
+from mbaas.cli.console import AsJson, app, command, write_result
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,25 +27,20 @@ if TYPE_CHECKING:
     "mbaas what-if a.json --gpu gpu.yaml    [dim]decode on the CPU, or on the GPU?[/]",
 )
 def what_if(
-    measured: Annotated[
-        Path, typer.Argument(help="A file written by `mbaas analyze --save`.", metavar="FILE.json", show_default=False)
-    ],
+    measured: Annotated[Path, typer.Argument(help="A file written by `mbaas analyze --save`.", metavar="FILE.json")],
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one of nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
     ] = None,
     curve: Annotated[
-        str | None,
-        typer.Option(help="Predict several values of one parameter.", metavar="NAME=V,V", show_default=False),
+        str | None, typer.Option(help="Predict several values of one parameter.", metavar="NAME=V,V")
     ] = None,
     machines: Annotated[
-        Path | None,
-        typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
+        Path | None, typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml")
     ] = None,
     epochs: Annotated[int, typer.Option(help="Number of epochs, for --machines.")] = 90,
     gpu: Annotated[
-        Path | None,
-        typer.Option(help="Measurements on a GPU; see docs/analyze.md.", metavar="FILE.yaml", show_default=False),
+        Path | None, typer.Option(help="Measurements on a GPU; see docs/analyze.md.", metavar="FILE.yaml")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -89,18 +84,12 @@ def what_if(
         crosses = said.made(lambda: crossing(rates, asked, on_gpu))
     if crosses is not None:
         answer["gpu"] = {**plain_fields(crosses), "options": crosses.options}
-    if as_json:
-        write_json(json.dumps(answer))
-    else:
-        out.print(what_if_page(rates, setup, asked, curve=drawn, offered=offered, crosses=crosses))
+    view = partial(what_if_page, rates, setup, asked, curve=drawn, offered=offered, crosses=crosses)
+    write_result(answer, view, as_json=as_json)
 
 
 def load(file: Path) -> tuple[Rates, Setup]:
-    """Read the rates and the setup of a saved analysis.
-
-    Raises:
-        ConfigError: the file does not contain one.
-    """
+    """Read the rates and the setup of a saved analysis; raise ConfigError for any other file."""
     from mbaas.base import files
     from mbaas.model.rates import Rates, Setup
 
@@ -117,11 +106,7 @@ def load(file: Path) -> tuple[Rates, Setup]:
 
 
 def changed(setup: Setup, changes: list[str]) -> Setup:
-    """Return the setup with each "name=value" applied.
-
-    Raises:
-        ConfigError: an unknown name, or an invalid value.
-    """
+    """Return the setup with each "name=value" applied; raise ConfigError for an unknown name or invalid value."""
     from mbaas.model.rates import Setup
 
     for change in changes:
@@ -135,11 +120,7 @@ def changed(setup: Setup, changes: list[str]) -> Setup:
 
 
 def read_curve(text: str) -> tuple[str, list[float]]:
-    """Parse "name=value,value,...".
-
-    Raises:
-        ConfigError: an unknown name, or invalid values.
-    """
+    """Parse "name=value,value,..."; raise ConfigError for an unknown name or invalid values."""
     from mbaas.model.pace import PARAMETERS
 
     name, _, values = text.partition("=")
@@ -149,11 +130,7 @@ def read_curve(text: str) -> tuple[str, list[float]]:
 
 
 def value(name: str, text: str) -> Any:
-    """Parse the value of a field of `Setup`: a size with a unit, on or off, or a number.
-
-    Raises:
-        ConfigError: an invalid value.
-    """
+    """Parse the value of a field of `Setup`: a size with a unit, on or off, or a number; raise ConfigError."""
     from mbaas.model.rates import Setup
 
     # the annotation has the unit: "20 GB" is valid for cache_bytes, but not for trials
@@ -161,11 +138,7 @@ def value(name: str, text: str) -> Any:
 
 
 def read_machines(file: Path) -> list[MachineType]:
-    """Read a price list: YAML, a mapping from the name of a machine to the fields of `MachineType`.
-
-    Raises:
-        ConfigError: an invalid entry; contains the line.
-    """
+    """Read a price list: YAML, machine -> fields of `MachineType`. A ConfigError has the line of an invalid entry."""
     from mbaas.base import files
     from mbaas.tools.analysis.advice import MachineType
 

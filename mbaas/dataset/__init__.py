@@ -45,22 +45,15 @@ __all__ = [
     "synthetic",
 ]
 
+_OF_FOLDERS = ("ARRAY_EXTENSIONS", "AUDIO_EXTENSIONS", "IMAGE_EXTENSIONS", "read_arrays", "read_audio", "read_images")
+_FORMATS = ("coco", "huggingface", "manifest", "parquet", "tfrecord", "webdataset")
+
 # The reading functions need much of Arrow. They are imported on first use, because no actor of a feed needs them.
 __getattr__ = imported_late(
     __name__,
     {
         "concat": "mbaas.dataset.concatenation",
-        "ARRAY_EXTENSIONS": "mbaas.dataset.readers.folders",
-        "AUDIO_EXTENSIONS": "mbaas.dataset.readers.folders",
-        "IMAGE_EXTENSIONS": "mbaas.dataset.readers.folders",
-        "read_arrays": "mbaas.dataset.readers.folders",
-        "read_audio": "mbaas.dataset.readers.folders",
-        "read_coco": "mbaas.dataset.readers.coco",
-        "read_huggingface": "mbaas.dataset.readers.huggingface",
-        "read_images": "mbaas.dataset.readers.folders",
-        "read_manifest": "mbaas.dataset.readers.manifest",
-        "read_parquet": "mbaas.dataset.readers.parquet",
-        "read_tfrecord": "mbaas.dataset.readers.tfrecord",
-        "read_webdataset": "mbaas.dataset.readers.webdataset",
+        **dict.fromkeys(_OF_FOLDERS, "mbaas.dataset.readers.folders"),
+        **{f"read_{name}": f"mbaas.dataset.readers.{name}" for name in _FORMATS},
     },
 )

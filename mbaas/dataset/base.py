@@ -18,6 +18,7 @@ from mbaas.dataset.subsets import (
     arrow_columns,
     balanced_draws,
     checked_ids,
+    drawn_ids,
     fingerprint_of_part,
     is_whole,
     matching_ids,
@@ -261,7 +262,7 @@ class Dataset(ABC):
 
     def _drawn(self, draws: Draws, each_epoch: bool) -> Dataset:
         if not each_epoch:
-            return self._chosen(draws.once())
+            return self._chosen(drawn_ids(draws))
         return RedrawnDataset.of(self, draws)
 
     def _chosen(self, ids: Ids) -> Dataset:
@@ -448,10 +449,10 @@ class RedrawnDataset(Subset):
                 "read it under another name, or draw with each_epoch=False"
             )
         there = np.flatnonzero(draws.weights > 0)
-        fingerprint, draws = draws.fingerprint(dataset.fingerprint), draws.among(there)
+        fingerprint, draws = draws.fingerprint(dataset.fingerprint), draws.part(there)
         # Samples that are never drawn should not take part in cache planning.
         inner = dataset if len(there) == len(dataset) else dataset.select(there)
-        return cls(dataset.root, dataset.class_names, fingerprint, inner=inner, ids=draws.of_epoch(0), draws=draws)
+        return cls(dataset.root, dataset.class_names, fingerprint, inner=inner, ids=drawn_ids(draws, 0), draws=draws)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -465,7 +466,7 @@ class RedrawnDataset(Subset):
         return self.inner
 
     def stored_ids(self, sample_ids: Ids, epoch: int) -> Ids:
-        return self.draws.of_epoch(epoch)[sample_ids]
+        return drawn_ids(self.draws, epoch)[sample_ids]
 
     def values_in(self, epoch: int, sample_ids: Ids) -> Arrays:
         drawn = self.stored_ids(sample_ids, epoch)

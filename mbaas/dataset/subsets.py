@@ -172,7 +172,7 @@ def arrow_columns(dataset: Samples, ids: Ids) -> dict[str, pa.Array]:
     import pyarrow as pa
 
     values = dataset.values(ids)
-    columns = {name: _arrow(array) for name, array in values.items()}
+    columns = {name: arrow_array(array) for name, array in values.items()}
     for field in dataset.fields:
         if field.categories:
             names = pa.array(field.categories, pa.string())
@@ -183,13 +183,13 @@ def arrow_columns(dataset: Samples, ids: Ids) -> dict[str, pa.Array]:
     return columns
 
 
-def _arrow(array: Column) -> pa.Array:
-    # One level of lists for each axis after the first.
+def arrow_array(array: Column) -> pa.Array:
+    """Return a column as an Arrow array, with one level of lists for each axis after the first."""
     import pyarrow as pa
 
     if isinstance(array, Packed):
         inner, bounds = array.own()
-        return pa.LargeListArray.from_arrays(pa.array(bounds), _arrow(inner))
+        return pa.LargeListArray.from_arrays(pa.array(bounds), arrow_array(inner))
     values = pa.array(np.ascontiguousarray(array).ravel())
     for size in reversed(array.shape[1:]):
         values = pa.FixedSizeListArray.from_arrays(values, size)
@@ -228,31 +228,6 @@ def matching_ids(dataset: Samples, expression: Expression) -> Ids:
 # ---- weighted draws ----
 
 
-def drawn_by_weight(
-    weights: NDArray[np.float64],
-    samples: int,
-    seed: int,
-    strata: NDArray[Any] | None = None,
-    epoch: int | None = None,
-) -> Ids:
-    """Draw sample ids in proportion to their weights: int64[samples], ascending; for all epochs if ``epoch`` is None.
-
-    This is systematic sampling (Madow, "On the theory of systematic sampling, II", 1949). The weights are laid end to
-    end on a line, in random order. Evenly spaced points with a random start then select samples. A sample with ``e``
-    expected draws is drawn floor(e) or ceil(e) times. Independent draws would leave out a third of all samples at equal
-    weights. See `Draws` for the other arguments.
-    """
-    there = np.flatnonzero(weights > 0)
-    order, start = drawing_chance(len(there), seed, epoch)
-    ids = there[order]
-    if strata is not None:
-        ids = ids[np.argsort(strata[ids], kind="stable")]  # grouped by stratum, in random order within each
-    ends = np.cumsum(weights[ids])
-    # The number of points before the end of each weight. Rounding moves no point beyond the last weight.
-    passed = np.minimum(np.floor(ends / ends[-1] * samples + start), samples).astype(np.int64)
-    return np.sort(np.repeat(ids, np.diff(passed, prepend=0)))
-
-
 @dataclass(frozen=True, eq=False)
 class Draws:
     """Parameters of draws from a dataset.
@@ -269,15 +244,7 @@ class Draws:
     seed: int
     strata: NDArray[Any] | None = None
 
-    def once(self) -> Ids:
-        """Return the draws that hold for all epochs: int64[samples], ascending."""
-        return drawn_by_weight(self.weights, self.samples, self.seed, self.strata)
-
-    def of_epoch(self, epoch: int) -> Ids:
-        """Return the draws of an epoch: int64[samples], ascending, read-only."""
-        return _drawn(self, epoch)
-
-    def among(self, ids: Ids) -> Draws:
+    def part(self, ids: Ids) -> Draws:
         """Return the same draws for a dataset of only the samples ``ids``, which include all with positive weight."""
         return Draws(self.weights[ids], self.samples, self.seed, None if self.strata is None else self.strata[ids])
 
@@ -291,10 +258,25 @@ class Draws:
 
 
 @lru_cache(maxsize=4)  # epochs in flight at the same time; a million draws take 8 MB and a third of a second
-def _drawn(draws: Draws, epoch: int) -> Ids:
-    ids = drawn_by_weight(draws.weights, draws.samples, draws.seed, draws.strata, epoch)
-    ids.flags.writeable = False
-    return ids
+def drawn_ids(draws: Draws, epoch: int | None = None) -> Ids:
+    """Return the draws of an epoch, or (None) those that hold for all epochs: int64[samples], ascending, read-only.
+
+    This is systematic sampling (Madow, "On the theory of systematic sampling, II", 1949). The weights are laid end to
+    end on a line, in random order. Evenly spaced points with a random start then select samples. A sample with ``e``
+    expected draws is drawn floor(e) or ceil(e) times. Independent draws would leave out a third of all samples at equal
+    weights.
+    """
+    there = np.flatnonzero(draws.weights > 0)
+    order, start = drawing_chance(len(there), draws.seed, epoch)
+    ids = there[order]
+    if draws.strata is not None:
+        ids = ids[np.argsort(draws.strata[ids], kind="stable")]  # grouped by stratum, in random order within each
+    ends = np.cumsum(draws.weights[ids])
+    # The number of points before the end of each weight. Rounding moves no point beyond the last weight.
+    passed = np.minimum(np.floor(ends / ends[-1] * draws.samples + start), draws.samples).astype(np.int64)
+    drawn = np.sort(np.repeat(ids, np.diff(passed, prepend=0)))
+    drawn.flags.writeable = False
+    return drawn
 
 
 def weighted_draws(dataset: Samples, weights: Any, samples: int | None, seed: int) -> Draws:

@@ -144,7 +144,6 @@ class ShardDataset(TableDataset):
     shards: Mapping[str, int]
 
     def byte_range(self, sample_id: int) -> ByteRange:
-        """Return the location of one sample's bytes."""
         name = self._name(sample_id)
         shard = name.partition(IN_SHARD)[0]
         offset, length = self._span(sample_id)

@@ -1,4 +1,4 @@
 """Pictures of prepared samples, for `mbaas show` and for notebooks.
 
-`preview` prepares the first samples of an epoch, `samples` draws them, and `grid` draws images side by side.
+`samples` prepares the first samples of an epoch and draws them, and `grid` draws images side by side.
 """

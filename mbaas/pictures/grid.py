@@ -145,7 +145,6 @@ def draw(cells: Sequence[Cell], to: Path | IO[bytes], *, title: Sequence[str], m
 
 
 def _figure(size: tuple[int, int]) -> Figure:
-    """Make an empty white figure whose coordinates are pixels."""
     from matplotlib.figure import Figure  # lazy: the import takes a second, and most commands draw nothing
 
     dpi = 72  # makes a point, the unit of font sizes, equal to a pixel

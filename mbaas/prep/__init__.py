@@ -7,7 +7,6 @@
 `header`           headers of images: format, size, orientation
 `decode`           pixels of images, by libjpeg-turbo and OpenCV
 `sound`            audio files
-`array_files`      npy, npz and raw files
 `decoded`          decoded samples: containers, memory, and their way to a cache
 `image_part`       the images of a part: headers before, memory after
 `geometry`         the plan of a part's steps; boxes

@@ -47,7 +47,7 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     else:
         data = _still(data) if header.is_animated else data
         otherwise = f"corrupt {_NAMES[header.format]}: its pixels cannot be decompressed"
-        image = _with_header_size(_decode_by_opencv(data, otherwise), header)
+        image = _decode_by_opencv(data, header, otherwise)
     return image if upright else _turned(image, header.orientation)
 
 
@@ -82,13 +82,14 @@ def _still(png: memoryview) -> memoryview:
     return memoryview(still)
 
 
-def _decode_by_opencv(data: memoryview, otherwise: str) -> Image:
+def _decode_by_opencv(data: memoryview, header: Header, otherwise: str) -> Image:
     try:
         image = cast("Image | None", cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV_FLAGS))
     except cv2.error as error:
         raise UndecodableError(f"OpenCV refuses it: {error}") from error
     if image is None:
         raise UndecodableError(otherwise)
+    _check_size(image.shape, header)
     return image
 
 
@@ -109,7 +110,8 @@ def _decode_whole(data: memoryview, header: Header, scratch: Scratch) -> Image:
     except ValueError as error:
         complaint = str(error)
     else:
-        return _with_header_size(image, header)
+        _check_size(image.shape, header)
+        return image
     if any(word in complaint.lower() for word in _DAMAGE):
         raise UndecodableError(f"corrupt JPEG: {complaint}")
     # Irregular but harmless, such as stray bytes between segments: OpenCV continues where simplejpeg gives up.
@@ -120,17 +122,13 @@ def _decode_whole(data: memoryview, header: Header, scratch: Scratch) -> Image:
         raise UndecodableError(f"corrupt JPEG: {complaint}") from None
     except KeyError:  # simplejpeg has no name for this chroma subsampling
         height, width = header.height, header.width
-    _check_size(height, width, header)
-    return _with_header_size(_decode_by_opencv(data, f"corrupt JPEG: {complaint}"), header)
+    _check_size((height, width), header)
+    return _decode_by_opencv(data, header, f"corrupt JPEG: {complaint}")
 
 
-def _with_header_size(image: Image, header: Header) -> Image:
-    """Return the image if its size matches the header; crop windows were chosen from the header's size."""
-    _check_size(image.shape[0], image.shape[1], header)
-    return image
-
-
-def _check_size(height: int, width: int, header: Header) -> None:
+def _check_size(shape: tuple[int, ...], header: Header) -> None:
+    """Raise UndecodableError unless a size matches the header, from which crop windows were chosen."""
+    height, width, *_ = shape
     if (height, width) != (header.height, header.width):
         said = f"{header.width}x{header.height}"
         name = _NAMES[header.format]

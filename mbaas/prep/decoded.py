@@ -231,23 +231,11 @@ class DecodedRows:
                 return None
             self._places[row], self._end = _Place(start, nbytes), start + nbytes
         container = self._memory[start : start + nbytes]
+        axes = (len(shape), dtype.kind.encode(), dtype.itemsize)
         lengths = (*shape, *(0,) * (MOST_AXES - len(shape)))
-        height, width = original or (0, 0)
+        header = (MAGIC, _VERSION, applied, *axes, _ENGINES.index(made_by), *(original or (0, 0)), *lengths)
         container[:HEADER_BYTES] = 0
-        _HEADER.pack_into(
-            container.data,
-            0,
-            MAGIC,
-            _VERSION,
-            applied,
-            len(shape),
-            dtype.kind.encode(),
-            dtype.itemsize,
-            _ENGINES.index(made_by),
-            height,
-            width,
-            *lengths,
-        )
+        _HEADER.pack_into(container.data, 0, *header)
         _CHECKSUM.pack_into(container.data, _CHECKED_BYTES, zlib.crc32(container[:_CHECKED_BYTES].data))
         end = HEADER_BYTES + math.prod(shape) * dtype.itemsize
         container[end:] = 0
@@ -305,12 +293,10 @@ class DecodedRow:
         return sealed(room)
 
     def drop(self) -> None:
-        """See `DecodedRows.drop`."""
         self._keep.drop(self._row)
 
 
 def sealed(values: Array) -> Array:
-    """Return a read-only view of an array."""
     view = values.view()
     view.flags.writeable = False
     return view

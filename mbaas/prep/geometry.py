@@ -5,8 +5,7 @@ All random parameters of a block are drawn before any pixel is touched, so all e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from mbaas.errors import DatasetError
 from mbaas.samples.fields import Arrays, Column, Packed
 from mbaas.samples.order import uniforms
 from mbaas.transforms import ColorJitter, Map, RandomHorizontalFlip, Transform
-from mbaas.transforms.base import BoxesNow, Drawn, Flips, Recolorings, Step, Windows, WindowTransform
-from mbaas.transforms.boxes import Boxes, BoxFormat, moved_dtype
+from mbaas.transforms.base import BoxState, DrawInputs, Flips, Recolorings, Step, Windows, WindowTransform
+from mbaas.transforms.on_image import Boxes, BoxFormat, moved_dtype
 
 Edges = NDArray[np.float64]
 """[total, 4]: left, top, right and bottom of each box, in pixels."""
@@ -44,7 +43,7 @@ def plan(
     epoch: int,
     sample_ids: NDArray[np.int64],
     sizes: NDArray[np.int64],
-    boxes: BoxesNow | None = None,
+    boxes: BoxState | None = None,
 ) -> list[Step]:
     """Draw the steps of ``stages`` (without Maps) for n samples at once; one by one would be slower.
 
@@ -52,12 +51,17 @@ def plan(
         sizes: int64[n, 2], (height, width) of the images in pixels.
         boxes: boxes before the first step; required if a transform depends on boxes.
     """
+
+    def further(substream: int) -> Callable[[NDArray[np.int64], int, int], NDArray[np.float64]]:
+        return lambda rows, first, count: uniforms(
+            seed, epoch, sample_ids[rows], substream=substream, draws=count, first=first
+        )
+
     steps: list[Step] = []
     for substream, transform in stages:
         u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
         if isinstance(transform, WindowTransform):
-            more = partial(_more, seed, epoch, sample_ids, substream)
-            steps.append(transform.windows(Drawn(u, sizes[:, 0], sizes[:, 1], boxes, more)))
+            steps.append(transform.windows(DrawInputs(u, sizes[:, 0], sizes[:, 1], boxes, further(substream))))
         elif isinstance(transform, RandomHorizontalFlip):
             steps.append(Flips(transform.flips(u)))
         elif isinstance(transform, ColorJitter):
@@ -68,18 +72,6 @@ def plan(
         boxes = None if boxes is None else boxes_after(boxes, sizes, steps[-1])
         sizes = sizes_after(sizes, steps[-1])
     return steps
-
-
-def _more(
-    seed: int,
-    epoch: int,
-    sample_ids: NDArray[np.int64],
-    substream: int,
-    rows: NDArray[np.int64],
-    first: int,
-    count: int,
-) -> NDArray[np.float64]:
-    return uniforms(seed, epoch, sample_ids[rows], substream=substream, draws=count, first=first)
 
 
 def move_boxes(
@@ -112,7 +104,7 @@ def move_boxes(
     return {**known, **new}, kept
 
 
-def boxes_before(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxesNow:
+def boxes_before(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> BoxState:
     """Return the boxes of n samples before the first step. Arguments and errors as for `move_boxes`."""
     column = packed(known[boxes.field])
     lengths = column.lengths
@@ -126,10 +118,10 @@ def boxes_before(boxes: Boxes, known: Arrays, sizes: NDArray[np.int64]) -> Boxes
             )
     owner = np.repeat(np.arange(len(lengths)), lengths)
     edges = _clipped(edges_of(column.own()[0], boxes.format), sizes[owner])
-    return BoxesNow(edges, owner, np.ones(len(owner), np.bool_))
+    return BoxState(edges, owner, np.ones(len(owner), np.bool_))
 
 
-def boxes_after(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesNow:
+def boxes_after(boxes: BoxState, sizes: NDArray[np.int64], step: Step) -> BoxState:
     """Apply a step to the boxes of n images with these sizes (height, width)."""
     edges, owner, kept = boxes.edges, boxes.owner, boxes.kept
     if isinstance(step, Windows):
@@ -144,7 +136,7 @@ def boxes_after(boxes: BoxesNow, sizes: NDArray[np.int64], step: Step) -> BoxesN
         edges = edges.copy()
         edges[:, 0] = np.where(mirrored, widths - right, left)
         edges[:, 2] = np.where(mirrored, widths - left, right)
-    return BoxesNow(edges, owner, kept)
+    return BoxState(edges, owner, kept)
 
 
 def sizes_after(sizes: NDArray[np.int64], step: Step) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ to end. Only the results of a Map have unknown sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -20,7 +20,7 @@ from mbaas.prep.geometry import boxes_before, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError, peek
 from mbaas.samples.fields import ANNOTATED_SIZE, Arrays, Column, Packed
 from mbaas.transforms import Map, Pipeline
-from mbaas.transforms.base import BoxesNow, Step
+from mbaas.transforms.base import BoxState, Step
 
 Array = NDArray[Any]
 
@@ -54,7 +54,7 @@ class PartInput:
         # Two columns even without rows.
         return np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)
 
-    def boxes(self, pipeline: Pipeline) -> BoxesNow | None:
+    def boxes(self, pipeline: Pipeline) -> BoxState | None:
         """Return the boxes on the images, if a transform depends on boxes; see `mbaas.prep.geometry.boxes_before`."""
         if pipeline.boxes is None or not any(transform.needs_boxes for transform in pipeline.transforms):
             return None
@@ -127,8 +127,6 @@ def _as_annotated(header: Header, height: int, width: int) -> Header:
 
 
 class ImageMemory(Protocol):
-    """Memory for the images of a block."""
-
     def at(self, row: int) -> Array | None:
         """Return memory of the image's shape, to prepare it in place; None if the shape is not known yet."""
 
@@ -146,9 +144,9 @@ def image_memory(block: PartInput, pipeline: Pipeline, steps: list[Step], out: A
     """
     most = pipeline.most_pixels
     if most is None:
-        return _OneSize(out)
+        return _PlannedImages(out)
     if any(isinstance(each, Map) for each in pipeline.transforms):
-        return _AsMade(out, most)
+        return _UnplannedImages(out, most)
     sizes = sizes_after_all(block.sizes, steps)
     large = sizes.prod(axis=1) > most
     block.bad.extend(
@@ -156,41 +154,25 @@ def image_memory(block: PartInput, pipeline: Pipeline, steps: list[Step], out: A
     )
     shapes = np.zeros((len(out), 2), np.int64)
     shapes[np.array(block.rows, np.intp)[~large]] = sizes[~large]
-    return _Planned(Packed.within(out, shapes))
+    return _PlannedImages(Packed.within(out, shapes))
 
 
-class _OneSize:
-    def __init__(self, out: Array) -> None:
-        self._out = out
+class _PlannedImages:
+    """Rows of ``column``; an image that is too large has no pixels there."""
 
-    def at(self, row: int) -> Array:
-        return self._out[row]
-
-    def put(self, row: int, image: Array, into: Array | None) -> None:
-        if image is not into:
-            deliver(image, self._out[row])
-
-    def made(self) -> Column:
-        return self._out
-
-
-class _Planned:
-    # An image that is too large has no pixels.
-    def __init__(self, column: Packed) -> None:
+    def __init__(self, column: Column) -> None:
         self._column = column
-
-    def at(self, row: int) -> Array:
-        return self._column.value(row)
+        self.at: Callable[[int], Array] = column.value if isinstance(column, Packed) else column.__getitem__
 
     def put(self, row: int, image: Array, into: Array | None) -> None:
         if image is not into:
-            deliver(image, self._column.value(row))
+            deliver(image, self.at(row))
 
     def made(self) -> Column:
         return self._column
 
 
-class _AsMade:
+class _UnplannedImages:
     # Sizes become known while images are made, so each gets memory for the largest at first.
     def __init__(self, out: Array, most: int) -> None:
         self._out, self._most = out, most

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from types import TracebackType
 
 STDERR = 2
 """File descriptor of standard error, which Ray writes to the log of the worker's process."""
@@ -46,9 +45,7 @@ class StallWatchdog:
     def __enter__(self) -> None:
         self._moved(1)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._moved(-1)
 
     def _moved(self, change: int) -> None:
@@ -104,7 +101,6 @@ class SampleThreads:
             done.result()
 
     def close(self) -> None:
-        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
 

@@ -8,6 +8,7 @@ Vorbis, Opus and ADPCM depend on earlier data.
 from __future__ import annotations
 
 import functools
+import io
 import math
 import os
 from contextlib import suppress
@@ -54,8 +55,8 @@ class _LowEstimateError(UndecodableError):
     """libsndfile underestimated the length of an MP3."""
 
 
-class _Encoded:
-    # A file object for libsndfile. MPEG audio without an ID3 tag gets a short, empty one (or one of `tag_bytes`).
+class _SoundFile(io.BytesIO):
+    # A file for libsndfile. MPEG audio without an ID3 tag gets a short, empty one (or one of `tag_bytes`).
     # Otherwise libsndfile first looks for a resource fork in the current folder. If there is a file `._` or a folder
     # `.AppleDouble`, it takes the audio for Sound Designer II.
     def __init__(self, encoded: memoryview, tag_bytes: int = 0) -> None:
@@ -65,23 +66,14 @@ class _Encoded:
         if tag_bytes:
             size = bytes(tag_bytes >> bits & 0x7F for bits in (21, 14, 7, 0))
             encoded = memoryview(b"".join((b"ID3\x04\0\0", size, bytes(tag_bytes), encoded)))
-        self._bytes, self._at = encoded, 0
+        super().__init__(encoded)
+        self._nbytes = len(encoded)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        # Ignore negative offsets: an exception would only be printed, as it cannot pass through libsndfile.
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._bytes)}[whence]
-        if base + offset >= 0:  # a damaged file may cause a seek before its beginning
-            self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, into: Any) -> int:
-        found = self._bytes[self._at : self._at + len(into)]
-        into[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+        # A damaged file may cause a seek before its beginning. That is ignored: an exception would only be printed, as
+        # it cannot pass through libsndfile.
+        to = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: self._nbytes}[whence]
+        return super().seek(to) if to >= 0 else self.tell()
 
 
 class SoundDecoder:
@@ -126,7 +118,7 @@ class SoundDecoder:
     ) -> tuple[NDArray[np.float32], bool]:
         begins = f"; it starts with {bytes(encoded[:12])!r}" if len(encoded) else "; the file is empty (0 bytes)"
         try:
-            with self._soundfile.SoundFile(_Encoded(encoded, tag_bytes)) as file:
+            with self._soundfile.SoundFile(_SoundFile(encoded, tag_bytes)) as file:
                 begins = ""  # the first bytes of a valid audio file explain nothing
                 rate = int(file.samplerate)
                 sound, is_window = self._read(file, _has_length(file, encoded), window, u)

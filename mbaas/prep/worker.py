@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mbaas.cache.reader import CacheReader, EncodedRows, FetchReply
-from mbaas.cache.slab import PassingReason
+from mbaas.cache.slab import TemporaryReason
 from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
 from mbaas.memory import pinned, slots
@@ -74,9 +74,6 @@ class _Work:
     readers: dict[str, CacheReader] = field(default_factory=dict)
     free_since: float = 0.0
     cpu_before_s: float = 0.0
-
-    def is_of(self, dataset: Dataset, brief: WorkerBrief) -> bool:
-        return _identity(self.dataset, self.brief) == _identity(dataset, brief)
 
     def epoch_of(self, request: PartRequest) -> int:
         """Return the epoch that seeds the random transforms of a part."""
@@ -160,7 +157,7 @@ class PrepWorker:
 
         Without effect if nothing changed, so that a restarted coordinator can engage the existing workers again.
         """
-        if self._work is not None and self._work.is_of(dataset, brief):
+        if self._work is not None and _identity(self._work.dataset, self._work.brief) == _identity(dataset, brief):
             return
         # Build the new work completely before publishing it: other threads see all or nothing, and if the engine cannot
         # be made, the worker stays as it was.
@@ -236,7 +233,7 @@ class PrepWorker:
         encoded, unread = work.spread(request, ids, encoded, reply.errors)
         # Samples that are left out anyway need no retry.
         reasons = unread | _rows_of(ids, leave_out)
-        if any(isinstance(reason, PassingReason) for reason in reasons.values()):
+        if any(isinstance(reason, TemporaryReason) for reason in reasons.values()):
             return _nothing_of(work, request, ids, reasons)
         with self._lock:
             # After a reassignment, the engine of the previous work is closed.
@@ -393,7 +390,7 @@ def _nothing_of(
     work: _Work, request: PartRequest, ids: NDArray[np.int64], reasons: dict[int, str]
 ) -> tuple[BlockMeta, Arrays]:
     """Return the result for a part that must wait for storage."""
-    row, reason = next((row, str(why)) for row, why in sorted(reasons.items()) if isinstance(why, PassingReason))
+    row, reason = next((row, str(why)) for row, why in sorted(reasons.items()) if isinstance(why, TemporaryReason))
     away = work.bad(request, int(ids[row]), reason)
     meta = BlockMeta(
         block=request.block,

@@ -39,11 +39,6 @@ class Form:
     rate: int = 0
     channels: int = 1
 
-    @property
-    def differs(self) -> bool:
-        """True if the lengths of leading axes differ between samples."""
-        return self.differing > 0
-
 
 class UnfitError(Exception):
     """A sample cannot be transformed. The message is one clause, which becomes part of a `BadSampleError`."""
@@ -81,16 +76,10 @@ class ArrayWindow(ArrayTransform, ABC):
     size: int | tuple[int, ...]
 
     def __post_init__(self) -> None:
-        where = f"{type(self).__name__}'s size"
-        given = self.size if isinstance(self.size, (list, tuple)) else (self.size,)
-        if not given:
-            raise checks.refused(where, "must have a length for at least one axis", self.size)
-        sizes = tuple(checks.whole(where, length, least=1, most=2**40) for length in given)
-        self._set("size", sizes if isinstance(self.size, (list, tuple)) else sizes[0])
+        self._check("size", checks.lengths if isinstance(self.size, (list, tuple)) else checks.whole)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Lengths along the leading axes."""
         return self.size if isinstance(self.size, tuple) else (self.size,)
 
     def result(self, form: Form) -> Form:

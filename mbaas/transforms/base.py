@@ -13,11 +13,30 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.errors import ConfigError
+from mbaas.transforms import checks
+
 Size = tuple[int, int]
 """(height, width) in pixels."""
 
 
-class Transform:
+class Parameters:
+    """Base of frozen dataclasses that check their parameters and store each in its canonical type."""
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check(self, name: str, check: Callable[..., object], **limits: Any) -> None:
+        """Replace a parameter with the result of one of `checks`; a default of None stays."""
+        value = getattr(self, name)
+        if value is not None or getattr(type(self), name, ...) is not None:
+            self._set(name, check(f"{type(self).__name__}'s {name}", value, **limits))
+
+    def _refused(self, name: str, must: str) -> ConfigError:
+        return checks.refused(f"{type(self).__name__}'s {name}", must, getattr(self, name))
+
+
+class Transform(Parameters):
     """A step of a pipeline: immutable, comparable, with a repr that evaluates to an equal transform.
 
     Attributes:
@@ -42,13 +61,9 @@ class Transform:
         """Return the transform's part of the pipeline fingerprint: equal exactly for equivalent transforms."""
         return repr(self)
 
-    def _set(self, name: str, value: Any) -> None:
-        # For ``__post_init__`` of frozen dataclasses only.
-        object.__setattr__(self, name, value)
-
 
 @dataclass(frozen=True)
-class BoxesNow:
+class BoxState:
     """The boxes of n images between two transforms.
 
     Attributes:
@@ -63,7 +78,7 @@ class BoxesNow:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawInputs:
     """Inputs from which a transform computes its parameters for n samples.
 
     Attributes:
@@ -77,7 +92,7 @@ class Drawn:
     u: NDArray[np.float64]
     heights: NDArray[np.int64]
     widths: NDArray[np.int64]
-    boxes: BoxesNow | None = None
+    boxes: BoxState | None = None
     more: Callable[[NDArray[np.int64], int, int], NDArray[np.float64]] | None = None
 
 
@@ -119,5 +134,4 @@ class WindowTransform(Transform, ABC):
     """A transform that crops a window of the image and resamples it."""
 
     @abstractmethod
-    def windows(self, drawn: Drawn) -> Windows:
-        """Return the windows of n samples."""
+    def windows(self, drawn: DrawInputs) -> Windows: ...

@@ -23,8 +23,8 @@ def refused(where: str, must: str, value: object) -> ConfigError:
     return ConfigError(f"{where} {must}, got {shown(value)}", option=parameter)
 
 
-def number(where: str, value: object) -> float:
-    """Return ``value`` as a finite float."""
+def number(where: str, value: object, *, least: float = -math.inf) -> float:
+    """Return ``value`` as a finite float of at least ``least``."""
     # True is a number in Python, but a mistake here.
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     try:
@@ -33,6 +33,8 @@ def number(where: str, value: object) -> float:
         result = math.inf
     if not math.isfinite(result):
         raise refused(where, "must be a finite number", value)
+    if result < least:
+        raise refused(where, f"must be at least {units.exact(least)}", value)
     return result
 
 
@@ -44,22 +46,37 @@ def fraction(where: str, value: object) -> float:
     return result
 
 
-def whole(where: str, value: object, *, least: int, most: int) -> int:
-    """Return ``value`` as an int in [least, most]."""
+def whole(where: str, value: object, *, least: int = 1, most: int = 2**40, unit: str = "") -> int:
+    """Return ``value`` as an int in [least, most]; ``unit``, such as " of pixels", is for the message."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
-        raise refused(where, f"must be a whole number in [{least:,}, {most:,}]", value)
+        raise refused(where, f"must be a whole number{unit} in [{least:,}, {most:,}]", value)
     return int(value)  # type: ignore[call-overload]
 
 
 def pixels(where: str, value: object) -> int:
     """Return ``value`` as a length in pixels, at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise refused(where, "must be a whole number of pixels, at least 1", value)
-    result = int(value)
-    if result > MOST_PIXELS:
-        raise refused(where, f"must be at most {MOST_PIXELS:,} pixels", result)
-    return result
+    return whole(where, value, most=MOST_PIXELS, unit=" of pixels")
+
+
+def one_of(where: str, value: object, *, names: Sequence[str]) -> object:
+    if value not in names:
+        *others, last = (f'"{name}"' for name in names)
+        raise refused(where, f"must be {', '.join(others)} or {last}" if others else f"must be {last}", value)
+    return value
+
+
+def flag(where: str, value: object) -> object:
+    if not isinstance(value, bool):
+        raise refused(where, "must be true or false", value)
+    return value
+
+
+def lengths(where: str, value: Sequence[object]) -> tuple[int, ...]:
+    """Return ``value`` as a tuple of lengths, at least one."""
+    if not value:
+        raise refused(where, "must have a length for at least one axis", value)
+    return tuple(whole(where, length) for length in value)
 
 
 def sequence(where: str, value: object, length: int) -> Sequence[object]:
@@ -67,6 +84,11 @@ def sequence(where: str, value: object, length: int) -> Sequence[object]:
     if not isinstance(value, (list, tuple)) or len(value) != length:
         raise refused(where, f"must hold {length} values", value)
     return value
+
+
+def numbers(where: str, value: object, *, length: int) -> tuple[float, ...]:
+    """Return ``value`` as a tuple of ``length`` finite floats."""
+    return tuple(number(where, each) for each in sequence(where, value, length))
 
 
 def height_width(where: str, value: object) -> tuple[int, int]:
@@ -79,14 +101,16 @@ def height_width(where: str, value: object) -> tuple[int, int]:
 
 
 def interval(
-    where: str, value: object, *, above: float | None = None, upto: float | None = None
+    where: str, value: object, *, above: float = -math.inf, least: float = -math.inf, upto: float = math.inf
 ) -> tuple[float, float]:
-    """Return ``value`` as (low, high) with low <= high, low > ``above`` and high <= ``upto``."""
-    low, high = (number(where, bound) for bound in sequence(where, value, 2))
+    """Return ``value`` as (low, high) with low <= high, low > ``above``, low >= ``least`` and high <= ``upto``."""
+    low, high = numbers(where, value, length=2)
     if low > high:
         raise refused(where, "must be (low, high) with low <= high", value)
-    if above is not None and low <= above:
+    if low <= above:
         raise refused(where, f"must be above {units.exact(above)}", value)
-    if upto is not None and high > upto:
+    if low < least:
+        raise refused(where, f"must be at least {units.exact(least)}", value)
+    if high > upto:
         raise refused(where, f"must not exceed {units.exact(upto)}", value)
     return low, high

@@ -28,12 +28,14 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
 
 
 class Decoder(Transform):
-    """The first transform of a pipeline."""
+    """The first transform of a pipeline; ``field`` is the name of the decoded value in minibatches."""
+
+    field: str
 
     @property
     def made(self) -> str:
         """Name of the decoded value in minibatches."""
-        raise NotImplementedError
+        return self.field
 
     @property
     def form(self) -> Form:
@@ -56,19 +58,14 @@ class DecodeImage(Decoder):
     """
 
     max_pixels: int | None = None
+    field = IMAGE  # not a parameter
 
     def __post_init__(self) -> None:
-        if self.max_pixels is not None:
-            where = "DecodeImage's max_pixels"
-            self._set("max_pixels", checks.whole(where, self.max_pixels, least=1, most=MOST_PIXELS))
+        self._check("max_pixels", checks.whole, most=MOST_PIXELS)
 
     def __repr__(self) -> str:
         # Unchanged without max_pixels, because saved states contain fingerprints of pipelines.
         return "DecodeImage()" if self.max_pixels is None else f"DecodeImage(max_pixels={self.max_pixels})"
-
-    @property
-    def made(self) -> str:
-        return IMAGE
 
     @property
     def form(self) -> Form:
@@ -98,17 +95,12 @@ class DecodeAudio(Decoder):
     field: str = "audio"
 
     def __post_init__(self) -> None:
-        self._set("rate", checks.whole("DecodeAudio's rate", self.rate, least=1, most=10_000_000))
-        self._set("channels", checks.whole("DecodeAudio's channels", self.channels, least=1, most=1024))
-        if self.max_s is not None:
-            self._set("max_s", checks.number("DecodeAudio's max_s", self.max_s))
-            if self.max_s <= 0:
-                raise checks.refused("DecodeAudio's max_s", "must be above 0 seconds", self.max_s)
-        _check_name("DecodeAudio's field", self.field)
-
-    @property
-    def made(self) -> str:
-        return self.field
+        self._check("rate", checks.whole, most=10_000_000)
+        self._check("channels", checks.whole, most=1024)
+        self._check("max_s", checks.number)
+        if self.max_s is not None and self.max_s <= 0:
+            raise self._refused("max_s", "must be above 0 seconds")
+        self._check("field", _new_name)
 
     @property
     def form(self) -> Form:
@@ -142,60 +134,50 @@ class DecodeArray(Decoder):
     field: str = "array"
 
     def __post_init__(self) -> None:
-        if self.format not in get_args(ArrayFormat):
-            raise checks.refused("DecodeArray's format", 'must be "npy", "npz" or "raw"', self.format)
+        self._check("format", checks.one_of, names=get_args(ArrayFormat))
         if self.key is not None and (self.format != "npz" or not isinstance(self.key, str)):
-            raise checks.refused("DecodeArray's key", "must be the name of an array in an npz file", self.key)
-        if self.dtype is not None:
-            self._set("dtype", _dtype(self.dtype))
-        if self.shape is not None:
-            self._set("shape", _shape(self.shape))
-        if self.format == "raw" and (self.dtype is None or self.shape is None):
-            lacking = "dtype" if self.dtype is None else "shape"
-            raise checks.refused(f"DecodeArray's {lacking}", "must be given for raw files", None)
-        if self.longest is not None:
-            self._set("longest", checks.whole("DecodeArray's longest", self.longest, least=1, most=2**40))
-            if not self._differing:
-                must = "must be left out, unless shape begins with None"
-                raise checks.refused("DecodeArray's longest", must, self.longest)
-        _check_name("DecodeArray's field", self.field)
-
-        if self.format == "raw" and self._differing > 1:
-            raise checks.refused("DecodeArray's shape", "may have one None for raw files", self.shape)
+            raise self._refused("key", "must be the name of an array in an npz file")
+        self._check("dtype", _dtype)
+        self._check("shape", _shape)
+        self._check("longest", checks.whole)
+        if self.longest is not None and not self._differing:
+            raise self._refused("longest", "must be left out, unless shape begins with None")
+        self._check("field", _new_name)
+        if self.format == "raw":
+            for name in ("dtype", "shape"):
+                if getattr(self, name) is None:
+                    raise self._refused(name, "must be given for raw files")
+            if self._differing > 1:
+                raise self._refused("shape", "may have one None for raw files")
 
     @property
     def _differing(self) -> int:
         return 0 if self.shape is None else self.shape.count(None)
 
     @property
-    def made(self) -> str:
-        return self.field
-
-    @property
     def form(self) -> Form:
         return Form("array", differing=self._differing, longest=self.longest)
 
 
-def _dtype(value: object) -> str:
+def _dtype(where: str, value: object) -> str:
     try:
         found = np.dtype(value)  # type: ignore[call-overload]  # of anything, or an error
     except (TypeError, ValueError):
         found = None
-    if found is None or value is None or not is_numeric(found):
-        raise checks.refused("DecodeArray's dtype", 'must be the name of a type of numbers, such as "float32"', value)
+    if found is None or not is_numeric(found):
+        raise checks.refused(where, 'must be the name of a type of numbers, such as "float32"', value)
     return str(found.str)
 
 
-def _shape(value: object) -> tuple[int | None, ...]:
-    where = "DecodeArray's shape"
+def _shape(where: str, value: object) -> tuple[int | None, ...]:
     if not isinstance(value, (list, tuple)):
         raise checks.refused(where, "must be a list of lengths", value)
     if None in value[value.count(None) :]:
         raise checks.refused(where, "must be whole numbers, of which only the first ones may be None", value)
-    lengths = [None if length is None else checks.whole(where, length, least=1, most=2**40) for length in value]
-    return tuple(lengths)
+    return tuple(None if length is None else checks.whole(where, length) for length in value)
 
 
-def _check_name(where: str, name: object) -> None:
+def _new_name(where: str, name: object) -> str:
     if not isinstance(name, str) or not name or name in _TAKEN:
         raise checks.refused(where, "must be a name that minibatches do not have already", name)
+    return name

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.transforms import checks
-from mbaas.transforms.base import BoxesNow, Drawn, Windows, WindowTransform
+from mbaas.transforms.base import BoxState, DrawInputs, Windows, WindowTransform
 
 _ROUNDS = 64
 """Options tried per sample. If none leads to a window, the sample stays unchanged."""
-
-_MOST_TRIALS = 1000
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class RandomIoUCrop(WindowTransform):
     sampler_options: tuple[float, ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
     trials: int = 40
 
-    draws: ClassVar[int] = 1  # the search continues with `Drawn.more`
+    draws: ClassVar[int] = 1  # the search continues with `DrawInputs.more`
     needs_boxes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -57,16 +54,12 @@ class RandomIoUCrop(WindowTransform):
         low, high = checks.interval("RandomIoUCrop's min_aspect_ratio, max_aspect_ratio", ratio, above=0.0)
         self._set("min_aspect_ratio", low)
         self._set("max_aspect_ratio", high)
-        where, options = "RandomIoUCrop's sampler_options", self.sampler_options
-        if not isinstance(options, (list, tuple)) or not options:
-            raise checks.refused(where, "must be a list of numbers, at least one", options)
-        self._set("sampler_options", tuple(checks.number(where, option) for option in options))
-        trials: Any = self.trials
-        if isinstance(trials, bool) or not isinstance(trials, Integral) or not 1 <= int(trials) <= _MOST_TRIALS:
-            raise checks.refused("RandomIoUCrop's trials", f"must be a whole number in [1, {_MOST_TRIALS:,}]", trials)
-        self._set("trials", int(trials))
+        if not isinstance(self.sampler_options, (list, tuple)) or not self.sampler_options:
+            raise self._refused("sampler_options", "must be a list of numbers, at least one")
+        self._check("sampler_options", checks.numbers, length=len(self.sampler_options))
+        self._check("trials", checks.whole, most=1000)
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         assert drawn.boxes is not None, "a pipeline with this transform has boxes"
         assert drawn.more is not None
         heights, widths, boxes = drawn.heights, drawn.widths, drawn.boxes
@@ -123,7 +116,7 @@ class _BoxesOf:
     index: NDArray[np.int64]
 
 
-def _boxes_of(boxes: BoxesNow, rows: NDArray[np.int64]) -> _BoxesOf:
+def _boxes_of(boxes: BoxState, rows: NDArray[np.int64]) -> _BoxesOf:
     # ``rows`` ascend; dropped boxes are left out.
     index = np.flatnonzero(boxes.kept & np.isin(boxes.owner, rows))
     return _BoxesOf(boxes.edges[index], np.searchsorted(rows, boxes.owner[index]), index)
@@ -166,13 +159,10 @@ class RandomZoomOut(WindowTransform):
     draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        where = "RandomZoomOut's side_range"
-        self._set("side_range", checks.interval(where, self.side_range, above=0.0))
-        if self.side_range[0] < 1.0:
-            raise checks.refused(where, "must not go below 1", self.side_range)
-        self._set("p", checks.fraction("RandomZoomOut's p", self.p))
+        self._check("side_range", checks.interval, least=1.0)
+        self._check("p", checks.fraction)
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         zooms, r, x_share, y_share = drawn.u.T
         low, high = self.side_range
         side = np.where(zooms < self.p, low + (high - low) * r, 1.0)

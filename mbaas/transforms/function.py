@@ -62,21 +62,14 @@ class Map(Transform):
     def __post_init__(self) -> None:
         names: object = self.fields  # an object, or type checkers would report the checks below as unnecessary
         if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(
-                f"Map's fields must be a list of names, such as ['label'], got {names!r}", option="fields"
-            )
-        object.__setattr__(self, "fields", tuple(self.fields))
-        if self.longest is not None:
-            self._set("longest", checks.whole("Map's longest", self.longest, least=1, most=2**40))
-            if not self.fields:
-                raise ConfigError(
-                    f"Map's longest is for lists among its fields, of which it has none, got {self.longest}",
-                    option="longest",
-                )
-        if not isinstance(self.deterministic, bool):
-            raise checks.refused("Map's deterministic", "must be true or false", self.deterministic)
+            raise self._refused("fields", "must be a list of names, such as ['label']")
+        self._set("fields", tuple(self.fields))
+        self._check("longest", checks.whole)
+        if self.longest is not None and not self.fields:
+            raise self._refused("longest", "is for lists among its fields, of which it has none")
+        self._check("deterministic", checks.flag)
         if not callable(self.fn):
-            raise ConfigError(f"Map's fn must be a function fn(image, rng), got {self.fn!r}", option="fn")
+            raise self._refused("fn", "must be a function fn(image, rng)")
         if self.deterministic:
             _check_takes_one(self.fn)
         # Pickled here to raise at the user's line instead of at the start of the first worker. User objects may run

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.transforms import checks
-from mbaas.transforms.base import Drawn, Size, Transform, Windows, WindowTransform
+from mbaas.transforms.base import DrawInputs, Size, Transform, Windows, WindowTransform
 
 ATTEMPTS = 10
 """Windows tried before falling back to the largest central one, as in torchvision."""
@@ -38,15 +38,15 @@ class RandomResizedCrop(WindowTransform):
     draws: ClassVar[int] = 2 * ATTEMPTS + 2
 
     def __post_init__(self) -> None:
-        self._set("size", checks.height_width("RandomResizedCrop's size", self.size))
-        self._set("scale", checks.interval("RandomResizedCrop's scale", self.scale, above=0.0, upto=1.0))
-        self._set("ratio", checks.interval("RandomResizedCrop's ratio", self.ratio, above=0.0))
+        self._check("size", checks.height_width)
+        self._check("scale", checks.interval, above=0.0, upto=1.0)
+        self._check("ratio", checks.interval, above=0.0)
 
     @property
     def fixed_size(self) -> Size:
         return self.size  # type: ignore[return-value]  # canonical since __post_init__
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         u, heights, widths = drawn.u, drawn.heights, drawn.widths
         # All attempts are drawn together and the first that fits is used. This has the same distribution as trying one
         # after another, but needs no loop and a constant number of draws.
@@ -93,13 +93,13 @@ class CenterCrop(WindowTransform):
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
-        self._set("size", checks.height_width("CenterCrop's size", self.size))
+        self._check("size", checks.height_width)
 
     @property
     def fixed_size(self) -> Size:
         return self.size  # type: ignore[return-value]  # canonical since __post_init__
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         sizes = _repeated(self.fixed_size, len(drawn.heights))
         top, left = _centred(drawn.heights, sizes[:, 0]), _centred(drawn.widths, sizes[:, 1])
         return Windows(np.column_stack([top, left, sizes]), sizes)
@@ -117,16 +117,14 @@ class Resize(WindowTransform):
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
-        where = "Resize's size"
         # Not always a pair, as for crops: 224 and (224, 224) have different meanings here.
-        one = isinstance(self.size, Integral)
-        self._set("size", checks.pixels(where, self.size) if one else checks.height_width(where, self.size))
+        self._check("size", checks.pixels if isinstance(self.size, Integral) else checks.height_width)
 
     @property
     def fixed_size(self) -> Size | None:
         return self.size if isinstance(self.size, tuple) else None
 
-    def windows(self, drawn: Drawn) -> Windows:
+    def windows(self, drawn: DrawInputs) -> Windows:
         heights, widths = drawn.heights, drawn.widths
         zeros = np.zeros_like(heights)
         return Windows(np.stack([zeros, zeros, heights, widths], axis=1), self._sizes(heights, widths))
@@ -153,7 +151,7 @@ class RandomHorizontalFlip(Transform):
     keeps_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._set("p", checks.fraction("RandomHorizontalFlip's p", self.p))
+        self._check("p", checks.fraction)
 
     def flips(self, u: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return the samples to mirror: bool[n] from ``u``, float64[n, 1]."""

@@ -1,19 +1,68 @@
-"""Keypoints and masks on the image, and the fields that contain them."""
+"""Boxes, keypoints and masks on the image, and the fields that contain them."""
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from annotated_types import Ge
 
 from mbaas.errors import ConfigError, shown
 from mbaas.samples.fields import Field
 from mbaas.transforms import checks
-from mbaas.transforms.base import Size
-from mbaas.transforms.boxes import Boxes
+from mbaas.transforms.base import Parameters, Size
+
+BoxFormat: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]
+"""Left, top, right, bottom; left, top, width, height (as in COCO); centre x, centre y, width, height."""
 
 
 @dataclass(frozen=True)
-class Keypoints:
+class Boxes(Parameters):
+    """Boxes on the image: crops, resizing and flips transform them together with the pixels.
+
+    As in torchvision's v2 transforms, a box is clipped to the window, and dropped if less than ``min_size`` pixels
+    remain (`SanitizeBoundingBoxes`). Coordinates are pixels of the upright image and may be fractional; the left edge
+    of the first pixel is 0.
+
+    Args:
+        field: dataset field with the boxes: numbers [k, 4] for each sample. Integers become float32, because resized
+            boxes have fractional coordinates.
+        format: "xyxy", "xywh" or "cxcywh".
+        beside: fields with one value per box, such as its class. When a box is dropped, so are its values.
+        min_size: minimum width and height of a box after all transforms, in pixels.
+    """
+
+    field: str = "boxes"
+    format: BoxFormat = "xyxy"
+    beside: tuple[str, ...] = ()
+    min_size: Annotated[float, Ge(0)] = 1.0
+
+    def __post_init__(self) -> None:
+        self._check("format", checks.one_of, names=get_args(BoxFormat))
+        beside: object = self.beside  # an object, or type checkers would report the check below as unnecessary
+        if isinstance(beside, str) or not all(isinstance(name, str) for name in self.beside):
+            raise self._refused("beside", "must hold names of fields")
+        self._set("beside", tuple(self.beside))
+        checks.number("Boxes's min_size", self.min_size, least=0.0)  # as given: its repr is part of fingerprints
+
+    def moved(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Return the fields of a prepared sample, which may have fewer boxes; raise ConfigError for unfit fields."""
+        by_name = {field.name: field for field in fields}
+        for name in (self.field, *self.beside):
+            if not _field(fields, "Boxes", name).shape:
+                raise ConfigError(f"field {name!r} must have a value for each box, but has one for each sample")
+        boxes = by_name[self.field]
+        if boxes.shape[1:] != (4,):
+            raise ConfigError(f"field {self.field!r} must have boxes, [k, 4], got {_form(boxes)}")
+        made = {name: _packed(by_name[name]) for name in (self.field, *self.beside)}
+        made[self.field] = replace(made[self.field], dtype=moved_dtype(boxes.dtype).name)
+        return tuple(made.get(field.name, field) for field in fields)
+
+
+@dataclass(frozen=True)
+class Keypoints(Parameters):
     """Keypoints on the image: crops, resizing and flips transform them together with the pixels.
 
     As in torchvision's v2 transforms, coordinates are pixels counted from 0, and a point outside a crop is moved to the
@@ -31,23 +80,21 @@ class Keypoints:
     swaps: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        where, swaps = "Keypoints's swaps", self.swaps
         try:
-            pairs = tuple((int(one), int(other)) for one, other in swaps)
+            pairs = tuple((int(one), int(other)) for one, other in self.swaps)
         except (TypeError, ValueError):
-            raise checks.refused(where, "must be pairs of points", swaps) from None
+            raise self._refused("swaps", "must be pairs of points") from None
         points = [point for pair in pairs for point in pair]
         if len(set(points)) < len(points) or min(points, default=0) < 0:
-            raise checks.refused(where, "must be pairs of points, each point once, counted from 0", swaps)
-        object.__setattr__(self, "swaps", pairs)
+            raise self._refused("swaps", "must be pairs of points, each point once, counted from 0")
+        self._set("swaps", pairs)
 
     def check(self, fields: tuple[Field, ...]) -> None:
         """Raise ConfigError for an unknown field, one without points, or one with fewer points than ``swaps`` needs."""
         found = _field(fields, "Keypoints", self.field)
-        shape = ["k" if length is None else length for length in found.shape]
-        if len(shape) < 2 or shape[-1] not in (2, 3) or not found.dtype.startswith("float"):
+        if len(found.shape) < 2 or found.shape[-1] not in (2, 3) or not found.dtype.startswith("float"):
             raise ConfigError(
-                f"field {self.field!r} must have key points, float [..., points, 2 or 3], got {found.dtype} {shape}"
+                f"field {self.field!r} must have key points, float [..., points, 2 or 3], got {_form(found)}"
             )
         most = max((point for pair in self.swaps for point in pair), default=-1)
         points = found.shape[-2]
@@ -92,9 +139,8 @@ class Masks:
         """
         source = _field(fields, "Masks", self.source)
         if source.shape != (None,) or source.dtype != "uint8":
-            shape = ["k" if length is None else length for length in source.shape]
             raise ConfigError(
-                f"field {self.source!r} must have segmentations as text, uint8 ['k'], got {source.dtype} {shape}"
+                f"field {self.source!r} must have segmentations as text, uint8 ['k'], got {_form(source)}"
             )
         if any(field.name == self.field != self.source for field in fields):
             raise ConfigError(f"Masks makes the field {self.field!r}, which samples have already")
@@ -111,3 +157,21 @@ def _field(fields: tuple[Field, ...], who: str, name: str) -> Field:
         there = ", ".join(field.name for field in fields) or "none"
         raise ConfigError(f"{who} names the field {shown(name)}, but samples have {there}")
     return found
+
+
+def _form(field: Field) -> str:
+    return f"{field.dtype} {['k' if length is None else length for length in field.shape]}"
+
+
+def moved_dtype(dtype: str | np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of delivered boxes."""
+    before: np.dtype[Any] = np.dtype(dtype)
+    return before if before.kind == "f" else np.dtype(np.float32)
+
+
+def _packed(field: Field) -> Field:
+    # Boxes may be dropped, so values vary in length.
+    if field.is_packed:
+        return field
+    longest, *tail = field.shape
+    return replace(field, shape=(None, *tail), longest=longest or 0)

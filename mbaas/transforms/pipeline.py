@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from mbaas.base.notebook import table
 from mbaas.errors import ConfigError, shown
 from mbaas.samples.fields import Field
-from mbaas.transforms.arrays import Form
+from mbaas.transforms.arrays import ArrayTransform, Form
 from mbaas.transforms.base import Size, Transform
-from mbaas.transforms.boxes import Boxes
-from mbaas.transforms.color import ColorJitter
+from mbaas.transforms.color import ColorJitter, Normalize
 from mbaas.transforms.decoders import DecodeArray, DecodeAudio, DecodeImage, Decoder
-from mbaas.transforms.forms import forms_of
 from mbaas.transforms.function import Map
-from mbaas.transforms.normalize import Normalize
-from mbaas.transforms.on_image import Keypoints, Masks
+from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
 
 _VERSION = "mbaas-pipeline-1"
@@ -61,7 +58,7 @@ class Pipeline:
         object.__setattr__(self, "transforms", _checked(transforms))
         self.forms  # noqa: B018 (for its errors)
         given = {"boxes": boxes, "keypoints": keypoints, "masks": masks}
-        for name, kind in _ON_IMAGE.items():
+        for name, kind in ON_IMAGES.items():
             if not isinstance(given[name], kind | None):
                 wanted = f"a pipeline's {name} must be a {kind.__name__}"
                 raise ConfigError(f"{wanted}, got {shown(given[name])}", option=name)
@@ -90,11 +87,10 @@ class Pipeline:
     @property
     def _on_image(self) -> dict[str, Boxes | Keypoints | Masks]:
         """Boxes, keypoints and masks that are set, by keyword."""
-        return {name: each for name in _ON_IMAGE if (each := getattr(self, name)) is not None}
+        return {name: each for name in ON_IMAGES if (each := getattr(self, name)) is not None}
 
     @property
     def maps(self) -> tuple[Map, ...]:
-        """The user's functions in the pipeline."""
         return tuple(each for each in self.transforms if isinstance(each, Map))
 
     @property
@@ -150,7 +146,6 @@ class Pipeline:
 
     @property
     def decoder(self) -> Decoder:
-        """The first transform."""
         first = self.transforms[0]
         assert isinstance(first, Decoder), first
         return first
@@ -162,8 +157,8 @@ class Pipeline:
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """Form of samples after each of ``transforms``; raises like `forms_of`."""
-        return forms_of(self.decoder, self.transforms[1:])
+        """Form of samples after each of ``transforms``; raises ConfigError as the class does."""
+        return _forms_of(self.decoder, self.transforms[1:])
 
     @property
     def normalize(self) -> Normalize | None:
@@ -225,19 +220,20 @@ class Pipeline:
     @cached_property
     def prefix_fingerprint(self) -> str:
         """32 hex digits, like `fingerprint`, of the prefix. Pipelines with the same one may share decoded samples."""
-        text = "\n".join([_VERSION, "prefix", *(transform.identity() for transform in self.transforms[: self.prefix])])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return _digest("prefix", *(transform.identity() for transform in self.transforms[: self.prefix]))
 
     @cached_property
     def fingerprint(self) -> str:
         """32 hex digits, the same in every process; equal for equal transforms (see ``Map.identity``)."""
-        lying = map(repr, self._on_image.values())
-        text = "\n".join([_VERSION, *(transform.identity() for transform in self.transforms), *lying])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return _digest(*(each.identity() for each in self.transforms), *map(repr, self._on_image.values()))
 
 
-_ON_IMAGE: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
+ON_IMAGES: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
 """Keyword -> class of annotations on the image."""
+
+
+def _digest(*lines: str) -> str:
+    return hashlib.blake2b("\n".join([_VERSION, *lines]).encode(), digest_size=16).hexdigest()
 
 
 def _is_random(transform: Transform) -> bool:
@@ -269,3 +265,28 @@ def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     if "Normalize" in names[:-1]:
         raise ConfigError(f"Normalize must be the last transform, once, got {listed}")
     return given
+
+
+def _forms_of(decoder: Decoder, others: Sequence[Transform]) -> tuple[Form, ...]:
+    """Return the form after the decoder and after each other transform; image forms have no sizes.
+
+    The result of a Map is assumed to have the form of its input. Samples show the actual form later.
+
+    Raises:
+        ConfigError: a transform does not accept its input, or the length of samples is unbounded.
+    """
+    forms = [decoder.form]
+    has_images = decoder.form.kind == "image"
+    for transform in others:
+        is_of_arrays = isinstance(transform, ArrayTransform)
+        if is_of_arrays == has_images and not isinstance(transform, Map):
+            kind = "arrays and sound" if is_of_arrays else "images"
+            raise ConfigError(f"{transform!r} is a transform of {kind}, but {decoder!r} makes {decoder.form.kind}s")
+        forms.append(transform.result(forms[-1]) if isinstance(transform, ArrayTransform) else forms[-1])
+    if forms[-1].differing and forms[-1].longest is None:
+        bound = "max_s" if decoder.form.kind == "sound" else "longest"
+        raise ConfigError(
+            f"samples of this pipeline may have any length: give {decoder!r} {bound}, the greatest one, or have a "
+            "RandomCrop or a CropOrPad give all the same"
+        )
+    return tuple(forms)

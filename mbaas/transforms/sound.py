@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from mbaas.errors import ConfigError
 from mbaas.transforms import checks
 from mbaas.transforms.arrays import Array, ArrayTransform, Form, UnfitError
-from mbaas.transforms.mel import MelScale, hann, mel_filters
+
+MelScale: TypeAlias = Literal["htk", "slaney"]
+"""The formula of HTK, torchaudio's default, or of Slaney's Auditory Toolbox, librosa's default."""
 
 _FRAMES = 1024
 """Frames transformed at once, to bound memory for long sounds."""
@@ -54,22 +57,18 @@ class MelSpectrogram(ArrayTransform):
 
     def __post_init__(self) -> None:
         for name, least in (("n_fft", 2), ("win_length", 1), ("hop_length", 1), ("n_mels", 1)):
-            if getattr(self, name) is not None:
-                where = f"MelSpectrogram's {name}"
-                self._set(name, checks.whole(where, getattr(self, name), least=least, most=2**20))
+            self._check(name, checks.whole, least=least, most=2**20)
         if self.win_length is not None and self.win_length > self.n_fft:
-            raise checks.refused("MelSpectrogram's win_length", f"must be at most n_fft, {self.n_fft}", self.win_length)
+            raise self._refused("win_length", f"must be at most n_fft, {self.n_fft}")
         for name in ("f_min", "f_max", "power"):
-            if getattr(self, name) is not None:
-                self._set(name, checks.number(f"MelSpectrogram's {name}", getattr(self, name)))
+            self._check(name, checks.number)
         if self.f_min < 0 or (self.f_max is not None and self.f_max <= self.f_min):
-            raise checks.refused("MelSpectrogram's f_min", "must be at least 0, and below f_max", self.f_min)
+            raise self._refused("f_min", "must be at least 0, and below f_max")
         if self.power <= 0:
-            raise checks.refused("MelSpectrogram's power", "must be above 0", self.power)
+            raise self._refused("power", "must be above 0")
         if self.norm not in (None, "slaney"):
-            raise checks.refused("MelSpectrogram's norm", 'must be "slaney" or left out', self.norm)
-        if self.mel_scale not in get_args(MelScale):
-            raise checks.refused("MelSpectrogram's mel_scale", 'must be "htk" or "slaney"', self.mel_scale)
+            raise self._refused("norm", 'must be "slaney" or left out')
+        self._check("mel_scale", checks.one_of, names=get_args(MelScale))
 
     @property
     def hop(self) -> int:
@@ -79,7 +78,7 @@ class MelSpectrogram(ArrayTransform):
     @property
     def window(self) -> NDArray[np.float32]:
         """The window, float32 [n_fft], padded with zeros on both sides if shorter."""
-        return hann(self._length, self.n_fft)
+        return _hann(self._length, self.n_fft)
 
     @property
     def _length(self) -> int:
@@ -126,7 +125,7 @@ class MelSpectrogram(ArrayTransform):
         frames = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop]
         window = self.window
         top = rate / 2 if self.f_max is None else self.f_max
-        filters = mel_filters(rate, self.n_fft, self.f_min, top, self.n_mels, self.norm, self.mel_scale)
+        filters = _mel_filters(rate, self.n_fft, self.f_min, top, self.n_mels, self.norm, self.mel_scale)
         mels = np.empty((self.n_mels, len(frames)), np.float32)
         for start in range(0, len(frames), _FRAMES):
             some = slice(start, start + _FRAMES)
@@ -163,12 +162,8 @@ class AmplitudeToDB(ArrayTransform):
     top_db: float | None = None
 
     def __post_init__(self) -> None:
-        if self.stype not in ("power", "magnitude"):
-            raise checks.refused("AmplitudeToDB's stype", 'must be "power" or "magnitude"', self.stype)
-        if self.top_db is not None:
-            self._set("top_db", checks.number("AmplitudeToDB's top_db", self.top_db))
-            if self.top_db < 0:
-                raise checks.refused("AmplitudeToDB's top_db", "must not be negative", self.top_db)
+        self._check("stype", checks.one_of, names=("power", "magnitude"))
+        self._check("top_db", checks.number, least=0.0)
 
     def result(self, form: Form) -> Form:
         return _of_spectrograms(self, form)
@@ -208,10 +203,9 @@ class SpecAugment(ArrayTransform):
 
     def __post_init__(self) -> None:
         for name in ("n_time_masks", "time_mask_param", "n_freq_masks", "freq_mask_param"):
-            self._set(name, checks.whole(f"SpecAugment's {name}", getattr(self, name), least=0, most=2**20))
-        self._set("p", checks.fraction("SpecAugment's p", self.p))
-        if not isinstance(self.zero_masking, bool):
-            raise checks.refused("SpecAugment's zero_masking", "must be true or false", self.zero_masking)
+            self._check(name, checks.whole, least=0, most=2**20)
+        self._check("p", checks.fraction)
+        self._check("zero_masking", checks.flag)
 
     @property
     def draws(self) -> int:
@@ -257,3 +251,50 @@ def _check_spectrogram(transform: ArrayTransform, array: Array) -> None:
     if array.ndim < 2 or array.dtype.kind != "f":
         got = f"{array.dtype.name} {list(array.shape)}"
         raise UnfitError(f"it is {got} before {type(transform).__name__}, which needs floats [time, ..., frequency]")
+
+
+@lru_cache(maxsize=16)
+def _hann(length: int, n_fft: int) -> NDArray[np.float32]:
+    """Return a periodic Hann window, float32 [n_fft], padded with zeros on both sides if shorter."""
+    window = np.zeros(n_fft, np.float32)
+    first = (n_fft - length) // 2
+    window[first : first + length] = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)
+    return window
+
+
+@lru_cache(maxsize=16)
+def _mel_filters(
+    rate: int, n_fft: int, f_min: float, f_max: float, n_mels: int, norm: str | None, scale: MelScale
+) -> tuple[tuple[int, NDArray[np.float32]], ...]:
+    """Return triangular filters: the index of the first frequency of each, and its weights from that index."""
+    frequencies = np.fft.rfftfreq(n_fft, 1 / rate)
+    lowest, highest = _mel(np.array([f_min, f_max]), scale).tolist()
+    corners = _hertz(np.linspace(lowest, highest, n_mels + 2), scale)
+    found = []
+    for low, centre, high in zip(corners, corners[1:], corners[2:], strict=False):
+        rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
+        weights = np.maximum(0.0, np.minimum(rising, falling))
+        if norm == "slaney":
+            weights *= 2.0 / (high - low)
+        (spanned,) = np.nonzero(weights)
+        first, end = (int(spanned[0]), int(spanned[-1]) + 1) if len(spanned) else (0, 0)
+        found.append((first, weights[first:end].astype(np.float32)))
+    return tuple(found)
+
+
+# The Slaney scale is linear up to 1 kHz and logarithmic above.
+_LINEAR_HZ, _BREAK_HZ, _LOG_STEP = 200.0 / 3, 1000.0, np.log(6.4) / 27
+
+
+def _mel(hertz: NDArray[np.float64], scale: MelScale) -> NDArray[np.float64]:
+    if scale == "htk":
+        return np.asarray(2595.0 * np.log10(1.0 + hertz / 700.0))
+    above = np.log(np.maximum(hertz, _BREAK_HZ) / _BREAK_HZ) / _LOG_STEP
+    return np.where(hertz < _BREAK_HZ, hertz / _LINEAR_HZ, _BREAK_HZ / _LINEAR_HZ + above)
+
+
+def _hertz(mel: NDArray[np.float64], scale: MelScale) -> NDArray[np.float64]:
+    if scale == "htk":
+        return np.asarray(700.0 * (10.0 ** (mel / 2595.0) - 1.0))
+    above = _BREAK_HZ * np.exp(_LOG_STEP * (mel - _BREAK_HZ / _LINEAR_HZ))
+    return np.where(mel < _BREAK_HZ / _LINEAR_HZ, mel * _LINEAR_HZ, above)

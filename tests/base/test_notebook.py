@@ -20,8 +20,7 @@ from mbaas.base.notebook import some
 from mbaas.dataset import synthetic
 from mbaas.pictures import samples
 from mbaas.pictures.grid import Image, Layout
-from mbaas.pictures.preview import first_samples
-from mbaas.pictures.samples import html_of
+from mbaas.pictures.samples import first_samples, html_of
 
 
 def rows_of(html: str) -> tuple[str, dict[str, str]]:

@@ -22,12 +22,12 @@ from mbaas.cache.read_pool import (
     SPARE_THREADS,
     STUCK_S,
     Effort,
-    Hanging,
+    HangingReads,
     Read,
     ReadPool,
 )
 from mbaas.cache.retries import HOLD_S
-from mbaas.cache.slab import Load, PassingReason
+from mbaas.cache.slab import Load, TemporaryReason
 from mbaas.cache.stats import RECENT_EPOCHS, EpochCounts, Meter, TierMeter
 from mbaas.dataset import SampleReader
 from mbaas.errors import BadSampleError, ConfigError, StorageError
@@ -369,7 +369,7 @@ def test_a_sample_that_storage_does_not_give_is_asked_for_again_alone() -> None:
         slab = empty(load)
         assert await pool.fill(load, slab, urgent=True) == {}
         assert slab.reshape(20, 3)[:, 0].tolist() == list(range(20, 40))
-        assert pool.retries.among(range(50)) == {}
+        assert pool.retries.failing(range(50)) == {}
 
     time_ = FakeTime()
     with pool_of(2, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
@@ -385,12 +385,12 @@ def test_a_sample_that_is_away_for_longer_is_not_waited_for_and_nobody_calls_it_
         slab = empty(load)
         failures = await pool.fill(load, slab, urgent=True)
         assert failures == {1: "slow down"}
-        assert isinstance(failures[1], PassingReason)
+        assert isinstance(failures[1], TemporaryReason)
         assert slab.tolist() == [24, 24, 24, 0, 0, 0], "the other was read"
-        assert pool.retries.among([24, 25]) == {25: "slow down"}
+        assert pool.retries.failing([24, 25]) == {25: "slow down"}
         storage.away.clear()
         await pool.retry(np.array([25]), np.array([3]))
-        assert pool.retries.among([24, 25]) == {}
+        assert pool.retries.failing([24, 25]) == {}
 
     time_ = FakeTime()
     with pool_of(2, clock=time_.clock, sleep=time_.sleep) as (pool, storage, _):
@@ -402,8 +402,8 @@ def test_a_sample_that_is_away_for_longer_is_not_waited_for_and_nobody_calls_it_
 def test_a_sample_that_stays_away_is_bad_when_the_patience_is_over_and_says_why() -> None:
     async def scenario() -> None:
         load = load_of(24, 25)
-        reason: str = PassingReason()
-        while isinstance(reason, PassingReason):
+        reason: str = TemporaryReason()
+        while isinstance(reason, TemporaryReason):
             (reason,) = (await pool.fill(load, empty(load), urgent=True)).values()
             time_.now += 1.0
         assert reason.startswith("slow down (")
@@ -442,12 +442,12 @@ def test_a_sample_that_was_given_up_alone_is_bad_for_the_load_that_needs_it() ->
 
     async def scenario() -> None:
         load = load_of(24, 25)
-        assert isinstance((await pool.fill(load, empty(load), urgent=True))[1], PassingReason)
-        while pool.retries.among([25]):
+        assert isinstance((await pool.fill(load, empty(load), urgent=True))[1], TemporaryReason)
+        while pool.retries.failing([25]):
             time_.now += pool.retries.pause_s([25], time_.now)
             await pool.retry(np.array([25]), np.array([3]))
         failures = await pool.fill(load, empty(load), urgent=True)
-        assert not isinstance(failures[1], PassingReason)
+        assert not isinstance(failures[1], TemporaryReason)
         assert failures[1].endswith("attempts in 10 s)")
 
     time_ = FakeTime()
@@ -462,17 +462,17 @@ def test_a_sample_that_was_given_up_alone_is_bad_for_the_load_that_needs_it() ->
 @pytest.mark.parametrize(
     ("ages_s", "hanging"),
     [
-        ([], Hanging(0, 0)),
-        ([0.0, LATE_S - 0.1], Hanging(0, 0)),
-        ([LATE_S, 1e6, 3.0], Hanging(2, 2)),
-        ([LATE_S] * SPARE_THREADS, Hanging(SPARE_THREADS, SPARE_THREADS)),
-        ([LATE_S] * (SPARE_THREADS + 7), Hanging(SPARE_THREADS + 7, SPARE_THREADS)),
+        ([], HangingReads(0, 0)),
+        ([0.0, LATE_S - 0.1], HangingReads(0, 0)),
+        ([LATE_S, 1e6, 3.0], HangingReads(2, 2)),
+        ([LATE_S] * SPARE_THREADS, HangingReads(SPARE_THREADS, SPARE_THREADS)),
+        ([LATE_S] * (SPARE_THREADS + 7), HangingReads(SPARE_THREADS + 7, SPARE_THREADS)),
     ],
 )
 def test_a_read_hangs_from_the_time_on_at_which_it_is_logged_and_so_many_are_replaced(
-    ages_s: list[float], hanging: Hanging
+    ages_s: list[float], hanging: HangingReads
 ) -> None:
-    assert Hanging.among([Read(500.0 - age_s, 7) for age_s in ages_s], 500.0) == hanging
+    assert HangingReads.of([Read(500.0 - age_s, 7) for age_s in ages_s], 500.0) == hanging
 
 
 async def begin(pool: ReadPool, storage: Storage, *ids: int) -> list[asyncio.Task[dict[int, str]]]:
@@ -494,10 +494,10 @@ def test_reads_that_hang_keep_nothing_else_from_being_read() -> None:
         fill = asyncio.create_task(pool.fill(others, empty(others), urgent=False))
         await asyncio.sleep(0)
         time_.now += LATE_S - 1
-        assert pool.replace_hanging() == Hanging(0, 0)
+        assert pool.replace_hanging() == HangingReads(0, 0)
         assert storage.order == [50, 51], "both threads are taken"
         time_.now += 1
-        assert pool.replace_hanging() == Hanging(2, 2)
+        assert pool.replace_hanging() == HangingReads(2, 2)
         assert await fill == {}
         for event in storage.stuck.values():
             event.set()
@@ -524,11 +524,11 @@ def test_when_all_threads_and_all_that_may_replace_them_hang_nothing_is_read_unt
         time_.now += LATE_S
         second = await begin(pool, storage, 51)
         time_.now += LATE_S
-        assert pool.replace_hanging() == Hanging(2, 1)
+        assert pool.replace_hanging() == HangingReads(2, 1)
         other = load_of(3)
         fill = asyncio.create_task(pool.fill(other, empty(other), urgent=True))
         await asyncio.sleep(0)
-        assert pool.replace_hanging() == Hanging(2, 1)
+        assert pool.replace_hanging() == HangingReads(2, 1)
         assert storage.order == [50, 51]
         storage.stuck[51].set()
         assert await fill == {}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from mbaas.cache.planner import Planner
-from mbaas.cache.read_pool import LATE_S, SPARE_THREADS, Hanging, Read
+from mbaas.cache.read_pool import LATE_S, SPARE_THREADS, HangingReads, Read
 from mbaas.cache.stats import Meter
-from mbaas.cache.tuner import ReadaheadTuner
+from mbaas.cache.tuner import ReadAheadTuner
 from mbaas.samples.order import SampleOrder
 
 
-def idle_tuner() -> ReadaheadTuner:
+def idle_tuner() -> ReadAheadTuner:
     order = SampleOrder(100, seed=0, block_samples=10)
     planner = Planner(order, lambda ids: np.ones(len(ids), np.int64), cache_bytes=0, readahead_bytes=0)
-    return ReadaheadTuner(planner, Meter(), None, block_samples=10)
+    return ReadAheadTuner(planner, Meter(), None, block_samples=10)
 
 
 def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> None:
@@ -23,7 +23,7 @@ def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> 
 
     def logged(read: Read | None, waited_s: float) -> list[str]:
         before = tuner.logged
-        hanging = Hanging(int(waited_s >= LATE_S), int(waited_s >= LATE_S))
+        hanging = HangingReads(int(waited_s >= LATE_S), int(waited_s >= LATE_S))
         tuner.log_hanging(read, hanging, "file:{}".format, (read or begun).since + waited_s)
         return list(tuner.lines)[len(tuner.lines) - (tuner.logged - before) :]
 
@@ -39,7 +39,7 @@ def test_a_read_that_takes_long_is_told_of_again_when_its_time_has_doubled() -> 
 def test_that_more_reads_hang_than_can_be_replaced_is_told_once_each_time() -> None:
     tuner, read = idle_tuner(), Read(1000.0, 7)
     for reads in (3, SPARE_THREADS, 40, 41, 2, 33):
-        tuner.log_hanging(read, Hanging(reads, min(reads, SPARE_THREADS)), "file:{}".format, 1021.0)
+        tuner.log_hanging(read, HangingReads(reads, min(reads, SPARE_THREADS)), "file:{}".format, 1021.0)
     assert list(tuner.lines) == [
         "storage has not given file:7 for 21 s, and 2 more hang",
         "40 reads hang, more than the 32 in whose place others read: this node reads less, or nothing, until storage "

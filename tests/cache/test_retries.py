@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mbaas.cache.retries import FIRST_PAUSE_S, FORGET_S, HOLD_S, MAX_PAUSE_S, SHORT_RETRY_S, Retries
-from mbaas.cache.slab import PassingReason
+from mbaas.cache.slab import TemporaryReason
 from mbaas.errors import StorageError
 
 ERRS = StorageError("file:7", "reading failed: [Errno 5] Input/output error")
@@ -17,11 +17,11 @@ def given_up_after(
 ) -> tuple[float, str]:
     """Retry a sample whenever due; return the seconds until it counts as bad, and the reason."""
     now, reason = since, retries.failed(sample, error, since)
-    while isinstance(reason, PassingReason):
-        assert retries.among([sample, 0]) == {sample: error.reason}
+    while isinstance(reason, TemporaryReason):
+        assert retries.failing([sample, 0]) == {sample: error.reason}
         now += retries.pause_s([sample], now)
         reason = retries.failed(sample, error, now)
-    assert retries.among([sample]) == {}
+    assert retries.failing([sample]) == {}
     return now - since, reason
 
 
@@ -63,7 +63,7 @@ def test_missing_files_that_wait_when_the_first_one_is_given_up_are_bad_when_the
     while due:
         sample = min(due, key=due.__getitem__)
         now = due.pop(sample)
-        if isinstance(retries.failed(sample, MISSING, now), PassingReason):
+        if isinstance(retries.failed(sample, MISSING, now), TemporaryReason):
             due[sample] = now + retries.pause_s([sample], now)
         else:
             bad_at[sample] = now
@@ -103,7 +103,7 @@ def test_who_reads_a_sample_right_after_it_was_given_up_gets_the_verdict_and_no_
     retries = Retries(120.0, lambda: 0.5)
     waited_s, reason = given_up_after(retries)
     assert retries.failed(7, ERRS, 100.0 + waited_s + FORGET_S / 2) == reason
-    assert retries.among([7]) == {}
+    assert retries.failing([7]) == {}
 
 
 def test_without_patience_a_sample_is_bad_at_once() -> None:

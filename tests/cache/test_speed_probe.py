@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mbaas.cache import speed_probe
-from mbaas.cache.speed_probe import probe_speeds
+from mbaas.cache import tuner
+from mbaas.cache.tuner import probe_speeds
 from mbaas.errors import ConfigError
 from mbaas.tools.analysis.measuring.portion import Span, resident_share
 
@@ -39,7 +39,7 @@ def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     A sleep takes longer on a busy machine, so the rate is compared with the reads as they were.
     """
-    pread, reads, took_s = speed_probe.os.pread, [], []
+    pread, reads, took_s = tuner.os.pread, [], []
 
     def slow(file: int, nbytes: int, start: int) -> bytes:
         reads.append(start)
@@ -49,7 +49,7 @@ def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         took_s.append(time.perf_counter() - began)
         return content
 
-    monkeypatch.setattr(speed_probe.os, "pread", slow)
+    monkeypatch.setattr(tuner.os, "pread", slow)
     _, disk = probe_speeds(disk_path=tmp_path, disk_bytes=PIECE, threads=threads)
     assert disk is not None
     in_reads = 131_072 * len(took_s) / sum(took_s)
@@ -61,14 +61,14 @@ def test_what_is_read_was_driven_out_of_memory(tmp_path: Path, monkeypatch: pyte
     kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True)
     if kind.stdout.strip() == "tmpfs":
         pytest.skip("files live in memory here: they cannot be driven out of it")
-    pread, resident = speed_probe.os.pread, []
+    pread, resident = tuner.os.pread, []
 
     def looked(file: int, nbytes: int, start: int) -> bytes:
         resident.append(resident_share([Span(f"/proc/self/fd/{file}", 0, PIECE)]))
-        monkeypatch.setattr(speed_probe.os, "pread", pread)
+        monkeypatch.setattr(tuner.os, "pread", pread)
         return pread(file, nbytes, start)
 
-    monkeypatch.setattr(speed_probe.os, "pread", looked)
+    monkeypatch.setattr(tuner.os, "pread", looked)
     probe_speeds(disk_path=tmp_path, disk_bytes=PIECE, threads=1)
     assert resident[0] is not None
     assert resident[0] < 0.5

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mbaas.base import files
 from mbaas.cli import app
-from mbaas.cli.analyze import request_of
+from mbaas.cli.analyze import AnalyzeRequest
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import stated
@@ -82,15 +82,14 @@ def run(*arguments: object) -> tuple[int, str, str]:
 )
 def test_options_that_do_not_go_together(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        request_of(**{**NOTHING, **given})
+        AnalyzeRequest(**{**NOTHING, **given})
 
 
 def test_options_that_do() -> None:
-    request = request_of(**{**NOTHING, "file": Path("a"), "rate_per_s": 10.0, "storage": "50 MB"})
+    request = AnalyzeRequest(**{**NOTHING, "file": Path("a"), "rate_per_s": 10.0, "storage": "50 MB"})
     assert (request.storage_bytes_per_s, request.rate_per_s) == (50_000_000, 10.0)
-    assert (
-        request_of(**{**NOTHING, "file": Path("a"), "rate_per_s": 1.0, "storage": "50 B/s"}).storage_bytes_per_s == 50
-    )
+    other = AnalyzeRequest(**{**NOTHING, "file": Path("a"), "rate_per_s": 1.0, "storage": "50 B/s"})
+    assert other.storage_bytes_per_s == 50
 
 
 def test_a_folder_that_is_not_there_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from mbaas.errors import FeedGoneError, FeedRestartingError
 from mbaas.model.costs import LoadingCosts
 from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.wire.consumers import ConsumerReport
+from mbaas.wire.samples import FetchCounts
 
 WAIT = "prep-3 is being started, it needs 1 CPU (for 3 min 05 s so far)"
 WHY = "feed 'late' is still starting after 15 s: its 1 cache node did not answer"
@@ -35,7 +36,7 @@ def shown(what: Any) -> str:
 
 def test_a_feed_in_which_nobody_works_waits_and_says_for_whom(serving: FeedStatus) -> None:
     waiting = replace(serving, workers_at_work=0, waits_for=(WAIT,))
-    rates = feed_view.since_start(waiting)
+    rates = feed_view.Flow.since_start(waiting)
     assert shown(feed_view.headline(waiting)).startswith("train waiting")
     for view in (feed_view.feed(waiting, rates), feed_view.compact(waiting, rates)):
         assert f"waits: {WAIT}" in shown(view)
@@ -54,26 +55,28 @@ def test_a_feed_in_which_nobody_works_waits_and_says_for_whom(serving: FeedStatu
 
 def test_a_feed_that_serves_says_so_while_it_waits_for_another_worker(serving: FeedStatus) -> None:
     assert shown(feed_view.headline(replace(serving, waits_for=(WAIT,)))).startswith("train serving")
-    assert "waits" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
+    assert "waits" not in shown(feed_view.feed(serving, feed_view.Flow.since_start(serving)))
     failed = replace(serving, workers_at_work=0, failed="it was stopped")
     assert shown(feed_view.headline(failed)).startswith("train failed")
 
 
 def test_the_time_to_the_first_minibatch_is_shown_of_those_that_have_one(serving: FeedStatus) -> None:
-    assert "first batch" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
+    assert "first batch" not in shown(feed_view.feed(serving, feed_view.Flow.since_start(serving)))
     times = {"a": 0.4, "b": 1.2, "c": 0.6, "d": 0.0}
     members = tuple(member(name, name, "busy", first_s) for name, first_s in times.items())
-    text = " ".join(shown(feed_view.feed(replace(serving, consumers=members), feed_view.since_start(serving))).split())
+    text = " ".join(
+        shown(feed_view.feed(replace(serving, consumers=members), feed_view.Flow.since_start(serving))).split()
+    )
     assert "first batch 600 ms median of 3 trials, at most 1.2 s, from joining" in text
 
 
 def test_the_first_epoch_shows_how_far_it_is_and_how_long_it_takes(serving: FeedStatus) -> None:
     """400 of 1,000 samples at 20 per second."""
-    rates = feed_view.Rates(20.0, 80.0, 15.0)
+    rates = feed_view.Flow(15.0, 300, 1200, FetchCounts(), is_recent=True)
     begun = replace(serving, samples=1000, prepared_samples=400, restarts=0)
     text = " ".join(shown(feed_view.compact(begun, rates)).split())
     assert "first epoch 40 % ━━━━━━━━━━ of 1,000 samples, about 30 s left" in text
-    assert ", about" not in shown(feed_view.compact(begun, feed_view.Rates(0.0, 0.0, 15.0)))
+    assert ", about" not in shown(feed_view.compact(begun, feed_view.Flow(15.0, 0, 0, FetchCounts(), is_recent=True)))
     for over in (replace(begun, prepared_samples=1000), replace(begun, restarts=1)):
         assert "first epoch" not in shown(feed_view.compact(over, rates))
 
@@ -86,7 +89,7 @@ def test_the_ranks_of_a_trial_are_one_trial_and_places_that_are_held_are_none(se
     ranks = [member(f"a[{rank}]", "a", "busy", first_s=1.0 + rank) for rank in range(4)]
     places = [member(f"c[{rank}]", f"c[{rank}]", "reserved") for rank in range(2)]
     status = replace(serving, consumers=(*ranks, member("b", "b", "waiting", first_s=2.0), *places))
-    rates = feed_view.since_start(status)
+    rates = feed_view.Flow.since_start(status)
     assert feed_view.one_line(status, rates).startswith("train: 2 trials, 2 reserved, prepared")
     (row,) = [line for line in shown(feed_view.feeds([("train", status, rates)])).splitlines() if "serving" in line]
     assert row.split()[:5] == ["train", "serving", "2", "(+2", "reserved)"]
@@ -98,12 +101,12 @@ def test_the_ranks_of_a_trial_are_one_trial_and_places_that_are_held_are_none(se
 
 
 def test_what_a_sample_costs_is_shown_beside_a_dataloader(serving: FeedStatus) -> None:
-    assert "CPU-h" not in shown(feed_view.feed(serving, feed_view.since_start(serving)))
+    assert "CPU-h" not in shown(feed_view.feed(serving, feed_view.Flow.since_start(serving)))
     costs = LoadingCosts(3600.0, 300.0, 300.0, 10**7, encoded_cpu_s=3600.0, encoded_samples=10**6)
     known = replace(serving, costs=costs)
-    text = " ".join(shown(feed_view.feed(known, feed_view.since_start(known))).split())
+    text = " ".join(shown(feed_view.feed(known, feed_view.Flow.since_start(known))).split())
     alone = "a DataLoader in each trial: at least 3.6 ms"
     assert f"cost 1.17 CPU-h 420 µs of a CPU for a delivered sample; {alone}" in text
     known = replace(known, costs=replace(costs, cpu_price_per_h=0.06))
-    text = " ".join(shown(feed_view.feed(known, feed_view.since_start(known))).split())
+    text = " ".join(shown(feed_view.feed(known, feed_view.Flow.since_start(known))).split())
     assert f"of a CPU for a delivered sample (0.07 in all at 0.06 an hour); {alone}" in text

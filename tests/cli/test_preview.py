@@ -13,7 +13,7 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.errors import BadSampleError
-from mbaas.pictures.preview import first_samples
+from mbaas.pictures.samples import first_samples
 from mbaas.samples.fields import Packed
 from mbaas.samples.order import SampleOrder
 

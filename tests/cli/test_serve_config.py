@@ -185,7 +185,7 @@ def test_the_pages_about_sound_and_arrays_show_files_that_are_valid(page: str, s
         (
             "{size: 224,",
             "{size: -1,",
-            "6: RandomResizedCrop's size must be a whole number of pixels, at least 1, got -1",
+            "6: RandomResizedCrop's size must be a whole number of pixels in [1, 65,535], got -1",
         ),
         (
             "- DecodeImage",

@@ -17,8 +17,7 @@ from mbaas.cli import feed_file
 from mbaas.errors import ConfigError
 from mbaas.pictures import grid
 from mbaas.pictures.grid import Cell, Layout
-from mbaas.pictures.preview import first_samples
-from mbaas.pictures.samples import MASK_COLOURS, cells_of
+from mbaas.pictures.samples import MASK_COLOURS, cells_of, first_samples
 from mbaas.ray_cluster import connection
 
 SAMPLES, SIDE = 12, 40

@@ -16,7 +16,7 @@ from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem
 from tenacity import Retrying
 
 from mbaas.dataset.storage.reader import ByteRange, FileReader
-from mbaas.dataset.storage.retry import PatientReader, RetryPolicy, retrying
+from mbaas.dataset.storage.retry import PatientReader, retrying
 from mbaas.errors import BadSampleError, ConfigError, StorageError
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
@@ -218,7 +218,7 @@ def test_no_descriptor_is_left_open(filesystem: FileSystem, file: Path) -> None:
 
 
 def retry(pauses: list[float], *, attempts: int = 3) -> Retrying:
-    return retrying(RetryPolicy(attempts=attempts), sleep=pauses.append)
+    return retrying(attempts=attempts, sleep=pauses.append)
 
 
 def test_a_passing_fault_of_a_remote_store_is_tried_again(file: Path) -> None:

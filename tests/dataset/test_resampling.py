@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import mbaas
 from mbaas.dataset import Dataset, read_manifest, synthetic
 from mbaas.dataset.bounded import bounded
-from mbaas.dataset.subsets import drawn_by_weight
+from mbaas.dataset.subsets import Draws, drawn_ids
 from mbaas.errors import ConfigError
 
 ROWS = 97
@@ -46,7 +46,7 @@ weights_of_samples = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size
 def test_each_sample_is_drawn_as_often_as_is_expected_but_for_rounding(
     weights: list[float], samples: int, seed: int
 ) -> None:
-    ids = drawn_by_weight(np.array(weights), samples, seed)
+    ids = drawn_ids(Draws(np.array(weights), samples, seed))
     times = np.bincount(ids, minlength=len(weights))
     expected = samples * np.array(weights) / sum(weights)
     assert (len(ids), len(times)) == (samples, len(weights))
@@ -59,13 +59,13 @@ def test_each_sample_is_drawn_as_often_as_is_expected_but_for_rounding(
 def test_on_average_it_is_drawn_as_often_as_is_expected() -> None:
     """Three draws give the samples 1.8, 0.6, 0.6 and 0 on average: over 4,000 seeds, within five standard errors."""
     weights = np.array([3.0, 1.0, 1.0, 0.0])
-    times = np.array([np.bincount(drawn_by_weight(weights, 3, seed) % 4, minlength=4) for seed in range(4000)])
+    times = np.array([np.bincount(drawn_ids(Draws(weights, 3, seed)) % 4, minlength=4) for seed in range(4000)])
     np.testing.assert_allclose(times.mean(axis=0), [1.8, 0.6, 0.6, 0.0], atol=5 * 0.5 / 4000**0.5)
     assert np.corrcoef(times[:, 1], times[:, 2])[0, 1] < 0, "a point that hits one does not hit the other"
 
 
 def test_draws_are_the_same_on_every_machine_and_in_every_version() -> None:
-    found = drawn_by_weight(np.arange(1000.0), 20, 7)
+    found = drawn_ids(Draws(np.arange(1000.0), 20, 7))
     assert found.dtype == np.int64
     assert found.tolist() == [
         124,
@@ -183,7 +183,7 @@ def test_as_a_list_it_has_what_the_first_epoch_draws(data: Dataset) -> None:
 
 
 def test_the_draws_of_an_epoch_are_the_same_on_every_machine_and_in_every_version() -> None:
-    assert drawn_by_weight(np.arange(1000.0), 9, 7, epoch=3).tolist() == [169, 490, 506, 702, 762, 924, 958, 979, 986]
+    assert drawn_ids(Draws(np.arange(1000.0), 9, 7), 3).tolist() == [169, 490, 506, 702, 762, 924, 958, 979, 986]
 
 
 def test_a_sample_that_is_too_large_is_bad_however_often_it_is_drawn(data: Dataset) -> None:

@@ -18,7 +18,7 @@ from pyarrow.fs import S3FileSystem
 import mbaas
 from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.storage.reader import ByteRange, FileReader
-from mbaas.dataset.storage.retry import PatientReader, RetryPolicy, retrying
+from mbaas.dataset.storage.retry import PatientReader, retrying
 from mbaas.dataset.table import TableDataset
 from mbaas.errors import BadSampleError, DatasetError
 from support.s3 import Fault, Request, UnreliableProxy, unreliable
@@ -80,7 +80,7 @@ def uri(proxy: UnreliableProxy, path: str = "photos/train") -> str:
 def reader(data: TableDataset, pauses: list[float] | None = None, **policy: float) -> SampleReader:
     """A reader that records its pauses instead of sleeping."""
     noted = [] if pauses is None else pauses
-    retry = retrying(RetryPolicy(**policy), sleep=noted.append)  # type: ignore[arg-type]
+    retry = retrying(**policy, sleep=noted.append)  # type: ignore[arg-type]
     return PatientReader(data.reader(), retry)
 
 

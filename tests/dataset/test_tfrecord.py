@@ -18,7 +18,7 @@ from tfrecord import TFRecordWriter, tfrecord_loader
 from mbaas import transforms as T
 from mbaas.dataset import read_tfrecord
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
-from mbaas.pictures.preview import first_samples
+from mbaas.pictures.samples import first_samples
 from mbaas.samples.fields import Field
 
 KINDS = {

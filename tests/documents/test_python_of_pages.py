@@ -17,7 +17,7 @@ import torch
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.pictures.preview import first_samples
+from mbaas.pictures.samples import first_samples
 from mbaas.ray_cluster import resources
 from support.pages import PAGES, ROOT, Block, blocks_of
 

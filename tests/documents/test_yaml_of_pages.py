@@ -17,7 +17,7 @@ from mbaas.base import files
 from mbaas.cli import feed_file
 from mbaas.cli.what_if import read_machines
 from mbaas.model.gpu_stages import GpuRates, OnGpu
-from mbaas.pictures.preview import Preview, first_samples
+from mbaas.pictures.samples import Preview, first_samples
 from mbaas.tools.simulator import catalog
 from support.pages import PAGES, ROOT, Block, blocks_of
 

@@ -254,7 +254,7 @@ def test_boxes_of_whole_numbers_are_delivered_as_floats() -> None:
     [
         (lambda: T.Boxes(format="yxyx"), r"^Boxes's format must be .*, got 'yxyx'$"),  # type: ignore[arg-type]
         (lambda: T.Boxes(beside="classes"), r"^Boxes's beside must hold names"),  # type: ignore[arg-type]
-        (lambda: T.Boxes(min_size=-1), r"^Boxes's min_size must not be negative, got -1$"),
+        (lambda: T.Boxes(min_size=-1), r"^Boxes's min_size must be at least 0, got -1$"),
         (lambda: T.Pipeline([T.DecodeImage()], boxes="boxes"), r"boxes must be a Boxes, got 'boxes'$"),  # type: ignore[arg-type]
         (
             lambda: T.Pipeline([T.DecodeImage(), T.RandomIoUCrop(), T.Resize((8, 8))]),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
-from mbaas.pictures.preview import first_samples
+from mbaas.pictures.samples import first_samples
 from support.trials import Recorder
 
 DRAWS = np.arange(135)

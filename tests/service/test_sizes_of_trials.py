@@ -13,7 +13,7 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.pictures.preview import first_samples
+from mbaas.pictures.samples import first_samples
 
 SAMPLES, LARGE = 61, 17
 """Image `LARGE` has more pixels than the feed allows."""

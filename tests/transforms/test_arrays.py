@@ -89,7 +89,7 @@ def halved(array: Any, rng: np.random.Generator) -> Any:
         (lambda: T.MelSpectrogram(norm="area"), r"norm must be \"slaney\" or left out, got 'area'"),
         (lambda: T.MelSpectrogram(mel_scale="bark"), r'mel_scale must be "htk" or "slaney", got \'bark\''),
         (lambda: T.AmplitudeToDB("energy"), r'stype must be "power" or "magnitude", got \'energy\''),
-        (lambda: T.AmplitudeToDB(top_db=-1), r"top_db must not be negative, got -1.0"),
+        (lambda: T.AmplitudeToDB(top_db=-1), r"top_db must be at least 0, got -1"),
         (lambda: T.SpecAugment(-1, 5, 1, 5), r"n_time_masks must be a whole number in \[0, .*, got -1"),
         (lambda: T.SpecAugment(1, 5, 1, 5, p=2), r"p must be in \[0, 1\], got 2"),
         (lambda: T.SpecAugment(1, 5, 1, 5, zero_masking=1), r"zero_masking must be true or false, got 1"),
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused_at_construction(build: Any, says: str) -> 
 )
 def test_what_is_known_of_samples_before_any_is_seen(steps: Any, kind: str, differs: bool, longest: int | None) -> None:
     last = T.Pipeline(steps).forms[-1]
-    assert (last.kind, last.differs, last.longest) == (kind, differs, longest)
+    assert (last.kind, bool(last.differing), last.longest) == (kind, differs, longest)
 
 
 def test_pipelines_without_images_say_so() -> None:

@@ -12,7 +12,7 @@ from mbaas import transforms as T
 from mbaas.errors import ConfigError
 from mbaas.prep.geometry import plan
 from mbaas.samples.order import uniforms
-from mbaas.transforms.base import BoxesNow, Drawn, Windows
+from mbaas.transforms.base import BoxState, DrawInputs, Windows
 
 IMAGES = 150
 
@@ -54,7 +54,7 @@ def iou(a: Any, b: Any) -> float:
     return float(shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared))
 
 
-def images_with_boxes() -> tuple[np.ndarray, BoxesNow]:
+def images_with_boxes() -> tuple[np.ndarray, BoxState]:
     """Images from 1x1 with up to nine boxes: large ones, small ones, and some already dropped."""
     rng = np.random.default_rng(2)
     sizes = rng.integers(1, 300, (IMAGES, 2))
@@ -62,7 +62,7 @@ def images_with_boxes() -> tuple[np.ndarray, BoxesNow]:
     owner = np.repeat(np.arange(IMAGES), counts)
     corners = np.sort(rng.random((len(owner), 2, 2)) ** rng.choice([0.5, 1, 2], (len(owner), 1, 1)), axis=1)
     edges = (corners * sizes[owner][:, None, ::-1]).reshape(-1, 4)
-    return sizes, BoxesNow(edges, owner, rng.random(len(owner)) < 0.9)
+    return sizes, BoxState(edges, owner, rng.random(len(owner)) < 0.9)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_random_iou_crop_is_torchvisions_for_each_image(crop: T.RandomIoUCrop) -
 
 def test_a_crop_goes_by_the_boxes_where_they_are_then() -> None:
     """The only box is at the right once mirrored, and so is any window with an IoU of at least 0.6."""
-    boxes = BoxesNow(np.array([[0.0, 0.0, 40.0, 100.0]] * 50), np.arange(50), np.ones(50, bool))
+    boxes = BoxState(np.array([[0.0, 0.0, 40.0, 100.0]] * 50), np.arange(50), np.ones(50, bool))
     crop = T.RandomIoUCrop(0.35, 1.0, 0.3, 1.0, sampler_options=(0.6,), trials=100)
     stages = [(1, T.RandomHorizontalFlip(1.0)), (2, crop)]
     _, step = plan(stages, 1, 0, np.arange(50), np.array([[100, 100]] * 50), boxes)
@@ -112,7 +112,7 @@ def test_a_sample_draws_the_same_window_in_any_company() -> None:
     (whole,) = plan([(1, crop)], 0, 0, ids, sizes, boxes)
     for row in range(0, IMAGES, 20):
         own = boxes.owner == row
-        alone = BoxesNow(boxes.edges[own], np.zeros(own.sum(), np.int64), boxes.kept[own])
+        alone = BoxState(boxes.edges[own], np.zeros(own.sum(), np.int64), boxes.kept[own])
         (step,) = plan([(1, crop)], 0, 0, ids[row : row + 1], sizes[row : row + 1], alone)
         assert isinstance(step, Windows)
         assert isinstance(whole, Windows)
@@ -123,7 +123,7 @@ def test_random_zoom_out_is_torchvisions() -> None:
     sizes = np.array([[50, 80], [33, 21], [1, 1]] * 40)
     u = uniforms(0, 0, np.arange(120), substream=1, draws=4)
     zoom = T.RandomZoomOut((1.5, 4), p=0.6)
-    windows = zoom.windows(Drawn(u, sizes[:, 0], sizes[:, 1]))
+    windows = zoom.windows(DrawInputs(u, sizes[:, 0], sizes[:, 1]))
     assert windows.sizes.tolist() == windows.boxes[:, 2:].tolist()
     zoomed = 0
     for (chance, r, r0, r1), (h, w), window in zip(u.tolist(), sizes.tolist(), windows.boxes.tolist(), strict=True):
@@ -158,7 +158,7 @@ def test_random_zoom_out_is_torchvisions() -> None:
             r"^RandomIoUCrop's sampler_options must be a finite number, got 'x'$",
         ),
         (partial(T.RandomIoUCrop, trials=0), r"^RandomIoUCrop's trials must be a whole number in \[1, 1,000\], got 0$"),
-        (partial(T.RandomZoomOut, (0.5, 2)), r"^RandomZoomOut's side_range must not go below 1, got \(0.5, 2.0\)$"),
+        (partial(T.RandomZoomOut, (0.5, 2)), r"^RandomZoomOut's side_range must be at least 1, got \(0.5, 2\)$"),
         (partial(T.RandomZoomOut, p=2), r"^RandomZoomOut's p must be in \[0, 1\], got 2"),
     ],
 )

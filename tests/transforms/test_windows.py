@@ -9,13 +9,13 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.samples.order import uniforms
-from mbaas.transforms.base import Drawn
+from mbaas.transforms.base import DrawInputs
 
 
 def drawn(transform, heights, widths, seed=0):
     heights, widths = np.asarray(heights, np.int64), np.asarray(widths, np.int64)
     u = uniforms(seed, 0, np.arange(len(heights)), substream=1, draws=transform.draws)
-    return Drawn(u, heights, widths)
+    return DrawInputs(u, heights, widths)
 
 
 def torchvision_crop(u, height, width, scale, ratio):

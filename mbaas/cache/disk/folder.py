@@ -45,11 +45,9 @@ class Folder(Struct, frozen=True):
 
     @property
     def index(self) -> Path:
-        """Path of the index file."""
         return self.path / INDEX
 
     def segment(self, number: int) -> Path:
-        """Return the path of a segment file."""
         return self.path / f"segment-{number:06}.bin"
 
     def segments(self) -> dict[int, int]:

@@ -204,7 +204,6 @@ class DiskStore:
         return good
 
     def stats(self) -> DiskStats:
-        """Return the store's statistics."""
         with self._lock:
             return DiskStats(
                 budget_bytes=self._budget_bytes,
@@ -412,7 +411,6 @@ def _runs(addresses: Addresses, lengths: NDArray[np.int64], *, most: int) -> Ite
 
 
 def _write_all(file: int, content: memoryview, offset: int) -> None:
-    """Write all of the content, in as many calls as needed."""
     while len(content):
         count = os.pwrite(file, content, offset)
         content, offset = content[count:], offset + count

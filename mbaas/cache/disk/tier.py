@@ -39,13 +39,7 @@ class DiskTier:
     """
 
     def __init__(
-        self,
-        path: str,
-        disk_bytes: int,
-        dataset: Dataset,
-        placements: PlacementHistory,
-        meter: Meter,
-        prefix: str = "",
+        self, path: str, disk_bytes: int, dataset: Dataset, placements: PlacementHistory, meter: Meter, prefix: str = ""
     ) -> None:
         self.path = path
         self._store = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
@@ -87,7 +81,6 @@ class DiskTier:
 
     @property
     def free_for_decoded_bytes(self) -> int:
-        """Free bytes for decoded samples."""
         return 0 if self._decoded is None else self._decoded.stats().free_bytes
 
     @property
@@ -124,7 +117,6 @@ class DiskTier:
         return lines
 
     def update_nodes(self, nodes: int) -> None:
-        """Set the number of nodes that share the dataset's samples."""
         self._needed_bytes = DISK_SLACK * self._dataset_bytes / nodes
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
@@ -156,7 +148,7 @@ class DiskTier:
 
         If all of these fit on disk, cached ones are stored too, so that they survive a restart.
         """
-        if load.decoded or ((load.permanent or load.passing) and not self.holds_all):
+        if load.decoded or ((load.permanent or load.interim) and not self.holds_all):
             return  # cached in memory; the space is for samples that do not fit there
         keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
         if keep.any():

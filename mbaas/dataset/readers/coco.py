@@ -23,8 +23,9 @@ from mbaas.base.units import counted
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
 from mbaas.dataset.readers.listing import Listing, listed_once
-from mbaas.dataset.storage.faults import message_of
-from mbaas.dataset.storage.location import Location, file_infos, join, locate, missing
+from mbaas.dataset.storage.faults import dataset_errors
+from mbaas.dataset.storage.location import Location, NamedFiles, file_infos, locate, missing
+from mbaas.dataset.subsets import arrow_array
 from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.samples.fields import ANNOTATED_SIZE, LABELS, Packed
@@ -92,12 +93,7 @@ def read_coco(
         return Listing.of(class_names, table, file)
 
     found = listed_once(
-        listing,
-        make,
-        writer="read_coco",
-        root=root.root,
-        options=options,
-        is_current=lambda saved: saved.files == file,
+        listing, make, writer="read_coco", root=root.root, options=options, is_current=lambda saved: saved.files == file
     )
     return found.dataset(root)
 
@@ -123,11 +119,9 @@ def _look_up(where: Location) -> list[Any]:
 def _read(
     where: Location, root: Location, fields: tuple[str, ...] | None, keep_empty: bool
 ) -> tuple[tuple[str, ...], pa.Table]:
-    try:
-        with where.filesystem.open_input_file(where.base) as stream:
-            content = stream.read_buffer()
-    except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot read the annotations {where.root}: {message_of(error)}") from error
+    doing = f"cannot read the annotations {where.root}"
+    with dataset_errors(doing), where.filesystem.open_input_file(where.base) as stream:
+        content = stream.read_buffer()
     found = _read_json(content, where.root, fields)
     counts = np.diff(found.bounds)
     rows = np.arange(len(counts)) if keep_empty else np.flatnonzero(counts)
@@ -135,12 +129,10 @@ def _read(
         raise DatasetError(f"{where.root} has annotations of none of its {len(counts)} images")
     # Images that are left out have no objects, so the objects of the others stay contiguous.
     bounds = found.bounds[np.append(rows, len(counts))]
-    known = {name: _lists(bounds, values) for name, values in found.objects.items()}
+    known = {name: arrow_array(Packed(values, bounds)) for name, values in found.objects.items()}
     if fields is not None and "segmentation" in fields:
-        texts, ends = found.segmentations
-        if len(rows) < len(counts):
-            texts, ends = _chosen(texts, ends, rows)
-        known["segmentation"] = _lists(ends, texts)
+        texts = found.segmentations
+        known["segmentation"] = arrow_array(texts[rows] if len(rows) < len(counts) else texts)
     if fields is None or "image_id" in fields:
         known["image_id"] = found.image_ids.take(pa.array(rows))
     if found.sizes.any() and (fields is None or not {"boxes", "keypoints", "segmentation"}.isdisjoint(fields)):
@@ -157,22 +149,10 @@ def _read(
             stacklevel=4,
         )
     names = _names_below(root, [found.file_names[row] for row in rows.tolist()])
-    places = [pa.array(names, pa.large_string()), pa.array(np.zeros(len(rows), np.int64)), _lengths(where, root, names)]
-    return found.class_names if LABELS in known else (), table_of(places, known)
-
-
-def _chosen(
-    texts: NDArray[np.uint8], ends: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    return Packed(texts, ends)[rows].own()
-
-
-def _lists(bounds: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
-    """Return a list array with one list per image and one value per object."""
-    items = pa.array(np.ascontiguousarray(values).ravel())
-    for size in reversed(values.shape[1:]):
-        items = pa.FixedSizeListArray.from_arrays(items, size)
-    return pa.LargeListArray.from_arrays(pa.array(bounds), items)
+    for name in names:
+        if "://" in name or name.startswith("/") or ".." in name.split("/") or not name:
+            raise DatasetError(f"{where.root} must name images below {root.root}, got {name!r}")
+    return found.class_names if LABELS in known else (), table_of(NamedFiles(root, names, where.root).spans(), known)
 
 
 def _names_below(root: Location, names: list[str]) -> list[str]:
@@ -181,16 +161,12 @@ def _names_below(root: Location, names: list[str]) -> list[str]:
     names = [name.removeprefix(prefix) for name in names]
     there = _existing(root, [name for name in names if "\\" in name])  # valid in a name on Linux
     names = [name if name in there else name.replace("\\", "/") for name in names]
-    elsewhere = next((name for name in names if _is_absolute(name)), None)
+    elsewhere = next((name for name in names if re.match("/|[A-Za-z]:/", name)), None)
     return names if elsewhere is None else _moved(root, names, elsewhere)
 
 
 def _existing(root: Location, names: list[str]) -> set[str]:
     return {name for name, info in zip(names, file_infos(root, names), strict=True) if info.type == FileType.File}
-
-
-def _is_absolute(name: str) -> bool:
-    return name.startswith("/") or re.match("[A-Za-z]:/", name) is not None
 
 
 def _moved(root: Location, names: list[str], elsewhere: str) -> list[str]:
@@ -201,19 +177,6 @@ def _moved(root: Location, names: list[str], elsewhere: str) -> list[str]:
     there = _existing(root, [tail for tail in tails if tail])
     found = next((tail for tail in tails if tail in there), None)
     return names if found is None else [name.removeprefix(elsewhere.removesuffix(found)) for name in names]
-
-
-def _lengths(where: Location, root: Location, names: list[str]) -> pa.Array:
-    for name in names:
-        if "://" in name or name.startswith("/") or ".." in name.split("/") or not name:
-            raise DatasetError(f"{where.root} must name images below {root.root}, got {name!r}")
-    infos = file_infos(root, names)
-    if gone := [row for row, info in enumerate(infos) if missing(info)]:
-        raise DatasetError(
-            f"{len(gone)} of {len(infos)} images of {where.root} are not there, the first one "
-            f"{join(root.root, names[gone[0]])}"
-        )
-    return pa.array([info.size for info in infos], pa.int64())
 
 
 # ---- the JSON file ----
@@ -266,8 +229,7 @@ class _CocoFile:
         left_out: reason -> number of annotations left out.
         bounds: int64[n + 1]; the objects of image i are ``bounds[i]`` to ``bounds[i + 1]``.
         objects: field name -> array with one value per object, as documented in `read_coco`, without ``segmentation``.
-        segmentations: uint8 text and int64[n + 1] bounds: for each image a JSON list with one segmentation, or null,
-            per object.
+        segmentations: uint8 text: for each image a JSON list with one segmentation, or null, per object.
     """
 
     file_names: list[str]
@@ -278,7 +240,7 @@ class _CocoFile:
     left_out: dict[str, int]
     bounds: NDArray[np.int64]
     objects: dict[str, NDArray[Any]]
-    segmentations: tuple[NDArray[np.uint8], NDArray[np.int64]]
+    segmentations: Packed
 
 
 def _read_json(content: Any, name: str, fields: Sequence[str] | None) -> _CocoFile:
@@ -386,7 +348,7 @@ def _unlisted(name: str, categories: Sequence[_Category], classes: Mapping[int |
     return tuple(label for key, label in classes.items() if listed and key not in listed)
 
 
-_NONE = (np.zeros(0, np.uint8), np.zeros(1, np.int64))
+_NONE = Packed(np.zeros(0, np.uint8), np.zeros(1, np.int64))
 
 
 def _objects(
@@ -440,14 +402,12 @@ def _keypoints(name: str, found: Sequence[_Annotation]) -> NDArray[np.float32]:
     return np.clip(np.nan_to_num(values), -_MOST_PIXELS, _MOST_PIXELS).astype(np.float32).reshape(len(found), -1, 3)
 
 
-def _segmentations(
-    found: Sequence[_Annotation], order: NDArray[np.int64], bounds: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _segmentations(found: Sequence[_Annotation], order: NDArray[np.int64], bounds: NDArray[np.int64]) -> Packed:
     texts = [bytes(found[index].segmentation) for index in order.tolist()]
     lists = [b"[" + b",".join(texts[start:end]) + b"]" for start, end in pairwise(bounds.tolist())]
     lengths = np.zeros(len(bounds), np.int64)
     np.cumsum([len(text) for text in lists], out=lengths[1:])
-    return np.frombuffer(b"".join(lists), np.uint8), lengths
+    return Packed(np.frombuffer(b"".join(lists), np.uint8), lengths)
 
 
 def _numbered(name: str, what: str, given: Sequence[_Id]) -> dict[int | str, int]:

@@ -33,7 +33,6 @@ class Columns:
     table: pa.Table
 
     def strings_of(self, column: str) -> list[str]:
-        """Return the values of a string column."""
         found = self._decoded(column, "uri_column")
         if not is_text(found.type):
             raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri_column")
@@ -48,7 +47,6 @@ class Columns:
         return tuple(strings.dictionary.to_pylist()), {LABEL.name: strings.indices}
 
     def lengths(self, column: str) -> pa.Array:
-        """Return file lengths."""
         found = self._of(column, "length_column")
         if not pa.types.is_integer(found.type) or pc.min(found).as_py() < 0:
             wanted = "must have whole numbers of bytes, at least 0"

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +24,7 @@ from mbaas.base.progress import track
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns, checked_fields, gathered, is_text, may_be_numbers
 from mbaas.dataset.readers.listing import Listing, listed_once
-from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.faults import dataset_errors, message_of
 from mbaas.dataset.storage.location import IN_SHARD, Location, NamedFiles, file_infos, join, locate, written_whole
 from mbaas.dataset.table import SPAN, string_bounds, table_of
 from mbaas.errors import ConfigError, DatasetError, shown
@@ -94,11 +94,11 @@ def read_encoded(
     unpacked: str | os.PathLike[str] | None = None,
 ) -> Dataset:
     """Return the samples of a source; `mbaas.read_huggingface` documents arguments and errors."""
-    options = {"image_column": image, "label_column": label, "fields": checked_fields(fields)}
+    wanted = _ColumnNames(image, label, checked_fields(fields))
     target = None if unpacked is None else locate(unpacked, None)
 
     def make() -> Listing:
-        found = _located(source, image, label, fields) if target is None else _unpacked(source, options, target)
+        found = _located(source, wanted) if target is None else _unpacked(source, wanted, target)
         table = table_of(found.places, found.known)
         about = {"state": source.state, "folder": found.folder, "images": found.images}
         return Listing.of(found.class_names, table, about)
@@ -114,7 +114,7 @@ def read_encoded(
         make,
         writer=writer,
         root=source.where.root,
-        options=options,
+        options=asdict(wanted),
         is_current=is_current,
     )
     if found.files["folder"] is not None:
@@ -126,6 +126,19 @@ def _listing_in(folder: str | os.PathLike[str]) -> str:
     text = os.fspath(folder)
     path, *options = text.partition("?") if "://" in text else (text,)
     return f"{path.rstrip('/')}/{_LISTING}" + "".join(options)
+
+
+@dataclass(frozen=True)
+class _ColumnNames:
+    """Columns with samples, labels and fields; see `mbaas.read_huggingface`."""
+
+    image_column: str
+    label_column: str | None
+    fields: tuple[str, ...] | None
+
+    def label_in(self, columns: Sequence[str]) -> str | None:
+        """Return the label column: the requested one, or the column "label" if there is one."""
+        return LABEL.name if self.label_column is None and LABEL.name in columns else self.label_column
 
 
 @dataclass(frozen=True)
@@ -158,10 +171,9 @@ class _Selection:
         columns: top-level columns that `values` needs.
     """
 
-    def __init__(
-        self, name: str, schema: pa.Schema, image: str, label: str | None, fields: Sequence[str] | None, paths: bool
-    ) -> None:
-        self.name, self.image, self._paths = name, image, paths
+    def __init__(self, name: str, schema: pa.Schema, wanted: _ColumnNames, paths: bool) -> None:
+        self.name, self.image, self._paths = name, wanted.image_column, paths
+        image, label, fields = self.image, wanted.label_column, wanted.fields
         try:
             tops = schema.names
             _require(name, tops, image, "image_column")
@@ -171,11 +183,12 @@ class _Selection:
             raise DatasetError(f"{name} has a column whose name is not UTF-8: {wrong!r}") from None
         kind = schema.field(image).type
         if not (_has_bytes(kind) or (paths and is_text(kind))):
-            wanted = f"encoded images{' or their paths' if paths else ''}: a feature Image, binary"
-            raise ConfigError(f"column {image!r} of {name} must have {wanted}, got {kind}", option="image_column")
-        label = label_in(flat.names, label)
+            must = f"must have encoded images{' or their paths' if paths else ''}: a feature Image, binary"
+            raise ConfigError(f"column {image!r} of {name} {must}, got {kind}", option="image_column")
+        label = wanted.label_in(flat.names)
         if fields is None:
-            fields = [each.name for each in flat if each.name != label and may_be_numbers(_storage_type(each.type))]
+            kinds = {each.name: _storage_type(each.type) for each in flat}
+            fields = tuple(each for each, kind in kinds.items() if each != label and may_be_numbers(kind))
         for option, column in [("label_column", label), *(("fields", field) for field in fields)]:
             if column is not None:
                 _require(name, flat.names, column, option)
@@ -217,7 +230,6 @@ class _Selection:
         return paths
 
     def lacking(self, row: int) -> DatasetError:
-        """Return the error for a row without a sample."""
         which = f"row {row} (counted from 0) of {self.name} has no image in column {self.image!r}"
         hint = "leave such rows out" if self._paths else "tables that name files are read by read_manifest"
         return DatasetError(f"{which}: {hint}")
@@ -253,22 +265,17 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
-def label_in(columns: Sequence[str], label: str | None) -> str | None:
-    """Return the label column: the requested one, or the column "label" if there is one."""
-    return LABEL.name if label is None and LABEL.name in columns else label
-
-
-def known_fields(
-    columns: Columns, label: str | None, fields: Sequence[str] | None, metadata: Mapping[bytes, bytes] | None = None
+def _known_fields(
+    columns: Columns, wanted: _ColumnNames, metadata: Mapping[bytes, bytes] | None
 ) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
     """Return class names and fields of samples; by default fields are all numeric columns.
 
     ``metadata`` of a schema may have the class names of integer labels.
     """
-    names = columns.table.column_names
-    label = label_in(names, label)
+    names, fields = columns.table.column_names, wanted.fields
+    label = wanted.label_in(names)
     if fields is None:
-        fields = [name for name in names if name != label and columns.has_numbers(name)]
+        fields = tuple(name for name in names if name != label and columns.has_numbers(name))
     class_names, known = columns.fields(label, fields)
     if label is None or class_names:
         return class_names, known
@@ -293,10 +300,10 @@ def _class_names_in(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[s
 # ---- samples in existing files ----
 
 
-def _located(source: Source, image: str, label: str | None, fields: Sequence[str] | None) -> _Samples:
-    root, rows = source.where.root, source.indices
+def _located(source: Source, wanted: _ColumnNames) -> _Samples:
+    root, rows, image = source.where.root, source.indices, wanted.image_column
     with source.opened(source.parts[0]) as (schema, _):
-        selection = _Selection(root, schema, image, label, fields, source.has_paths)
+        selection = _Selection(root, schema, wanted, source.has_paths)
     tables = source.tables(selection.columns, image)
     values = pa.concat_tables([selection.values(table) for table, _ in tables], promote_options="permissive")
     chunks = [(chunk, locate_in) for table, locate_in in tables for chunk in table[image].chunks if len(chunk)]
@@ -304,7 +311,7 @@ def _located(source: Source, image: str, label: str | None, fields: Sequence[str
         raise DatasetError(f"{root} has no rows")
     if rows is not None and values.num_columns:
         values = values.take(pa.array(rows))
-    known = known_fields(Columns(root, values.combine_chunks()), label, fields, schema.metadata)
+    known = _known_fields(Columns(root, values.combine_chunks()), wanted, schema.metadata)
     encoded = [selection.encoded(chunk) for chunk, _ in chunks]
     has_bytes = np.concatenate([each.is_valid() for each in encoded])
     chosen = np.arange(len(has_bytes)) if rows is None else rows
@@ -347,38 +354,34 @@ def _in_separate_files(
     is_local = not any("://" in path for path in paths)
     folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if is_local else None  # noqa: PTH120
     files = NamedFiles.of(source.where, paths, folder, None)
-    lengths = files.lengths()
-    places = [pa.array(files.names, pa.large_string()), pa.array(np.zeros(len(paths), np.int64)), lengths]
-    return _Samples(places, class_names, known, {}, files.where.root)
+    return _Samples(files.spans(), class_names, known, {}, files.where.root)
 
 
 # ---- unpacked samples ----
 
 
-def _unpacked(source: Source, options: Mapping[str, Any], target: Location) -> _Samples:
+def _unpacked(source: Source, wanted: _ColumnNames, target: Location) -> _Samples:
     """Write samples into files, several parts in parallel."""
     parts = [*source.parts]
     with ThreadPoolExecutor(min(_THREADS, len(parts)), thread_name_prefix="mbaas-listing") as pool:
-        unpacking = pool.map(lambda part: _unpack(source, part, options, target), parts)
+        unpacking = pool.map(lambda part: _unpack(source, part, wanted, target), parts)
         found = [*track(unpacking, source.kind, len(parts))]
     places, columns = gathered(source.where.root, [(place, values) for place, values, _ in found])
-    known = known_fields(columns, options["label_column"], options["fields"], found[0][2])
+    known = _known_fields(columns, wanted, found[0][2])
     sizes = [int(pc.sum(place["length"]).as_py() or 0) for place, *_ in found]
     return _Samples(places, *known, {part + _ENDING: nbytes for part, nbytes in zip(parts, sizes, strict=True)})
 
 
 def _unpack(
-    source: Source, part: str, options: Mapping[str, Any], target: Location
+    source: Source, part: str, wanted: _ColumnNames, target: Location
 ) -> tuple[pa.Table, pa.Table, Mapping[bytes, bytes] | None]:
     """Return locations as in `SPAN`, the columns for labels and fields, and the schema's metadata."""
     values, lengths = list[pa.Table](), [np.zeros(0, np.int64)]
     file, path = part + _ENDING, join(target.base, part + _ENDING)
-    try:
+    name = source.name_of(part)
+    with dataset_errors(f"cannot unpack {name} into {target.root}"):
         with source.opened(part) as (schema, read):
-            name = source.name_of(part)
-            selection = _Selection(
-                name, schema, options["image_column"], options["label_column"], options["fields"], source.has_paths
-            )
+            selection = _Selection(name, schema, wanted, source.has_paths)
             target.filesystem.create_dir(posixpath.dirname(path), recursive=True)
             with written_whole(target.filesystem, path) as partial:
                 with target.filesystem.open_output_stream(partial) as out:
@@ -388,10 +391,6 @@ def _unpack(
                         bounds, content = string_bounds(encoded)
                         out.write(content[bounds[0] : bounds[-1]])
                         lengths.append(np.diff(bounds).astype(np.int64))
-    except (ConfigError, DatasetError):
-        raise
-    except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot unpack {source.name_of(part)} into {target.root}: {message_of(error)}") from error
     length = np.concatenate(lengths)
     uris = pa.array([f"{file}{IN_SHARD}{row}" for row in range(len(length))], pa.large_string())
     places = pa.Table.from_arrays([uris, pa.array(np.cumsum(length) - length), pa.array(length)], schema=SPAN)
@@ -414,9 +413,6 @@ def _contents(selection: _Selection, column: pa.Array, first: int) -> pa.Array:
 
 def _content_of(path: str) -> bytes:
     where = locate(path, None)
-    try:
-        with where.filesystem.open_input_file(where.base) as file:
-            content: bytes = file.read()
-            return content
-    except OSError as error:
-        raise DatasetError(f"cannot read {where.root}: {message_of(error)}") from error
+    with dataset_errors(f"cannot read {where.root}"), where.filesystem.open_input_file(where.base) as file:
+        content: bytes = file.read()
+    return content

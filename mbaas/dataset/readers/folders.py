@@ -6,7 +6,6 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +17,10 @@ import pyarrow.fs
 from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileType
 
-from mbaas.base.progress import track
 from mbaas.base.units import counted
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.listing import Listing, listed_once
-from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.faults import dataset_errors, message_of
 from mbaas.dataset.storage.location import Location, join, locate
 from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
@@ -255,10 +253,7 @@ def _list_folders(
 ) -> list[_FolderListing]:
     list_one = partial(_list_folder, kind, where, endings)
     things = "classes" if any(names) else "folders"
-    if isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):
-        return [*track(map(list_one, names), things, len(names))]
-    with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
-        return [*track(pool.map(list_one, names), things, len(names))]
+    return where.read_all(list_one, names, things, remote=_REMOTE_THREADS, local=1)
 
 
 def _list_folder(kind: _FileKind, where: Location, endings: tuple[str, ...], name: str) -> _FolderListing:
@@ -298,7 +293,7 @@ def _list_folder(kind: _FileKind, where: Location, endings: tuple[str, ...], nam
 
 
 def _entries(where: Location, folder: str) -> Iterator[pyarrow.fs.FileInfo]:
-    if not isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):  # these have no links
+    if not where.is_local:  # these have no links
         yield from where.filesystem.get_file_info(FileSelector(folder, recursive=True))
         return
     ways: Counter[bytes] = Counter()
@@ -338,14 +333,12 @@ def _known_size(where: Location, path: str, size: int | None) -> int:
 @contextmanager
 def _blaming(folder: str) -> Iterator[None]:
     """Convert an exception of a file system to a DatasetError that names the folder."""
-    try:
-        yield
-    except DatasetError:
-        raise
-    except PermissionError as error:
-        raise DatasetError(f"cannot list {folder}: expected a folder that may be read; {message_of(error)}") from error
-    except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot list {folder}: {message_of(error)}") from error
+    with dataset_errors(f"cannot list {folder}"):
+        try:
+            yield
+        except PermissionError as error:
+            wanted = "expected a folder that may be read"
+            raise DatasetError(f"cannot list {folder}: {wanted}; {message_of(error)}") from error
 
 
 def _refuse_empty(where: Location, folders: list[_FolderListing], endings: tuple[str, ...]) -> None:

@@ -21,7 +21,7 @@ import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.encoded_column import Locate, Read, Source, read_encoded
-from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.faults import dataset_errors
 from mbaas.dataset.storage.location import IN_SHARD, Location, join, locate, look_up
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.samples.fields import IMAGE
@@ -127,13 +127,11 @@ def _saved(path: str | os.PathLike[str], split: str | None, filesystem: pyarrow.
 def _json_in(where: Location, name: str) -> dict[str, Any] | None:
     """Read a JSON object; None if the file does not exist."""
     path = join(where.root, name)
-    try:
+    with dataset_errors(f"cannot read {path}"):
         if not where.filesystem.get_file_info(join(where.base, name)).is_file:
             return None
         with where.filesystem.open_input_file(join(where.base, name)) as file:
             found = json.loads(file.read())
-    except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot read {path}: {message_of(error)}") from error
     if not isinstance(found, dict):
         raise DatasetError(f"{path} must be a JSON object, got {shown(found)}")
     return found
@@ -155,11 +153,8 @@ class _SavedDataset(Source):
 
     @contextmanager
     def opened(self, part: str) -> Iterator[tuple[pa.Schema, Read]]:
-        try:
+        with dataset_errors(f"{join(self.where.root, part)} is not an Arrow IPC stream, or cannot be read"):
             reader = pa.ipc.open_stream(self.where.filesystem.open_input_stream(join(self.where.base, part)))
-        except Exception as error:  # third-party file systems raise any exception
-            path = join(self.where.root, part)
-            raise DatasetError(f"{path} is not an Arrow IPC stream, or cannot be read: {message_of(error)}") from error
         with reader:
             yield reader.schema, lambda columns: (batch.select(columns) for batch in reader)
 
@@ -290,8 +285,7 @@ def _read_stream(where: Location, name: str, *, columns: Sequence[str], without:
     Raises:
         DatasetError: the file cannot be read, is not an Arrow IPC stream, or is truncated or damaged.
     """
-    path = join(where.root, name)
-    try:
+    with dataset_errors(f"{join(where.root, name)} is not an Arrow IPC stream, or cannot be read"):
         with where.filesystem.open_input_file(join(where.base, name)) as raw:
             file = _Sparse(io.BufferedReader(raw, _BUFFER_BYTES), raw.size())
             if not _read_metadata(file):
@@ -305,10 +299,6 @@ def _read_stream(where: Location, name: str, *, columns: Sequence[str], without:
             for chunk in table[without].chunks:
                 file.fetch_buffers(_all_but_bytes(chunk))
             return _StreamTable(table, file.buffer.address, file.nbytes)
-    except (DatasetError, MemoryError):
-        raise
-    except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"{path} is not an Arrow IPC stream, or cannot be read: {message_of(error)}") from error
 
 
 class _Sparse:

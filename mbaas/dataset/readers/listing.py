@@ -39,7 +39,6 @@ class Listing:
 
     @classmethod
     def of(cls, class_names: tuple[str, ...], table: pa.Table, files: Any = None) -> Listing:
-        """Return the listing of a table."""
         return cls(class_names, fingerprint_of(table, class_names), table, files)
 
     def dataset(self, where: Location, shards: Mapping[str, int] | None = None) -> TableDataset:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Sequence
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
@@ -24,14 +23,7 @@ from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.samples.fields import LABEL
 
-_FORMATS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".parquet": "parquet",
-}
+_FORMATS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet"}
 """Extension of a table -> its format."""
 
 
@@ -90,9 +82,7 @@ def read_manifest(
         ]
     class_names, known = columns.fields(label_column, fields)
     files = NamedFiles.of(where, uris, root, filesystem)
-    lengths = files.lengths() if length_column is None else columns.lengths(length_column)
-    names = pa.array(files.names, pa.large_string())
-    spans = [names, pa.array(np.zeros(len(uris), np.int64)), lengths]
+    spans = files.spans(None if length_column is None else columns.lengths(length_column))
     return Listing.of(class_names, table_of(spans, known)).dataset(files.where)
 
 

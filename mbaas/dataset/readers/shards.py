@@ -14,7 +14,7 @@ import pyarrow.fs
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import gathered
 from mbaas.dataset.readers.listing import Listing, listed_once
-from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.faults import dataset_errors, message_of
 from mbaas.dataset.storage.location import IN_SHARD, Location, join, locate_shards, look_up
 from mbaas.dataset.table import SPAN, table_of
 from mbaas.errors import DatasetError
@@ -25,7 +25,7 @@ _BUFFER_BYTES = 16 << 10
 """Bytes read per header: small images are read with it and need no further request."""
 
 
-class FoundSample(NamedTuple):
+class ShardSample(NamedTuple):
     """A sample of a shard: its name and bytes there, and the values of columns for labels and fields."""
 
     name: str
@@ -34,13 +34,13 @@ class FoundSample(NamedTuple):
     values: Mapping[str, Any]
 
 
-class LeftOut(NamedTuple):
+class Omission(NamedTuple):
     """A part of a shard that cannot be read; the reason is shown in a warning."""
 
     reason: str
 
 
-Find: TypeAlias = Callable[[BinaryIO, int, str], Iterator[FoundSample | LeftOut]]
+Find: TypeAlias = Callable[[BinaryIO, int, str], Iterator[ShardSample | Omission]]
 """(file at its start, size in bytes, name for messages) -> samples of a shard, and parts that are left out."""
 
 
@@ -104,27 +104,22 @@ def _index_all(
 
 def _index_one(
     where: Location, name: str, nbytes: int, columns: Sequence[str], find: Find
-) -> tuple[pa.Table, pa.Table, list[LeftOut]]:
+) -> tuple[pa.Table, pa.Table, list[Omission]]:
     """Return locations as in `SPAN`, the values of labels and fields, and parts that are left out."""
     shard = join(where.root, name)
     uris: list[str] = []
     ranges: list[tuple[int, int]] = []
     values: dict[str, list[Any]] = {column: [] for column in columns}
-    left_out: list[LeftOut] = []
-    try:
-        with where.filesystem.open_input_file(join(where.base, name)) as raw:
-            for sample in find(io.BufferedReader(raw, _BUFFER_BYTES), nbytes, shard):
-                if isinstance(sample, LeftOut):
-                    left_out.append(sample)
-                    continue
-                uris.append(f"{name}{IN_SHARD}{sample.name}")
-                ranges.append((sample.offset, sample.length))
-                for column, value in sample.values.items():
-                    values[column].append(value)
-    except DatasetError:
-        raise
-    except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot read {shard}: {message_of(error)}") from error
+    left_out: list[Omission] = []
+    with dataset_errors(f"cannot read {shard}"), where.filesystem.open_input_file(join(where.base, name)) as raw:
+        for sample in find(io.BufferedReader(raw, _BUFFER_BYTES), nbytes, shard):
+            if isinstance(sample, Omission):
+                left_out.append(sample)
+                continue
+            uris.append(f"{name}{IN_SHARD}{sample.name}")
+            ranges.append((sample.offset, sample.length))
+            for column, value in sample.values.items():
+                values[column].append(value)
     offsets, lengths = zip(*ranges, strict=True) if ranges else ((), ())
     spans = [pa.array(column, each.type) for column, each in zip((uris, offsets, lengths), SPAN, strict=True)]
     found = pa.table({column: _array_of(shard, column, each) for column, each in values.items()})

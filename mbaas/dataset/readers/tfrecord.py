@@ -13,7 +13,7 @@ import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
-from mbaas.dataset.readers.shards import FoundSample, indexed_once
+from mbaas.dataset.readers.shards import ShardSample, indexed_once
 from mbaas.errors import DatasetError
 
 
@@ -70,7 +70,7 @@ def read_tfrecord(
     )
 
 
-def _samples_of(file: BinaryIO, nbytes: int, shard: str, image: str, columns: tuple[str, ...]) -> Iterator[FoundSample]:
+def _samples_of(file: BinaryIO, nbytes: int, shard: str, image: str, columns: tuple[str, ...]) -> Iterator[ShardSample]:
     for number, record in enumerate(_records(file, nbytes, shard)):
         found, names = _features_of(file, record, shard, spans=[image], values=columns)
         for name in (image, *columns):
@@ -81,7 +81,7 @@ def _samples_of(file: BinaryIO, nbytes: int, shard: str, image: str, columns: tu
         values = {
             name: _as_text(found[name].values, f"{shard}: the feature {name!a} of record {number}") for name in columns
         }
-        yield FoundSample(str(number), span.offset, span.length, values)
+        yield ShardSample(str(number), span.offset, span.length, values)
 
 
 def _only(spans: list[_Span], feature: str) -> _Span:
@@ -116,8 +116,6 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"
 
 
 class _Span(NamedTuple):
-    """A range of bytes in a file."""
-
     offset: int
     length: int
 

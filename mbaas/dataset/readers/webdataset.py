@@ -16,7 +16,7 @@ import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
-from mbaas.dataset.readers.shards import FoundSample, LeftOut, indexed_once
+from mbaas.dataset.readers.shards import Omission, ShardSample, indexed_once
 from mbaas.dataset.storage.faults import message_of
 from mbaas.errors import ConfigError, DatasetError, shown
 
@@ -64,7 +64,7 @@ def read_webdataset(
             or lacks a label or field. The message names the shard and the sample. Also if ``listing`` cannot be read or
             written, is damaged, or belongs to other shards or options.
     """
-    wanted = _Wanted(_checked_endings(image_column), label_column, checked_fields(fields, "keys") or ())
+    wanted = _Request(_checked_endings(image_column), label_column, checked_fields(fields, "keys") or ())
     return indexed_once(
         path,
         filesystem,
@@ -79,7 +79,7 @@ def read_webdataset(
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Request:
     """The requested contents of each sample; see `read_webdataset`.
 
     Attributes:
@@ -119,15 +119,15 @@ def _checked_endings(image: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _samples_of(file: BinaryIO, nbytes: int, shard: str, wanted: _Wanted) -> Iterator[FoundSample | LeftOut]:
+def _samples_of(file: BinaryIO, nbytes: int, shard: str, wanted: _Request) -> Iterator[ShardSample | Omission]:
     for sample in tar_samples(file, nbytes, shard=shard, images=wanted.images, read=wanted.members):
-        if isinstance(sample, LeftOut):
+        if isinstance(sample, Omission):
             yield sample
             continue
         image = _image_of(sample, shard, wanted.images)
         # A member name is bytes, which may not be valid text.
         member = image.name.encode(errors="surrogateescape").decode(errors="replace")
-        yield FoundSample(member, image.offset, image.length, _values_of(sample, shard, wanted))
+        yield ShardSample(member, image.offset, image.length, _values_of(sample, shard, wanted))
 
 
 def _image_of(sample: TarSample, shard: str, images: tuple[str, ...]) -> Member:
@@ -141,7 +141,7 @@ def _image_of(sample: TarSample, shard: str, images: tuple[str, ...]) -> Member:
     )
 
 
-def _values_of(sample: TarSample, shard: str, wanted: _Wanted) -> dict[str, Any]:
+def _values_of(sample: TarSample, shard: str, wanted: _Request) -> dict[str, Any]:
     for ending in wanted.members:
         if ending not in sample.contents:
             hint = "; label_column=None leaves labels out" if ending == _CLS else ""
@@ -185,12 +185,7 @@ _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _ABOUT_SHARD = re.compile(r"__[^/]*__(/|$)")
 """Members with metadata of the shard, which belong to no sample, as in webdataset."""
 
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 """First bytes of a compressed file -> format."""
 
 _ENCODING, _ERRORS = "utf-8", "surrogateescape"
@@ -225,7 +220,7 @@ class TarSample:
 
 def tar_samples(
     file: BinaryIO, nbytes: int, *, shard: str, images: Collection[str], read: Collection[str]
-) -> Iterator[TarSample | LeftOut]:
+) -> Iterator[TarSample | Omission]:
     """Yield the samples of a tar file in order, with at most one member per ending.
 
     A sample is a run of members whose names are equal up to the first dot of the base name, as in the Python package
@@ -246,7 +241,7 @@ def tar_samples(
     sample: TarSample | None = None
     archive = 0
     for header in headers:
-        if isinstance(header, LeftOut):
+        if isinstance(header, Omission):
             yield header
             continue
         named = _NAME.fullmatch(header.info.name)
@@ -258,7 +253,7 @@ def tar_samples(
                 continue
             if (target := headers.target(header.info)) is None:
                 reason = f"is a link to {header.info.linkname!a}, which is not in the shard"
-                yield LeftOut(f"{shard}: the member {header.info.name!a} {reason}")
+                yield Omission(f"{shard}: the member {header.info.name!a} {reason}")
                 continue
         else:
             target = header.info
@@ -293,7 +288,7 @@ class _Headers:
     def __init__(self, file: BinaryIO, nbytes: int, shard: str) -> None:
         self._file, self._nbytes, self._shard = file, nbytes, shard
 
-    def __iter__(self) -> Iterator[_Header | LeftOut]:
+    def __iter__(self) -> Iterator[_Header | Omission]:
         self._refuse_compressed()
         archive, start = 0, 0
         while True:
@@ -303,7 +298,7 @@ class _Headers:
                     tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), _ENCODING, _ERRORS)
                 except tarfile.HeaderError:
                     what = "which is neither zeros nor another tar file"
-                    yield LeftOut(f"{self._shard}: all after the end mark, from byte {start:,} on, {what}")
+                    yield Omission(f"{self._shard}: all after the end mark, from byte {start:,} on, {what}")
                     return
             end = yield from self._of_archive(archive, start)
             found = self._next_archive(end)

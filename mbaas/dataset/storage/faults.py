@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.fs
 
-from mbaas.errors import StorageError
+from mbaas.errors import DatasetError, MbaasError, StorageError
 
 # Python exception classes and errno values that make a retry useless. A missing file may come back (`FileReader`
 # checks whether its folder exists), but that is handled elsewhere.
@@ -60,6 +62,17 @@ def message_of(error: BaseException) -> str:
     if not isinstance(error, (OSError, pa.ArrowException)) or not text:
         text = f"{type(error).__name__}: {text}".rstrip(": ")
     return text if text.isprintable() else ascii(text)
+
+
+@contextmanager
+def dataset_errors(doing: str) -> Iterator[None]:
+    """Convert an exception of a file system, which may have any class, to a DatasetError that begins with ``doing``."""
+    try:
+        yield
+    except MbaasError:
+        raise
+    except Exception as error:
+        raise DatasetError(f"{doing}: {message_of(error)}") from error
 
 
 def s3_attempts(filesystem: pyarrow.fs.FileSystem, attempts: int) -> pyarrow.fs.FileSystem:

@@ -7,7 +7,7 @@ import posixpath
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ import pyarrow.fs
 from pyarrow.fs import FileInfo, FileType
 
 from mbaas.base.progress import track
-from mbaas.dataset.storage.faults import message_of, s3_attempts
+from mbaas.dataset.storage.faults import dataset_errors, s3_attempts
 from mbaas.errors import ConfigError, DatasetError
 
 IN_SHARD = "#"
@@ -57,11 +57,29 @@ class Location:
         """Return the location with a client that retries by itself; see `s3_attempts`."""
         return replace(self, filesystem=s3_attempts(self.filesystem, _S3_ATTEMPTS))
 
-    def read_all(self, read: Callable[[_Item], _Result], files: Sequence[_Item], kind: str) -> list[_Result]:
-        """Call ``read`` for each of many files, in threads, and show the progress; ``kind`` is the files' name."""
-        threads = min(_LOCAL_THREADS if self.is_local else _REMOTE_THREADS, len(files))
+    def read_all(
+        self,
+        read: Callable[[_Item], _Result],
+        files: Sequence[_Item],
+        kind: str,
+        *,
+        remote: int = _REMOTE_THREADS,
+        local: int = _LOCAL_THREADS,
+        amount: Callable[[Any], int] = lambda _: 1,
+        total: int | None = None,
+    ) -> list[_Result]:
+        """Call ``read`` for each of many files, and show the progress.
+
+        Args:
+            read, files: the function and its arguments.
+            kind, amount, total: name and number of things for the progress; see `mbaas.base.progress.track`.
+            remote, local: most threads for a remote and for a local file system; with 1, the caller does the work.
+        """
+        threads, total = min(local if self.is_local else remote, len(files)), len(files) if total is None else total
+        if threads <= 1:
+            return [*track(map(read, files), kind, total, amount=amount)]
         with ThreadPoolExecutor(threads, thread_name_prefix="mbaas-listing") as pool:
-            return [*track(pool.map(read, files), kind, len(files))]
+            return [*track(pool.map(read, files), kind, total, amount=amount)]
 
 
 def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None) -> Location:
@@ -157,13 +175,9 @@ def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
         infos: list[FileInfo] = where.filesystem.get_file_info(part)
         return infos
 
-    try:
-        if where.is_local:
-            return _all(map(look_up, parts), len(paths))
-        with ThreadPoolExecutor(_REMOTE_THREADS, thread_name_prefix="mbaas-listing") as pool:
-            return _all(pool.map(look_up, parts), len(paths))
-    except Exception as error:  # third-party file systems raise any exception
-        raise DatasetError(f"cannot look for the files of {where.root}: {message_of(error)}") from error
+    with dataset_errors(f"cannot look for the files of {where.root}"):
+        infos = where.read_all(look_up, parts, "files", local=1, amount=len, total=len(paths))
+    return [*chain.from_iterable(infos)]
 
 
 def missing(info: FileInfo) -> str | None:
@@ -171,10 +185,6 @@ def missing(info: FileInfo) -> str | None:
     if info.type == FileType.File and info.size is not None:
         return None
     return "is not there" if info.type == FileType.NotFound else "is not a file"
-
-
-def _all(parts: Iterable[list[FileInfo]], total: int) -> list[FileInfo]:
-    return [*chain.from_iterable(track(parts, "files", total, amount=len))]
 
 
 # ---- files named by a table ----
@@ -227,7 +237,12 @@ class NamedFiles:
         where, names = _raised(where, names)
         return cls(where, names, table.root)
 
-    def lengths(self) -> pa.Array:
+    def spans(self, lengths: pa.Array | None = None) -> list[pa.Array]:
+        """Return the columns of `mbaas.dataset.table.SPAN` for samples that are whole files; ``lengths`` if known."""
+        names, offsets = pa.array(self.names, pa.large_string()), pa.repeat(pa.scalar(0, pa.int64()), len(self.names))
+        return [names, offsets, self._lengths() if lengths is None else lengths]
+
+    def _lengths(self) -> pa.Array:
         """Return the lengths of the files in bytes, int64[n]; raise DatasetError if one is missing."""
         where = self.where
         infos = file_infos(where, self.names)
@@ -302,7 +317,7 @@ def locate_shards(
         raise DatasetError(f"all shards must be in one file system, got {first} and {last}")
     where = locate(folder + options.pop(), filesystem)
     names = [path.removeprefix(folder) for path in paths]
-    if isinstance(where.filesystem, pyarrow.fs.LocalFileSystem):
+    if where.is_local:
         names = [*map(as_utf8, names)]
     twice, times = Counter(names).most_common(1)[0]
     if times > 1:

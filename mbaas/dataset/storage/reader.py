@@ -50,7 +50,6 @@ class FileReader(SampleReader):
     """
 
     def __init__(self, filesystem: pyarrow.fs.FileSystem, locate: Callable[[int], ByteRange]) -> None:
-        """Create a reader; ``locate`` returns the byte range of a sample id."""
         self._filesystem = s3_attempts(filesystem, 1)
         self._locate = locate
         self._is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)

@@ -1,6 +1,6 @@
 """Retries after transient storage errors: bounded attempts, exponential backoff with full jitter.
 
-`tenacity` implements the retries, `mbaas.dataset.storage.faults` classifies errors, and `RetryPolicy` sets the limits.
+`tenacity` implements the retries, and `mbaas.dataset.storage.faults` classifies errors.
 A cache node, whose threads must not wait, has its own retries (`mbaas.cache.retries`).
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -27,39 +26,15 @@ from tenacity import (
 from mbaas.base.units import counted, seconds
 from mbaas.dataset.base import SampleReader
 from mbaas.dataset.storage.faults import may_pass
-from mbaas.errors import BadSampleError, ConfigError, StorageError
+from mbaas.errors import BadSampleError, StorageError
 
 _T = TypeVar("_T")
 
-UNCOUNTED = 1_000_000
-"""Attempts of a policy that only ends by time."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0
+"""A pause is drawn from [0, bound]: the bound of the first one, which doubles after each attempt, and its limit."""
 
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Limits on the number and total time of attempts.
-
-    Usually the time is the limit. With these defaults a store has 15 to 20 s to respond.
-
-    Attributes:
-        attempts: maximum number of calls, including the first; at least 1.
-        first_pause_s: the first pause is drawn from [0, first_pause_s]; the bound doubles after each attempt.
-        max_pause_s: upper limit of the bound.
-        total_s: no attempt begins later than this after the start of the first. Attempts are not interrupted; they have
-            their own time limits.
-    """
-
-    attempts: int = 20
-    first_pause_s: float = 0.2
-    max_pause_s: float = 5.0
-    total_s: float = 20.0
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ConfigError(f"attempts must be at least 1, got {self.attempts}")
-        for name in ("first_pause_s", "max_pause_s", "total_s"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+ATTEMPTS, TOTAL_S = 20, 20.0
+"""Default limits. Usually the time is the limit: a store has 15 to 20 s to respond."""
 
 
 class GaveUpError(Exception):
@@ -72,30 +47,22 @@ class GaveUpError(Exception):
         self.last = last
 
 
-def retrying(policy: RetryPolicy = RetryPolicy(), *, sleep: Callable[[float], None] = time.sleep) -> Retrying:
-    """Return a caller of functions that retries according to the policy. Safe to share between threads.
+def retrying(
+    *, attempts: int = ATTEMPTS, total_s: float = TOTAL_S, sleep: Callable[[float], None] = time.sleep
+) -> Retrying:
+    """Return a caller of functions that retries after transient errors. Safe to share between threads.
 
-    ``retrying()(function, *arguments)`` returns the function's first result, or raises `GaveUpError` when every allowed
-    attempt failed with a transient error. Any other error is raised at once. Pauses have full jitter, so that readers
-    that failed together do not retry together (AWS Architecture Blog, "Exponential Backoff And Jitter", 2015).
+    ``retrying()(function, *arguments)`` returns the function's first result. It raises `GaveUpError` after ``attempts``
+    failed calls, or if another call would begin later than ``total_s`` after the first. Calls are not interrupted. Any
+    other error is raised at once. Pauses have full jitter, so that readers that failed together do not retry together
+    (AWS Architecture Blog, "Exponential Backoff And Jitter", 2015).
     """
-    return Retrying(retry=retry_if_exception(may_pass), **_pace(policy), sleep=sleep)
-
-
-def _pace(policy: RetryPolicy) -> dict[str, Any]:
-    return {
-        "wait": wait_random_exponential(multiplier=policy.first_pause_s, max=policy.max_pause_s),
-        # One limit for attempts and pauses together: a pause that would end too late is not begun.
-        "stop": stop_after_attempt(policy.attempts) | stop_before_delay(policy.total_s),
-        "retry_error_callback": _give_up,
-    }
+    stop = stop_after_attempt(attempts) | stop_before_delay(total_s)
+    return Retrying(retry=retry_if_exception(may_pass), stop=stop, sleep=sleep, **_PACE)
 
 
 async def retry_async(
-    total_s: float,
-    read: Callable[[], Awaitable[_T]],
-    *,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    total_s: float, read: Callable[[], Awaitable[_T]], *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> _T:
     """Await ``read()`` and return its result; retry with the pauses of `retrying` after a transient `StorageError`.
 
@@ -106,8 +73,7 @@ async def retry_async(
     """
     # `may_pass` alone would treat any timeout as a storage error, even one of a hanging actor.
     passes = retry_if_exception(lambda error: isinstance(error, StorageError) and may_pass(error))
-    pace = _pace(RetryPolicy(attempts=UNCOUNTED, total_s=total_s))
-    retry = AsyncRetrying(retry=passes, **pace, sleep=sleep)
+    retry = AsyncRetrying(retry=passes, stop=stop_before_delay(total_s), sleep=sleep, **_PACE)
 
     async def attempt() -> _T:
         return await read()  # tenacity only awaits coroutine functions, and ``read`` may be any callable
@@ -126,6 +92,12 @@ def _give_up(state: RetryCallState) -> NoReturn:
     last = state.outcome.exception()
     assert last is not None
     raise GaveUpError(state.attempt_number, state.seconds_since_start, last) from last
+
+
+_PACE: dict[str, Any] = {
+    "wait": wait_random_exponential(multiplier=FIRST_PAUSE_S, max=MAX_PAUSE_S),
+    "retry_error_callback": _give_up,
+}
 
 
 class PatientReader(SampleReader):

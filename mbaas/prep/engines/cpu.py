@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _StepLists:
     # Each sample reads a few numbers from every step; indexing a list is several times as fast as indexing an array.
     boxes: list[list[int]] | None = None
     sizes: list[list[int]] | None = None
@@ -41,12 +41,12 @@ class _Listed:
     changes: list[list[list[float]]] | None = None
 
 
-def _listed(step: Step) -> _Listed:
+def _step_lists(step: Step) -> _StepLists:
     if isinstance(step, Windows):
-        return _Listed(boxes=step.boxes.tolist(), sizes=step.sizes.tolist())
+        return _StepLists(boxes=step.boxes.tolist(), sizes=step.sizes.tolist())
     if isinstance(step, Flips):
-        return _Listed(flips=step.which.tolist())
-    return _Listed(changes=step.changes.tolist())
+        return _StepLists(flips=step.which.tolist())
+    return _StepLists(changes=step.changes.tolist())
 
 
 class CpuEngine:
@@ -82,7 +82,7 @@ class CpuEngine:
             raise BadSampleError(uri, block.bad[0].reason)
         try:
             steps, fields = self._begin(block)
-            sample = self._sample(block, [_listed(step) for step in steps], 0, None, fields)
+            sample = self._sample(block, [_step_lists(step) for step in steps], 0, None, fields)
         except UndecodableError as error:
             raise BadSampleError(uri, str(error)) from error
         if self._pipeline.normalize and not _is_image(sample):
@@ -129,7 +129,7 @@ class CpuEngine:
             steps, indices: steps before the first Map, and the samples to prepare.
             fields: the samples' fields, as input for the first Map.
         """
-        listed = [_listed(step) for step in steps]
+        listed = [_step_lists(step) for step in steps]
 
         def work(number: int) -> None:
             index = indices[number]
@@ -168,7 +168,7 @@ class CpuEngine:
     def _sample(
         self,
         block: PartInput,
-        steps: list[_Listed],
+        steps: list[_StepLists],
         index: int,
         into: Array | None,
         fields: SampleFields,
@@ -186,7 +186,7 @@ class CpuEngine:
             image = self._map(run, image, block, index, fields, done, kept)
         return image
 
-    def _decode(self, block: PartInput, steps: list[_Listed], index: int, kept: DecodedRow | None) -> Image:
+    def _decode(self, block: PartInput, steps: list[_StepLists], index: int, kept: DecodedRow | None) -> Image:
         data, header = block.encoded[index], block.headers[index]
         if kept is not None and kept.applied == 1:
             room: Image | None = kept.room((*header.size, 3), np.dtype(np.uint8))
@@ -199,7 +199,7 @@ class CpuEngine:
         rows = first.boxes[index][0] + first.boxes[index][2] if first and first.boxes else None
         return decode(data, header, self._scratch, rows=rows)
 
-    def _checked(self, decoded: Decoded, steps: list[_Listed], index: int) -> Array:
+    def _checked(self, decoded: Decoded, steps: list[_StepLists], index: int) -> Array:
         applied = decoded.applied
         decoded.check_applied(self._pipeline.prefix)
         if applied <= len(steps) + 1:  # without a Map, the result's size is known
@@ -245,12 +245,12 @@ class CpuEngine:
             fields.sizes[index] = sizes_after_all(sizes, steps)[0]
         # Copy, because the function may still hold its result, and steps change an image in place.
         result = result.copy() if result.flags.writeable else result
-        return self._run(result, [_listed(step) for step in steps], 0, None, first=stages[0][0], kept=kept)
+        return self._run(result, [_step_lists(step) for step in steps], 0, None, first=stages[0][0], kept=kept)
 
     def _run(
         self,
         image: Image,
-        steps: Sequence[_Listed],
+        steps: Sequence[_StepLists],
         index: int,
         into: Array | None,
         *,

@@ -77,13 +77,7 @@ class DaliEngine:
         for_dali: EngineOf | None = None,
         batch_pixels: int = BATCH_PIXELS,
     ) -> None:
-        """Build no graph yet: its batch size depends on the first block.
-
-        Args:
-            for_dali: selects the samples that DALI prepares if it supports them; None: all.
-            batch_pixels: maximum pixels of a batch, unless a single image has more.
-            pipeline, seed, threads, device_id, max_pixels: see `mbaas.prep.engines.make_engine`.
-        """
+        # No graph is built yet: its batch size depends on the first block. A single image may have more pixels.
         self._pipeline, self._stages = pipeline, stages_of(pipeline.prep)[0]
         # Number of stages (which begin after the decoder) in the deterministic prefix.
         self._in_prefix = min(pipeline.prefix - 1, len(self._stages))

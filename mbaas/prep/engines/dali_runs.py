@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Taking:
+class _Sink:
     deliver: Deliver
     place: PlaceOf | None
 
@@ -82,7 +82,7 @@ class GraphRuns:
                 delivered.
         """
         try:
-            return self._run_all(taken, sizes, feeds, _Taking(deliver, place))
+            return self._run_all(taken, sizes, feeds, _Sink(deliver, place))
         except BaseException:
             self._graph = None  # a pending batch would be taken for the result of the next run
             raise
@@ -92,16 +92,16 @@ class GraphRuns:
         self._threads, self._graph = threads, None
 
     def close(self) -> None:
-        """Release the graph's threads and memory."""
         self._graph = None
 
     def _run_all(
-        self, taken: NDArray[np.intp], sizes: NDArray[np.int64], feeds: Mapping[str, Feed], taking: _Taking
+        self, taken: NDArray[np.intp], sizes: NDArray[np.int64], feeds: Mapping[str, Feed], sink: _Sink
     ) -> list[int]:
         refused: list[int] = []
         running, none = taken[:0], taken[:0]
         while len(taken) or len(running):
-            following = taken[: _fitting(sizes[taken], self._limit)]
+            # As many as are within the limit together, at least 1.
+            following = taken[: max(1, int(np.searchsorted(np.cumsum(sizes[taken]), self._limit, side="right")))]
             if len(running) and self._is_too_many(len(following)):
                 following = none  # the graph must be rebuilt for it, once it is free
             results, suspect = None, following
@@ -116,7 +116,7 @@ class GraphRuns:
                     self._graph.schedule_run()
             except (RuntimeError, MemoryError) as error:
                 self._recover(error)
-                refused += self._halved(suspect, feeds, taking)
+                refused += self._halved(suspect, feeds, sink)
                 if suspect is following:
                     taken = taken[len(following) :]
                     if results is None:
@@ -125,11 +125,11 @@ class GraphRuns:
             else:
                 taken = taken[len(following) :]
             if results is not None:
-                self._hand_on(results, running, taking)
+                self._hand_on(results, running, sink)
             running = following
         return refused
 
-    def _run(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], taking: _Taking) -> list[int]:
+    def _run(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], sink: _Sink) -> list[int]:
         """Prepare one batch, without overlap."""
         try:
             self._feed(feeds, indices)
@@ -137,15 +137,15 @@ class GraphRuns:
             results = self._results()
         except (RuntimeError, MemoryError) as error:
             self._recover(error)
-            return self._halved(indices, feeds, taking)
-        self._hand_on(results, indices, taking)
+            return self._halved(indices, feeds, sink)
+        self._hand_on(results, indices, sink)
         return []
 
-    def _halved(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], taking: _Taking) -> list[int]:
+    def _halved(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], sink: _Sink) -> list[int]:
         if len(indices) == 1:
             return [int(indices[0])]
         middle = len(indices) // 2
-        return [*self._run(indices[:middle], feeds, taking), *self._run(indices[middle:], feeds, taking)]
+        return [*self._run(indices[:middle], feeds, sink), *self._run(indices[middle:], feeds, sink)]
 
     def _recover(self, error: RuntimeError | MemoryError) -> None:
         """Re-raise the error, unless it may be caused by the samples of a batch or by their number."""
@@ -175,14 +175,14 @@ class GraphRuns:
         self._graph.release_outputs()
         return results
 
-    def _hand_on(self, results: Any, indices: NDArray[np.intp], taking: _Taking) -> None:
+    def _hand_on(self, results: Any, indices: NDArray[np.intp], sink: _Sink) -> None:
         left = [*range(len(indices))]
-        if self._device_id is not None and taking.place is not None:
-            left = self._put(results, indices, taking.place)
+        if self._device_id is not None and sink.place is not None:
+            left = self._put(results, indices, sink.place)
         if left:
             on_host = results if self._device_id is None else results.as_cpu()
             for position in left:
-                taking.deliver(int(indices[position]), on_host.at(position))
+                sink.deliver(int(indices[position]), on_host.at(position))
 
     def _put(self, results: Any, indices: NDArray[np.intp], place: PlaceOf) -> list[int]:
         """Copy results from the GPU to their memory; return the positions of results that do not fit."""
@@ -230,11 +230,6 @@ def _joined(copies: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]
                 continue
         joined.append((to, source, nbytes))
     return joined
-
-
-def _fitting(sizes: NDArray[np.int64], limit: int) -> int:
-    """Return the number of leading samples whose total size is within the limit, at least 1."""
-    return max(1, int(np.searchsorted(np.cumsum(sizes), limit, side="right")))
 
 
 def _mentions(error: Exception, words: Sequence[str]) -> bool:

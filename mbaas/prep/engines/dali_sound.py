@@ -52,15 +52,7 @@ class DaliSoundEngine:
         max_bytes: int = DEFAULT_MAX_BYTES,
         batch_values: int = BATCH_VALUES,
     ) -> None:
-        """Build no graph yet: its batch size depends on the first block.
-
-        Args:
-            batch_values: maximum spectrum values of a batch, unless a single sample has more.
-            pipeline, seed, threads, device_id, max_bytes: see `mbaas.prep.engines.make_engine`.
-
-        Raises:
-            ConfigError: a package for decoding audio is missing.
-        """
+        # No graph is built yet: its batch size depends on the first block. A single sample may have more values.
         stages = list(enumerate(pipeline.transforms))
         first, mels = next((index, each) for index, each in stages if isinstance(each, MelSpectrogram))
         self._pipeline, self._stages = pipeline, stages[first:]
