@@ -65,8 +65,10 @@ hypothesis.settings.load_profile("same")  # every change is tested with the same
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files whose tests need Ray first, so that with several processes the short files even out the end.
 
-    Within a file, tests marked ``alone`` run first, one after another, because all other tests wait for them. Tests
-    that need no Ray, and have no marker that says otherwise, are ``quick``.
+    Before them come files with tests marked ``alone``: these wait until no other test runs, which can take a minute in
+    the middle of the long ones. In a file they follow each other, because all other processes wait for them. Files that
+    start clusters of their own come after those that share a Ray, which otherwise would have to start again. Tests that
+    need no Ray, and have no marker that says otherwise, are ``quick``.
     """
     for item in items:
         if not _needs_ray(item) and not any(map(item.get_closest_marker, NOT_QUICK)):
@@ -75,14 +77,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if items:
         items[0].config.stash[_HEAVY] = heavy
     files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
-    items.sort(key=lambda item: (item.path not in heavy, files[item.path], not _is_alone(item)))
+    first_alone: dict[Path, int] = {}
+    for number, item in enumerate(items):
+        if _is_alone(item):
+            first_alone.setdefault(item.path, number)
+    own = {item.path for item in items if not _OWN_RAY.isdisjoint(item.fixturenames)}
+    places = {
+        item: (
+            item.path not in first_alone,
+            item.path not in heavy,
+            item.path in own,
+            files[item.path],
+            first_alone[item.path] if _is_alone(item) else number,
+        )
+        for number, item in enumerate(items)
+    }
+    items.sort(key=places.__getitem__)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``-n``, keep the tests of a file together, since they share feeds, and start files in the order above."""
     config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
+    return Scheduling(config, log)
+
+
+_TOGETHER = [f"tests/nodes/test_{name}.py" for name in ("nodes", "ranks", "relayed_calls")]
+"""Files that share a cluster of three nodes."""
+
+
+class Scheduling(LoadFileScheduling):
+    """Runs all tests of a file in one process, and all files of `_TOGETHER`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return _TOGETHER[0] if file in _TOGETHER else file
 
 
 _HEAVY = pytest.StashKey[set[Path]]()
@@ -98,8 +127,12 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["turns"] = _turns.name
 
 
+_OWN_RAY = {"no_ray", "three_nodes"}
+"""Fixtures that shut the shared Ray down."""
+
+
 def _needs_ray(item: pytest.Item) -> bool:
-    return not {"ray_session", "no_ray", "three_nodes"}.isdisjoint(item.fixturenames)
+    return not {"ray_session", *_OWN_RAY}.isdisjoint(item.fixturenames)
 
 
 def pytest_collection_finish() -> None:

@@ -73,7 +73,10 @@ def test_a_feed_shows_its_first_samples_and_does_not_notice(ray_clean: None, fee
         image = np.random.default_rng(number).integers(0, 255, (300, 400, 3), np.uint8)
         (tmp_path / "a").mkdir(exist_ok=True)
         cv2.imwrite(str(tmp_path / "a" / f"{number}.png"), image)
-    data, pipeline = mbaas.read_images(tmp_path), T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(256)])
+    data, pipeline = (
+        mbaas.read_images(tmp_path),
+        T.Pipeline([T.DecodeImage(), T.CenterCrop(256), T.RandomHorizontalFlip()]),
+    )
     with mbaas.serve(feed_name, data, pipeline, batch_size=10, prep_workers=1, seed=4) as feed:
         before = feed.status()
         html = feed._repr_html_()

@@ -122,6 +122,15 @@ def mbaas(*arguments: object, columns: int = 100, **environment: str) -> subproc
     )
 
 
-def call(*arguments: object) -> Result:
-    """Run the command in this process, for output written before it connects to Ray."""
-    return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "200"})
+def call(*arguments: object, columns: int = 200) -> Result:
+    """Run the command in this process, which takes 2 s of CPU time less than another process.
+
+    For output written before it connects to Ray, or with the cluster to which this process is connected.
+    """
+    environment = {
+        "COLUMNS": str(columns),
+        # Commands set these for processes that they start. The runner restores all variables listed here.
+        "RAY_ADDRESS": os.environ.get("RAY_ADDRESS"),
+        "RAY_NUM_REDIS_GET_RETRIES": None,
+    }
+    return CliRunner().invoke(app, list(map(str, arguments)), env=environment)

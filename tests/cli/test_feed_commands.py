@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -36,6 +37,7 @@ from mbaas.cli.serve import serve
 from mbaas.cli.status import to_json
 from mbaas.errors import DatasetError, ResourceError
 from mbaas.ray_cluster import connection
+from support.feeds import in_coordinator
 from support.waiting import wait_until
 
 SAMPLES = 203
@@ -169,8 +171,8 @@ def test_an_address_of_local_asks_for_a_ray_of_its_own(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_status_of_a_feed(trial: dict[str, object], cluster: str, columns: int) -> None:
-    done = mbaas("status", "train", "--address", cluster, columns=columns)
-    assert done.returncode == 0, done.stderr
+    done = call("status", "train", "--address", cluster, columns=columns)
+    assert done.exit_code == 0, done.stderr
     for text in (
         "train serving · 204 samples",
         "ann",
@@ -192,13 +194,13 @@ def test_status_of_all_feeds(trial: dict[str, object], cluster: str) -> None:
     heading, _, row = done.stdout.splitlines()[:3]
     assert heading.split()[:3] == ["feed", "state", "trials"]
     assert row.split()[:3] == ["train", "serving", "1"]
-    (feed,) = json.loads(mbaas("status", "--json", "--address", cluster).stdout)
+    (feed,) = json.loads(call("status", "--json", "--address", cluster).stdout)
     assert feed["name"] == "train"
 
 
 def test_top_where_nobody_watches_shows_all_feeds_once(trial: dict[str, object], cluster: str) -> None:
-    done = mbaas("top", "--address", cluster)
-    assert done.returncode == 0, done.stderr
+    done = call("top", "--address", cluster)
+    assert done.exit_code == 0, done.stderr
     assert "train serving · 204 samples" in done.stdout
     assert re.search(r"^ann +\w+ +\d+ ", done.stdout, re.MULTILINE)
     assert done.stdout.count("serving") == 1
@@ -230,11 +232,11 @@ def test_top_on_a_terminal_looks_again_until_ctrl_c(trial: dict[str, object], cl
 
 
 def test_the_ledger_of_a_feed(trial: dict[str, object], cluster: str, tmp_path: Path) -> None:
-    shown = mbaas("ledger", "train", "--address", cluster)
-    assert re.search(rf"ann +2 +{2 * SAMPLES} .*all match", shown.stdout), shown
+    shown = call("ledger", "train", "--address", cluster, columns=100)
+    assert re.search(rf"ann +2 +{2 * SAMPLES} .*all match", shown.stdout), shown.output
     path = tmp_path / "ledgers.parquet"
-    written = mbaas("ledger", "train", "ann", "--address", cluster, "--parquet", path)
-    assert (written.returncode, written.stdout) == (0, ""), written
+    written = call("ledger", "train", "ann", "--address", cluster, "--parquet", path)
+    assert (written.exit_code, written.stdout) == (0, ""), written.output
     assert f"2 ledgers in {path}" in written.stderr
     rows = parquet.read_table(path).to_pylist()
     assert [(row["consumer"], row["epoch"], row["samples"], row["exact"]) for row in rows] == [
@@ -246,15 +248,15 @@ def test_the_ledger_of_a_feed(trial: dict[str, object], cluster: str, tmp_path: 
 
 
 def test_the_ledger_of_a_trial_that_is_not_there_names_those_that_are(trial: dict[str, object], cluster: str) -> None:
-    done = mbaas("ledger", "train", "bob", "--address", cluster)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = call("ledger", "train", "bob", "--address", cluster)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "error: no ledger of 'bob'; consumers that have finished an epoch: ann\n"
 
 
 def test_the_story_of_a_consumer_a_worker_and_a_block(trial: dict[str, object], cluster: str) -> None:
     asked = ("ann",), ("prep-0",), ("block 0",), ("block 0", "--json")
-    told = [mbaas("status", "train", "--address", cluster, "--story", *words) for words in asked]
-    assert [done.returncode for done in told] == [0, 0, 0, 0], [done.stderr for done in told]
+    told = [call("status", "train", "--address", cluster, "--story", *words) for words in asked]
+    assert [done.exit_code for done in told] == [0, 0, 0, 0], [done.stderr for done in told]
     ann, worker, block, _ = (done.stdout.splitlines() for done in told)
     assert any("WAITING -> BUSY: it is given blocks" in line and "<- TaskEnded" in line for line in ann)
     assert worker[0] == "as the supervisor saw it:"
@@ -266,8 +268,8 @@ def test_the_story_of_a_consumer_a_worker_and_a_block(trial: dict[str, object], 
 
 
 def test_the_story_of_an_unknown_thing_names_those_near_it(trial: dict[str, object], cluster: str) -> None:
-    done = mbaas("status", "train", "--story", "ana", "--address", cluster)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = call("status", "train", "--story", "ana", "--address", cluster)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("error: nothing is known of 'ana'; near it: ann")
     assert "prep-0" in done.stderr
 
@@ -286,8 +288,8 @@ def test_name_is_taken(served: Running, config: Path, cluster: str) -> None:
 
 @pytest.mark.parametrize("command", ["status", "stop"])
 def test_unknown_feed(served: Running, cluster: str, command: str) -> None:
-    done = mbaas(command, "trian", "--address", cluster)
-    assert (done.returncode, done.stdout) == (1, "")
+    done = call(command, "trian", "--address", cluster)
+    assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "error: no feed 'trian' runs on this cluster; running: 'train'\n"
 
 
@@ -295,40 +297,28 @@ def test_stop_from_elsewhere(served: Running, cluster: str) -> None:
     """The last test that uses the feed; the name is free immediately."""
     done = mbaas("stop", "train", "--address", cluster)
     assert (done.returncode, done.stdout) == (0, "feed 'train' is stopped\n"), done.stderr
-    assert mbaas("status", "--address", cluster).stdout.strip() == "no feed runs on this cluster"
+    assert call("status", "--address", cluster).stdout.strip() == "no feed runs on this cluster"
     assert served.end() == 0
     assert served.lines[-1] == "feed 'train' ended: stopped from elsewhere\n"
     assert any("train: 0 trials" in line for line in served.lines)
 
 
-BREAK = """
-import ray
-from mbaas.ray_cluster import actor_names, connection
-
-def broken(actor):
-    coordinator = actor._coordinator
-    asked, whole = [], coordinator._until_running
-    async def until_running(*within_s):
-        asked.append(0)
-        if len(asked) <= 3:
-            raise KeyError("a bug")
-        return await whole(*within_s)
-    coordinator._until_running = until_running
-
-connection.ensure_ray(start=False)
-ray.get(actor_names.find_coordinator("short").__ray_call__.remote(broken), timeout=60)
-"""
-
-
 @pytest.mark.meets_bugs
-def test_an_internal_error_does_not_end_the_feed_and_ctrl_c_does(
-    config: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", cluster)
+def test_an_internal_error_does_not_end_the_feed_and_ctrl_c_does(config: Path, cluster: str) -> None:
+    def fail_three_times(coordinator: Any) -> None:
+        asked, whole = [], coordinator._until_running
+
+        async def until_running(*within_s: float) -> Any:
+            asked.append(0)
+            if len(asked) <= 3:
+                raise KeyError("a bug")
+            return await whole(*within_s)
+
+        coordinator._until_running = until_running
+
     with running(serving(config, cluster, "--name", "short")) as process:
         process.wait_for("0 trials")
-        with running([sys.executable, "-c", BREAK]) as other:
-            assert other.end() == 0, other.lines
+        in_coordinator("short", fail_three_times)
         told = process.wait_for("has not answered")
         assert re.fullmatch(
             r"short: ..:..:.. the coordinator has not answered for 0 s, retrying: KeyError: 'a bug'\n",
@@ -338,7 +328,7 @@ def test_an_internal_error_does_not_end_the_feed_and_ctrl_c_does(
         process.process.send_signal(signal.SIGINT)
         assert process.end(ENDS_WITHIN_S) == 0
         assert process.lines[-1] == "feed 'short' ended: interrupted\n"
-    assert mbaas("status", "short", "--address", cluster).returncode == 1
+    assert call("status", "short", "--address", cluster).exit_code == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -363,7 +353,7 @@ def test_a_cluster_of_its_own_beside_one_that_runs_ends_with_all_that_it_started
             said = (tmp_path / "stderr").read_text()
             assert said.startswith("mbaas: started a Ray cluster of its own on this")
             patch.delenv("RAY_TMPDIR")
-            assert mbaas("status", "own", "--address", cluster).returncode == 1
+            assert call("status", "own", "--address", cluster).exit_code == 1
             deadline = time.monotonic() + ENDS_WITHIN_S
             process.process.send_signal(signal.SIGINT)
             assert process.end(ENDS_WITHIN_S) == 0
@@ -393,14 +383,14 @@ def test_a_cluster_of_its_own_is_no_other_one(config: Path, arguments: list[str]
 
 def test_data_that_is_not_there(config: Path, cluster: str, tmp_path: Path) -> None:
     (tmp_path / "feed.yaml").write_text(CONFIG)
-    done = mbaas("serve", tmp_path / "feed.yaml", "--address", cluster)
-    assert (done.returncode, done.stdout) == (1, "")
+    done = call("serve", tmp_path / "feed.yaml", "--address", cluster)
+    assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith(f"error: {tmp_path}/images does not exist; expected a folder")
 
 
 def test_no_cluster_at_the_address(config: Path) -> None:
     """Within seconds: Ray would try for twenty."""
     for command in (["status"], ["stop", "train"], ["serve", config]):
-        done = mbaas(*command, "--address", "127.0.0.1:1")
-        assert (done.returncode, done.stdout) == (1, "")
+        done = call(*command, "--address", "127.0.0.1:1")
+        assert (done.exit_code, done.stdout) == (1, "")
         assert done.stderr.startswith("error: no Ray cluster answers at 127.0.0.1:1; check --address")

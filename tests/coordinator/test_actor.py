@@ -30,7 +30,7 @@ def test_all_calls_are_forwarded() -> None:
 
 
 def test_a_program_that_joins_imports_no_parts_of_a_coordinator(ray_session, small_images, feed_name) -> None:
-    with mbaas.serve(feed_name, small_images, T.Pipeline([T.DecodeImage()]), batch_size=64):
+    with mbaas.serve(feed_name, small_images, T.Pipeline([T.DecodeImage()]), batch_size=64, prep_workers=1):
         command = [sys.executable, "-c", JOIN, ray.get_runtime_context().gcs_address, feed_name]
         found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     imported = set(json.loads(found.stdout.splitlines()[-1]))

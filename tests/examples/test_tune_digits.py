@@ -51,20 +51,20 @@ def folder() -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize(
-    ("arguments", "trials"),
-    [(("--trials", "3", "--epochs", "6"), 3), pytest.param((), 8, marks=pytest.mark.long)],
+    ("arguments", "trials", "least"),
+    [(("--trials", "2", "--epochs", "5"), 2, 90), pytest.param((), 8, 95, marks=pytest.mark.long)],
     ids=["short", "whole"],
 )
-def test_it_finds_a_good_model_and_shares(folder: Path, arguments: tuple[str, ...], trials: int) -> None:
+def test_it_finds_a_good_model_and_shares(folder: Path, arguments: tuple[str, ...], trials: int, least: int) -> None:
     code, out = run(folder, *arguments)
     assert code == 0, out
     accuracy = re.search(r"best trial: ([\d.]+)% validation accuracy", out)
     assert accuracy, out
-    assert float(accuracy[1]) > 95
+    assert float(accuracy[1]) > least
     counts = re.search(rf"samples: ([\d,]+) prepared, ([\d,]+) delivered to {trials} trials", out)
     assert counts, out
     prepared, delivered = (int(count.replace(",", "")) for count in counts.groups())
-    assert delivered > 1.5 * prepared
+    assert delivered > 1.2 * prepared
     assert "Traceback" not in out
     assert list(folder.iterdir()) == []
 
@@ -96,16 +96,6 @@ def test_interrupted(folder: Path) -> None:
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130, out
     assert "interrupted" in out
-    assert "Traceback" not in out
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_folder_that_is_not_there(folder: Path) -> None:
-    code, out = run(folder, "--data", "/no/such/folder")
-    assert code == 2
-    assert out.startswith("tune_digits.py: ")
-    assert "/no/such/folder" in out
     assert "Traceback" not in out
     assert list(folder.iterdir()) == []
 
@@ -143,3 +133,16 @@ def test_wrong_arguments(
         example.main(arguments)
     assert ended.value.code == 2
     assert capsys.readouterr() == ("", f"tune_digits.py: {sentence}\n")
+
+
+def test_a_folder_that_is_not_there(
+    example: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(example, "start_ray", lambda _: pytest.fail("Ray was asked for"))
+    assert example.main(["--data", "/no/such/folder"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("tune_digits.py: ")
+    assert "/no/such/folder" in err
+    assert list(folder.iterdir()) == []

@@ -62,9 +62,9 @@ def network(no_ray: None) -> Iterator[Network]:
         yield network
 
 
-@pytest.fixture(scope="module")
-def three_nodes() -> Iterator[Nodes]:
-    """A cluster of a head and three nodes of one CPU, shared by all tests of a module."""
+@pytest.fixture(scope="package")
+def shared_nodes() -> Iterator[Nodes]:
+    """A cluster of a head and three nodes of one CPU, shared by all files of this folder that run in one process."""
     if ray.is_initialized():
         ray.shutdown()
     with cluster(Nodes, FAST_DETECTION) as nodes:
@@ -72,6 +72,14 @@ def three_nodes() -> Iterator[Nodes]:
             nodes.add(wait=False)
         nodes.wait_for_all()
         yield nodes
+
+
+@pytest.fixture(scope="module")
+def three_nodes(shared_nodes: Nodes) -> Nodes:
+    """The cluster of three nodes, to which the test is connected also after tests with their own clusters."""
+    if not ray.is_initialized():
+        shared_nodes.connect()
+    return shared_nodes
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ SAMPLE_S = 0.004
 """Time to prepare a sample: one worker prepares 250 per second, on any machine."""
 
 LABELS = {"mbaas.io/role": "prep"}
-SAMPLES = 2000
+SAMPLES = 1000
 
 
 def dawdle(image, _generator):

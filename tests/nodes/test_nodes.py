@@ -20,10 +20,9 @@ from support.waiting import wait_until
 
 
 def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage_once(three_nodes, data, feed_name):
-    resampled = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(32), T.RandomHorizontalFlip()])
-    with mbaas.serve("one", data, resampled, prep_workers=1, **OPTIONS) as one:
+    with mbaas.serve("one", data, augmented(), prep_workers=1, **OPTIONS) as one:
         alone = digests(one, 3)
-    with mbaas.serve(feed_name, data, resampled, prep_workers=3, **OPTIONS) as feed:
+    with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **OPTIONS) as feed:
         assert digests(feed, 3) == alone
         status = feed.status()
         assert [node.workers for node in status.nodes] == [1, 1, 1]

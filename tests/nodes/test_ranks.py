@@ -95,17 +95,17 @@ def read_no_part_whole(_: Any) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_read_what_lies_on_their_nodes(nodes, data, feed_name):
-    """Homes are even, so each node has about half of a minibatch.
+def test_two_ranks_read_what_lies_on_their_nodes(three_nodes, data, feed_name):
+    """Homes are even, so each of the two nodes that prepare has about half of a minibatch.
 
     With 32 samples a rank, 0.4 / sqrt(32) = 7 % move, plus the samples that an idle worker took over. Ranks read no
     part whole here, so that every byte is accounted for. Ids, label and row take 24 bytes a sample.
     """
-    rank_nodes = [nodes.add() for _ in range(2)]
     with mbaas.serve(feed_name, data, augmented(), prep_workers=2, **OPTIONS) as feed:
         whole = Whole(feed)
         whole.epoch()
-        trial = Ranks(feed, rank_nodes)
+        preparing = {node.node for node in feed.status().nodes}
+        trial = Ranks(feed, [node for node in three_nodes.there if node.node_id in preparing])
         result(trial.each(lambda _, actor: actor.__ray_call__.remote(read_no_part_whole)))
         run(feed, trial, whole, 2)
         reports, taken_over = trial.reports(), feed.status().fetched.remote.samples

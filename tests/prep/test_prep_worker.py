@@ -35,33 +35,40 @@ class Nobody:
         """Return once the actor is up."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dataset():
     return synthetic(SAMPLES)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def order():
     return SampleOrder(SAMPLES, seed=3, block_samples=BLOCK)
 
 
-@pytest.fixture
-def cache(dataset, order):
-    """Cache node without other nodes."""
+@pytest.fixture(scope="module")
+def cache(ray_session, dataset, order):
+    """Cache node without other nodes, which keeps no state that tests could see."""
     made = CacheNodeActor.remote(dataset, order, cache_bytes=1 << 20, readahead_bytes=0)
     yield made
     ray.kill(made)
 
 
-@pytest.fixture
-def worker(ray_clean, feed_name):
-    """Idle worker started by the feed ``feed_name``."""
-    coordinator = Nobody.options(name=actor_names.actor_name(feed_name), namespace=actor_names.NAMESPACE).remote()
+@pytest.fixture(scope="module")
+def feed_name(ray_session):
+    """A feed whose stand-in for a coordinator all workers share."""
+    name = "prep-worker"
+    coordinator = Nobody.options(name=actor_names.actor_name(name), namespace=actor_names.NAMESPACE).remote()
     ray.get(coordinator.answer.remote())
+    yield name
+    ray.kill(coordinator)
+
+
+@pytest.fixture
+def worker(cache, ray_clean, feed_name):
+    """Idle worker started by the feed ``feed_name``."""
     made = PrepWorkerActor.options(max_concurrency=2).remote(config(feed_name))
     yield made
     ray.kill(made)
-    ray.kill(coordinator)
 
 
 def config(feed: str, function=lambda image, rng: image) -> PrepConfig:

@@ -96,7 +96,7 @@ CROPPED, RESIZED = T.CenterCrop(20), T.Resize((30, 40))
 def serve(name, tree, on_bad_sample, to_one_size=CROPPED):
     pipeline = T.Pipeline([T.DecodeImage(), to_one_size])
     options = {"batch_size": BATCH_SIZE, "prep_workers": 1, "staging_bytes": 4 << 20, "cache_bytes": 0}
-    limits = {"staging": mbaas.Staging(readahead_bytes=0), "timeouts": mbaas.Timeouts(storage_s=5.0)}
+    limits = {"staging": mbaas.Staging(readahead_bytes=0), "timeouts": mbaas.Timeouts(storage_s=1.0)}
     return mbaas.serve(name, tree, pipeline, on_bad_sample=on_bad_sample, **limits, **options)
 
 

@@ -17,8 +17,8 @@ SAMPLES, BATCH = 1003, 32
 STAGING_BYTES = 8 * BATCH * (32 * 32 * 3 + 16)
 """Eight minibatches of one block each: a quarter of an epoch."""
 
-FAST_S, SLOW_S = 0.02, 0.3
-"""Step times. An epoch of the slow trial takes ten seconds, and so would any epoch in a shared cohort."""
+FAST_S, SLOW_S = 0.01, 0.2
+"""Step times. An epoch of the slow trial takes six seconds, and so would any epoch in a shared cohort."""
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_calls_of_this_machine_need_no_ray_and_bring_what_calls_through_ray_brin
 ) -> None:
     def digests() -> list[str]:
         data = synthetic(SAMPLES, height=32, width=32)
-        options: dict[str, Any] = {"batch_size": 32, "prep_workers": 2, "staging_bytes": 4 << 20}
+        options: dict[str, Any] = {"batch_size": 32, "prep_workers": 1, "staging_bytes": 4 << 20}
         with mbaas.serve(feed_name, data, augmented(), **options) as feed:
             with mbaas.join(feed.name, "me", format="numpy") as loader:
                 records = [record_epoch(loader) for _ in range(3)]
@@ -62,7 +62,8 @@ def test_calls_of_this_machine_need_no_ray_and_bring_what_calls_through_ray_brin
 def test_after_a_restart_the_next_calls_go_to_the_new_coordinators_socket(
     feed_name: str, through_ray: list[str]
 ) -> None:
-    with mbaas.serve(feed_name, synthetic(SAMPLES, height=32, width=32), augmented(), batch_size=32) as feed:
+    data = synthetic(SAMPLES, height=32, width=32)
+    with mbaas.serve(feed_name, data, augmented(), batch_size=32, prep_workers=1) as feed:
         with mbaas.join(feed.name, "me", format="numpy") as loader:
             assert record_epoch(loader).flaws(range(SAMPLES)) == []
             kill(coordinator_pid(feed.name))

@@ -82,7 +82,7 @@ def test_minibatches_have_what_a_function_made_of_image_and_fields(tmp_path: Pat
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(halve, fields=["tokens", "label"])])
     seen: dict[int, Any] = {}
     with (
-        mbaas.serve(feed_name, data, pipeline, batch_size=8, prep_workers=2),
+        mbaas.serve(feed_name, data, pipeline, batch_size=8, prep_workers=1),
         mbaas.join(feed_name, consumer="me", format="numpy", collate="list") as loader,
     ):
         for _ in range(2):

@@ -26,7 +26,7 @@ SAMPLE_BYTES = 32 * 32 * 3 + 16
 BUDGET_BYTES = 6 * 64 * SAMPLE_BYTES
 """Room for six minibatches of one block each. An epoch has sixteen."""
 
-STEP_S = 3.0
+STEP_S = 1.5
 """A step of a slow trial."""
 
 
@@ -111,7 +111,7 @@ def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, mo
     monkeypatch.setattr(session, "FIRST_WARNING_S", 0.1)
     with (
         mbaas.join(narrow.name, consumer="stands still", format="numpy") as loader,
-        mbaas.join(narrow.name, consumer="waits", format="numpy", wait_timeout_s=5.0) as other,
+        mbaas.join(narrow.name, consumer="waits", format="numpy", wait_timeout_s=2.0) as other,
     ):
         stays = next(iter(loader))
         with pytest.raises(mbaas.WaitTimeoutError):

@@ -134,7 +134,7 @@ def test_joined_parts_of_two_file_systems_are_one_feed(ray_session: None, whole:
     elsewhere = mbaas.read_images(folder.name, filesystem=SubTreeFileSystem(str(folder.parent), LocalFileSystem()))
     data = mbaas.concat([whole.filter(pc.field("class") == "bee"), elsewhere.split(0.3)[1], whole.limit(9)])
     data = data.split(0.9)[0]
-    with mbaas.serve("joined", data, PLAIN, batch_size=20, prep_workers=2) as feed:
+    with mbaas.serve("joined", data, PLAIN, batch_size=20, prep_workers=1) as feed:
         epoch_of(feed, data, "a", epochs=2)
 
 

@@ -125,7 +125,8 @@ def test_a_default_cache_has_the_measured_size_of_decoded_samples(feed_name, pho
     """The rest of the memory is left for the next feed. A restarted coordinator keeps the size."""
     decoded_bytes = len(photos_data) * 32 * 32 * 3
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
-    with mbaas.serve(feed_name, photos_data, pipeline, batch_size=64, staging_bytes=STAGING_BYTES) as feed:
+    options = {"batch_size": 64, "staging_bytes": STAGING_BYTES, "prep_workers": 1}
+    with mbaas.serve(feed_name, photos_data, pipeline, **options) as feed:
         claimed = kept_claims.claims_of(feed.name).memory.cache_bytes
         assert decoded_bytes < claimed < 5 * decoded_bytes
         kill(coordinator_pid(feed_name))

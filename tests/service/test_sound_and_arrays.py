@@ -53,7 +53,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
 def whole(ray_session: None, recordings: mbaas.Dataset) -> Iterator[mbaas.Feed]:
     """Clips in full length."""
     pipeline = T.Pipeline([T.DecodeAudio(RATE, max_s=0.3)])
-    with mbaas.serve("whole recordings", recordings, pipeline, batch_size=8, prep_workers=2) as feed:
+    with mbaas.serve("whole recordings", recordings, pipeline, batch_size=8, prep_workers=1) as feed:
         yield feed
 
 
@@ -124,7 +124,7 @@ def test_spectrograms_are_the_same_however_they_are_shared(ray_session: None, re
     crop, thin = T.RandomCrop(900), T.MelSpectrogram(n_fft=128, n_mels=3)
     pipeline = T.Pipeline([T.DecodeAudio(RATE, field="mels"), crop, thin])
     form = Form("sound", rate=RATE)
-    with mbaas.serve("spectrograms", recordings, pipeline, batch_size=8, seed=5, prep_workers=2) as feed:
+    with mbaas.serve("spectrograms", recordings, pipeline, batch_size=8, seed=5, prep_workers=1) as feed:
         with mbaas.join(feed.name) as loader:
             for epoch in range(2):
                 found = seen(loader, lambda batch: list(batch["mels"].numpy()))

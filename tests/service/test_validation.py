@@ -20,7 +20,7 @@ PLAIN = T.Pipeline([T.DecodeImage()])
 
 @pytest.fixture(scope="module")
 def feed(ray_session: None) -> Iterator[mbaas.Feed]:
-    with mbaas.serve("validation", synthetic(SAMPLES), PLAIN, batch_size=64, shuffle=False) as feed:
+    with mbaas.serve("validation", synthetic(SAMPLES), PLAIN, batch_size=64, shuffle=False, prep_workers=2) as feed:
         yield feed
 
 
