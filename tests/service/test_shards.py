@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mbaas.pictures.preview import first_samples
 from numpy.typing import NDArray
 from service_feeds import augmented
 
 import mbaas
+from mbaas.pictures.samples import first_samples
 
 SAMPLES = 151
 SHARDS = 4
