@@ -135,6 +135,26 @@ def test_one_stays_in_its_epoch(own, other, options):
     assert (consumer.cursor, [*found.cohorts]) == (own, [0, 1])
 
 
+def test_cohorts_at_one_block_unite_and_nobody_is_apart():
+    found = table(5, 5)
+    for consumer in found.by_name.values():
+        consumer.apart = "it lagged"
+    assert found.regrouping.merge(found.by_name["c0"]) == "c0 joined the cohort of c1"
+    assert [consumer.apart for consumer in found.by_name.values()] == ["", ""]
+
+
+def test_one_of_several_moves_ahead_alone():
+    """It has asked for block 0. The cohort ahead no longer waits for anybody."""
+    found = table(0, 5)
+    join(found, "company", 0, found.cohorts[0])
+    moving, ahead = found.by_name["c0"], found.cohorts[1]
+    moving.asked, moving.apart, ahead.held_up = True, "it lagged", (5, 7.0)
+    assert found.regrouping.merge(moving) == "c0 joined the cohort of c1"
+    assert (moving.cursor, moving.cohort, moving.apart, ahead.held_up) == (8, 1, "", None)
+    assert [member.name for member in found.cohorts[0].members] == ["company"]
+    found.validate()
+
+
 def test_where_two_cohorts_meet_newcomers_can_begin_the_epoch_of_the_one_behind():
     """One consumer is at 3 and all blocks from 0 on are staged. Another, at 5, delayed others."""
     found = table(3, 5)
