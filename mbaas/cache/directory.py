@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.errors import ConfigError
 from mbaas.samples.order import Ids
 from mbaas.wire.samples import Amount
 
@@ -26,6 +27,8 @@ class MinIO:
     """
 
     def __init__(self, budget_bytes: int) -> None:
+        if budget_bytes < 0:
+            raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes
         self.used_bytes = 0  # in [0, budget_bytes]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbaas.errors import ConfigError
 from mbaas.samples.order import Shuffle
 
 DEPTH_BLOCKS = 64
@@ -59,6 +60,8 @@ class ReadAhead:
     """
 
     def __init__(self, budget_bytes: int) -> None:
+        if budget_bytes < 0:
+            raise ConfigError(f"readahead_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = self.depth_bytes = budget_bytes
         self.sequences: list[FetchSequence] = []
         self.used_bytes = 0

@@ -513,6 +513,8 @@ def test_a_negative_block_is_refused(make_folder: MakeFolder, start: Any) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"share": -0.1}, "cache_bytes must be at least 0"),
+        ({"readahead_bytes": -1}, "readahead_bytes must be at least 0, got -1"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
     ],
 )

@@ -18,7 +18,7 @@ SAMPLES = 2010
 def test_a_cache_node_killed_three_times_costs_no_sample_and_fills_anew(serve_small):
     """101 minibatches; the node gets kill -9 after the 10th, 50th and 90th."""
     killed = []
-    with serve_small(SAMPLES, prep_workers=1) as feed, mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+    with serve_small(SAMPLES, prep_workers=2) as feed, mbaas.join(feed.name, consumer="me", format="numpy") as loader:
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
         recorder = Recorder()
         for number, batch in enumerate(loader, 1):

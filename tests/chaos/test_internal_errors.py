@@ -58,7 +58,7 @@ def break_supervisor(coordinator: Any) -> None:
 
 @pytest.mark.parametrize("change", [break_staging, break_supervisor])
 def test_a_coordinator_that_contradicts_itself_starts_anew_and_nothing_is_missed(serve_small, ray_clean, change):
-    with serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=1) as feed:
+    with serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=2) as feed:
         pid = coordinator_pid(feed.name)
         with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
             recorder = Recorder()

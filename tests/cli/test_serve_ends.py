@@ -54,11 +54,13 @@ for how, is_there in (("there", True), ("gone", False)):
 
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # Ray starts slowly on a busy machine
+# alone, because seconds are measured; 300 s, because Ray starts slowly on a busy machine
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 Command = subprocess.Popen[str]
 
 WAYS = {
+    "SIGTERM": (signal.SIGTERM, os.kill),
     "Ctrl-C to the group": (signal.SIGINT, os.killpg),
     "SIGTERM to the group": (signal.SIGTERM, os.killpg),
 }
@@ -126,8 +128,8 @@ def await_the_end_of_all(folder: Path, began: float) -> None:
 def test_it_ends_with_all_that_it_started(serving: dict[str, tuple[Path, Command]], way: str) -> None:
     """Sent to the group, as terminals, `timeout` and systemd do, the signal also reaches Ray's processes.
 
-    `test_feed_commands` sends Ctrl-C to the command alone, and shows that SIGTERM is the same for it. The command's own
-    lines are the only output: Ray would answer SIGTERM with a stack trace.
+    `test_feed_commands` sends Ctrl-C to the command alone. The command's own lines are the only output: Ray would
+    answer SIGTERM with a stack trace.
     """
     folder, process = serving[way]
     number, whom = WAYS[way]

@@ -106,7 +106,7 @@ def test_a_program_with_another_version_is_refused_with_a_sentence(head: Head) -
     assert older.returncode == 1
     assert re.search(
         r"^mbaas\.errors\.ConfigError: feed 'newer' is served with mbaas [\d.]+ \(messages 0badcafe\), and this "
-        r"program has [\d.]+ \(messages [0-9a-f]{8}\)",
+        r"program has [\d.]+ \(messages [0-9a-f]{8}\): install the same one in both; it is served by ",
         older.stdout,
         re.MULTILINE,
     ), older.stdout

@@ -51,20 +51,20 @@ def folder() -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize(
-    ("arguments", "trials", "least"),
-    [(("--trials", "2", "--epochs", "5"), 2, 90), pytest.param((), 8, 95, marks=pytest.mark.long)],
+    ("arguments", "trials"),
+    [(("--trials", "3", "--epochs", "6"), 3), pytest.param((), 8, marks=pytest.mark.long)],
     ids=["short", "whole"],
 )
-def test_it_finds_a_good_model_and_shares(folder: Path, arguments: tuple[str, ...], trials: int, least: int) -> None:
+def test_it_finds_a_good_model_and_shares(folder: Path, arguments: tuple[str, ...], trials: int) -> None:
     code, out = run(folder, *arguments)
     assert code == 0, out
     accuracy = re.search(r"best trial: ([\d.]+)% validation accuracy", out)
     assert accuracy, out
-    assert float(accuracy[1]) > least
+    assert float(accuracy[1]) > 95
     counts = re.search(rf"samples: ([\d,]+) prepared, ([\d,]+) delivered to {trials} trials", out)
     assert counts, out
     prepared, delivered = (int(count.replace(",", "")) for count in counts.groups())
-    assert delivered > 1.2 * prepared
+    assert delivered > 1.5 * prepared
     assert "Traceback" not in out
     assert list(folder.iterdir()) == []
 

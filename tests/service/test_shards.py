@@ -1,11 +1,9 @@
-"""Images in tar shards and Parquet files give the same minibatches as in folders, byte by byte.
-
-`test_every_reader` restores loaders of each.
-"""
+"""Images in tar shards and Parquet files give the same minibatches as in folders, byte by byte."""
 
 from __future__ import annotations
 
 import tarfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from numpy.typing import NDArray
 from service_feeds import augmented
 
 import mbaas
-from mbaas.pictures.samples import first_samples
 
 SAMPLES = 151
 SHARDS = 4
@@ -101,10 +98,21 @@ def test_epochs_have_the_same_bytes_as_of_a_folder(
             np.testing.assert_array_equal(one[sample][1], image)
 
 
-def test_a_bad_image_is_named_by_its_shard_and_member(tmp_path: Path) -> None:
+def test_a_loader_that_is_restored_gets_the_rest(ray_clean: None, shards: mbaas.Dataset) -> None:
+    with mbaas.serve("shards", shards, augmented(), batch_size=20, prep_workers=1) as feed:
+        with mbaas.join(feed.name, consumer="first", format="numpy", batch_size=7) as loader:
+            batches = iter(loader)
+            seen = [next(batches)["sample_id"].tolist() for _ in range(5)]
+            state = loader.state_dict()
+        with mbaas.join(feed.name, consumer="second", format="numpy", batch_size=7, state=state) as loader:
+            seen += [batch["sample_id"].tolist() for batch in loader]
+    assert sorted(chain.from_iterable(seen)) == list(range(SAMPLES))
+
+
+def test_a_bad_image_is_named_by_its_shard_and_member(ray_clean: None, tmp_path: Path) -> None:
     (tmp_path / "1.jpg").write_bytes(b"GIF89a" + bytes(50))
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "1.jpg", "cat/1.jpg")
     data = mbaas.read_webdataset(tmp_path / "a.tar", label_column=None)
     with pytest.raises(mbaas.BadSampleError, match=r"a\.tar#cat/1\.jpg: it is a GIF image, not JPEG, PNG, WebP or BMP"):
-        first_samples(data, augmented(), count=1)
+        mbaas.serve("bad", data, augmented(), batch_size=1, prep_workers=1)

@@ -119,26 +119,11 @@ def test_each_epoch_is_exact_and_so_is_each_validation(training, validation, tra
     assert sorted(net.validated[-EPOCHS * SAMPLES :]) == sorted(EVERY * EPOCHS), "after two minibatches of the check"
 
 
+@pytest.mark.parametrize("validates", [False, True], ids=["alone", "validating"])
 @pytest.mark.parametrize(
-    ("place", "validates"),
-    [
-        (("batch", 0, 4), False),
-        (("batch", 0, 4), True),
-        (("batch", 1, 0), True),
-        (("batch", 1, 7), True),
-        (("batch", 0, STEPS - 1), False),
-        (("batch", 0, STEPS - 1), True),
-        (("batch", 1, STEPS - 1), True),
-    ],
-    ids=[
-        "in the middle, alone",
-        "in the middle",
-        "first minibatch of the second",
-        "in the middle of the second",
-        "last minibatch, alone",
-        "last minibatch",
-        "last of the second",
-    ],
+    "place",
+    [("batch", 0, 4), ("batch", 1, 0), ("batch", 1, 7), ("batch", 0, STEPS - 1), ("batch", 1, STEPS - 1)],
+    ids=["in the middle", "first minibatch", "in the middle of the second", "last minibatch", "last of the second"],
 )
 def test_a_run_resumes_exactly_where_it_was_saved(training, validation, trainer, tmp_path, place, validates):
     path, nets = tmp_path / "saved.ckpt", (Net(), Net())
