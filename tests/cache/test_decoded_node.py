@@ -37,6 +37,7 @@ class Worker:
         self.order = SampleOrder(len(folder.dataset), seed=5, block_samples=16)
         self.contents, self.reader = folder.contents(), CacheReader(node)
         self.placements = PlacementHistory(self.order)
+        self.handed_in: list[ray.ObjectRef[None]] = []
 
     def part(self, request: PartRequest) -> int:
         """Read a part and compare each sample with its file; return the number of samples that arrived decoded."""
@@ -53,12 +54,17 @@ class Worker:
             some = [made[row] for row in piece.tolist()]
             lengths, packed = np.array([len(one) for one in some], np.int64), np.concatenate([NOTHING, *some])
             is_last = bool(len(piece) == 0 or piece[-1] == len(made) - 1)
-            self.reader.hand_in(request, np.array(asked)[piece], lengths, packed, [], is_last=is_last)
+            done = self.reader.hand_in(request, np.array(asked)[piece], lengths, packed, [], is_last=is_last)
+            self.handed_in.append(done)
         return decoded
 
     def epoch(self, number: int) -> int:
         blocks = self.order.blocks_per_epoch
         return sum(self.part(PartRequest(block)) for block in range(number * blocks, (number + 1) * blocks))
+
+    def settle(self) -> None:
+        """Wait until the node has stored all hand-ins; until then it may read a sample from storage once more."""
+        ray.get(self.handed_in, timeout=DEADLINE_S)
 
 
 @pytest.fixture
@@ -97,17 +103,6 @@ def stats_of(node: Any) -> CacheStats:
     return stats
 
 
-def settled(node: Any) -> None:
-    """Wait until all hand-ins are stored, for which no worker waits: until two checks agree."""
-    seen = [-1]
-
-    def unchanged() -> bool:
-        seen.append(stats_of(node).decoded.samples)
-        return seen[-1] == seen[-2]
-
-    eventually(unchanged, "a cache to which nothing is handed in any more")
-
-
 @pytest.mark.parametrize("memory", [0.5, 1.0, 2.0, 3.5])
 def test_decoded_samples_are_kept_as_far_as_the_plan_says_and_nothing_is_read_twice(
     memory: float, make_folder: MakeFolder, start: Any
@@ -117,9 +112,9 @@ def test_decoded_samples_are_kept_as_far_as_the_plan_says_and_nothing_is_read_tw
     node = start(folder, memory=memory)
     worker = Worker(folder, node)
     assert worker.epoch(0) == 0
-    settled(node)
+    worker.settle()
     decoded = worker.epoch(1)
-    settled(node)  # until its decoded form is stored, a sample may be read from storage once more
+    worker.settle()
     wanted = {0.5: 0.5 / 3, 1.0: 0.0, 2.0: 0.5, 3.5: 1.0}[memory]
     assert decoded == pytest.approx(wanted * SAMPLES, abs=0.08 * SAMPLES)
     assert worker.epoch(2) >= decoded
@@ -134,7 +129,7 @@ def test_a_node_that_was_killed_has_nothing_decoded_and_fills_anew(make_folder: 
     node = start(folder, memory=3.5)
     worker = Worker(folder, node)
     assert worker.epoch(0) == 0
-    settled(node)
+    worker.settle()
     assert worker.epoch(1) == SAMPLES
     ray.kill(node, no_restart=False)
     epochs = itertools.count(2)
@@ -194,8 +189,8 @@ def test_decoded_samples_move_with_their_homes(
 
     use(1, 1.0, None)
     epoch()
-    for node in nodes.values():
-        settled(node)
+    for worker in workers.values():
+        worker.settle()
     assert epoch() == decoded
     opened = folder.opened().total()
     index, decoded_bytes = np.full(SAMPLES, -1, np.int16), np.zeros(SAMPLES, np.int64)
