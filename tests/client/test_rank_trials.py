@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from mbaas.core.ranks import KEPT_EPOCHS
 from mbaas.dataset import synthetic
 from mbaas.tools.chaos.participants import kill
 from support.feeds import warm
-from support.leaks import store_use
+from support.leaks import store_contents, store_use
 from support.processes import coordinator_pid
 from support.ranks import union_flaws
 from support.trials import EpochRecord, Recorder, Trials, record_epoch, result
@@ -93,17 +92,17 @@ def test_epochs_that_are_left_early_pin_no_memory(feed):
         status = feed.status()
         return store_use().primary_bytes - status.staged_bytes - status.cached_bytes
 
+    def all_is_counted():
+        looks.append((feed.status().staged_bytes, uncounted_bytes()))
+        return looks[-1][0] == 0 and abs(looks[-1][1]) < BLOCK_BYTES
+
     looks = []
-
-    def is_steady():
-        # Ray's figures lag behind the last staged and cached blocks, so a baseline taken at once would be too low. They
-        # include what earlier tests of this Ray left.
-        looks.append(uncounted_bytes())
-        time.sleep(0.3)
-        return feed.status().staged_bytes == 0 and len(looks) > 5 and np.ptp(looks[-5:]) < BLOCK_BYTES
-
-    wait_until(is_steady, "the figures of memory are steady")
-    before = looks[-1]
+    try:
+        # Ray's figures lag behind the last staged and cached blocks, so a baseline taken now would be too low
+        wait_until(all_is_counted, "all memory is accounted for")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; (staged, uncounted) bytes are {looks[-1]}\n{store_contents()}") from None
+    before = uncounted_bytes()
     with Ranks(feed, 2) as trial:
         for _ in range(8):
             trial.step([Recorder(), Recorder()], [iter(loader) for loader in trial.loaders], 2)

@@ -33,6 +33,11 @@ def store_use() -> StoreUse:
     return StoreUse(stats.object_store_bytes_primary_copy, stats.spilled_bytes_total)
 
 
+def store_contents() -> str:
+    """Ray's list of the references to objects, with their processes and sizes."""
+    return str(memory_summary(ray.get_runtime_context().gcs_address, line_wrap=False, units="KB"))
+
+
 def alive_actors() -> set[str]:
     """Ids and class names of all live actors, except for idle trial processes."""
     actors, idle = ray._private.state.actors().values(), POOL.ids()
