@@ -19,7 +19,7 @@ class Table:
         stories = Stories()
         self.window = Window(10 * budget_blocks, stories, period=4 if keeps_all else 0)
         self.consumers = ConsumerTable(EpochTable(4), 3, stories, keeps_all=keeps_all)
-        self.beginnings = Beginnings(self.consumers, self.consumers.epochs, self.window)
+        self.beginnings = Beginnings(self.consumers, self.window)
         self.keeping = Keeping(self.consumers, self.window, self.beginnings)
 
     def join(self, name, cursor, *, released=None, cohort=None):

@@ -21,7 +21,7 @@ class Table(ConsumerTable):
     def __init__(self, ahead, blocks_per_epoch):
         super().__init__(EpochTable(blocks_per_epoch), ahead, Stories())
         self.window = Window(10**6, Stories())
-        self.beginnings = Beginnings(self, self.epochs, self.window)
+        self.beginnings = Beginnings(self, self.window)
         self.regrouping = Regrouping(self, self.beginnings)
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
-from mbaas.core.staging.epochs import EpochTable
 from mbaas.core.staging.window import Window
 from mbaas.samples.order import OwnEpoch
 from mbaas.wire.consumers import Resumption
@@ -31,8 +30,8 @@ from mbaas.wire.consumers import Resumption
 class Beginnings:
     """Finds the block and the cohort where a consumer begins, from the others' positions and the staged blocks."""
 
-    def __init__(self, consumers: ConsumerTable, epochs: EpochTable, window: Window) -> None:
-        self._consumers, self._epochs, self._window = consumers, epochs, window
+    def __init__(self, consumers: ConsumerTable, window: Window) -> None:
+        self._consumers, self._epochs, self._window = consumers, consumers.epochs, window
 
     # ---- consumers that join ----
 

@@ -111,7 +111,7 @@ class StagingState:
             slack_blocks=limits.slack_blocks,
         )
         self.tasks = TaskTable(self.stories)
-        self.beginnings = Beginnings(self.consumers, self.epochs, self.window)
+        self.beginnings = Beginnings(self.consumers, self.window)
         self._regrouping = Regrouping(self.consumers, self.beginnings)
         self._keeping = Keeping(self.consumers, self.window, self.beginnings)
         self.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
