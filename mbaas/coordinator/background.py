@@ -9,15 +9,17 @@ import inspect
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Container, Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from mbaas.coordinator.counters import Counters
 from mbaas.core.story import InvariantError
 from mbaas.ray_cluster import bugs
 
 Actor = TypeVar("Actor")
-Event = TypeVar("Event", contravariant=True)
+Event = TypeVar("Event")
+Handled = TypeVar("Handled", contravariant=True)
 Instruction = TypeVar("Instruction")
 
 VALIDATE = os.environ.get("MBAAS_VALIDATE") == "1"
@@ -43,14 +45,14 @@ def crash_if_broken() -> Iterator[None]:
         os._exit(1)
 
 
-class StateMachine(Protocol[Event, Instruction]):
+class StateMachine(Protocol[Handled, Instruction]):
     """A pure decision core: `mbaas.core.staging.state.StagingState` or `mbaas.core.cluster.supervisor.Supervisor`."""
 
     @property
     def instructions(self) -> list[Instruction]:
         """Instructions so far for the newest event."""
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
+    def handle(self, event: Handled, now: float) -> list[Instruction]:
         """Process an event, and return the instructions for it."""
 
     def validate(self) -> None:
@@ -74,6 +76,47 @@ def decide(machine: StateMachine[Event, Instruction], event: Event, errors: Inte
             return machine.instructions
         if VALIDATE:
             machine.validate()
+        return instructions
+
+
+class Driver(Generic[Event, Instruction]):
+    """Passes events to a state machine, one after another, and has its instructions carried out."""
+
+    def __init__(
+        self,
+        machine: StateMachine[Event, Instruction],
+        carry_out: Callable[[Instruction], None],
+        errors: InternalErrors,
+    ) -> None:
+        self._machine, self._carry_out, self._errors = machine, carry_out, errors
+        self._events: deque[Event] = deque()
+        self._is_busy = False
+
+    def send(self, event: Event) -> list[Instruction]:
+        """Pass an event to the machine, have its instructions carried out, and return them.
+
+        An event that arises meanwhile is passed on after this one, and its call returns an empty list: the machine must
+        be done with one event before it gets the next.
+        """
+        if self._is_busy:
+            self._events.append(event)
+            return []
+        self._is_busy = True
+        try:
+            instructions = self._send(event)
+            while self._events:
+                self._send(self._events.popleft())
+        finally:
+            self._is_busy = False
+        return instructions
+
+    def _send(self, event: Event) -> list[Instruction]:
+        instructions = decide(self._machine, event, self._errors)
+        for instruction in instructions:
+            # After a bug, carry out the remaining instructions: the machine assumes them, and treats a missing outcome
+            # as a failure.
+            with self._errors.reported():
+                self._carry_out(instruction)
         return instructions
 
 

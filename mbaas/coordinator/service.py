@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ from msgspec.structs import replace
 
 from mbaas.calls.server import Spawn
 from mbaas.coordinator.asking import answer_or_none
-from mbaas.coordinator.background import InternalErrors, decide
+from mbaas.coordinator.background import Driver, InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.coordinator.written_epochs import EpochWriter
@@ -95,6 +94,7 @@ class ConsumerService:
 
     Attributes:
         core: the staging state.
+        send: passes an event to it, carries out its instructions, and returns them.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ConsumerService:
         *,
         placements: PlacementHistory,
         worker_of: Callable[[str], WorkerHandle | None],
-        report: Callable[[cluster.Event], None],
+        report: Callable[[cluster.Event], object],
         waits_for: Callable[[], Sequence[str]],
         counters: Counters,
         errors: InternalErrors,
@@ -125,14 +125,13 @@ class ConsumerService:
             is_shuffled=info.order.shuffled,
             written=written,
         )
+        self.send = Driver(self.core, self._carry_out, errors).send
         self._writer = EpochWriter(info.settings.name, info.fingerprint, tell=self.send, errors=errors, spawn=spawn)
         self._staged: dict[int, StagedBlock] = {}
         self._copies: dict[int, tuple[PartMemory, str]] = {}  # move number -> the copy and its node, until it is used
         self._calls: dict[str, _Call] = {}
         self._sessions = time.time_ns() // 1_000_000  # above the sessions of an earlier coordinator
         self._progress = 0
-        self._events: deque[ev.Event] = deque()
-        self._is_sending = False
         block_bytes = info.order.block_samples * info.spec.nbytes
         self._slot_use = SlotUse(ray.get_runtime_context().get_node_id(), info.settings.staging_bytes // block_bytes)
 
@@ -184,31 +183,6 @@ class ConsumerService:
         return self.core.explain_wait(consumer, self._waits_for())
 
     # ---- instructions ----
-
-    def send(self, event: ev.Event) -> list[ev.Instruction]:
-        """Send an event to the core and carry out its instructions, which it returns.
-
-        Events that arise meanwhile, such as the supervisor's answer to `ReplaceWorker`, are sent after this one.
-        """
-        if self._is_sending:
-            self._events.append(event)
-            return []
-        self._is_sending = True
-        try:
-            done = self._send(event)
-            while self._events:
-                self._send(self._events.popleft())
-        finally:
-            self._is_sending = False
-        return done
-
-    def _send(self, event: ev.Event) -> list[ev.Instruction]:
-        done = decide(self.core, event, self._errors)
-        for instruction in done:
-            # After a bug, carry out the remaining instructions, because the core's state already assumes them.
-            with self._errors.reported():
-                self._carry_out(instruction)
-        return done
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
@@ -16,7 +15,7 @@ import ray
 
 from mbaas.base import units
 from mbaas.coordinator import peer_feeds
-from mbaas.coordinator.background import InternalErrors, decide
+from mbaas.coordinator.background import Driver, InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.opening import Opening
 from mbaas.coordinator.worker_pool import WorkerHandle
@@ -50,6 +49,7 @@ class Supervision:
 
     Attributes:
         state: the supervisor, which makes all decisions.
+        handle: passes an event to it, carries out its instructions, and returns them.
         workers: the running prep workers.
     """
 
@@ -70,10 +70,9 @@ class Supervision:
             staging_bytes=settings.staging_bytes,
             needs=self.workers.needs,
         )
+        self.handle = Driver(self.state, self._carry_out, errors).send
         self._begin = opening.begin
         self._forward: Callable[[staging.Event], Any]  # to the staging core; set by `begin`
-        self._events: deque[ev.Event] = deque()
-        self._is_handling = False
         self._works = asyncio.Event()
         self._elsewhere = dict(opening.lent)  # key -> worker that is lent, or offered to this feed
         # key, later the worker's name here -> True if it arrived
@@ -113,27 +112,7 @@ class Supervision:
             await asyncio.wait(self._leaving)
         self.workers.end_all()
 
-    # ---- events and instructions ----
-
-    def handle(self, event: ev.Event) -> None:
-        """Pass an event to the supervisor and carry out its instructions.
-
-        Events that arise meanwhile are handled after this one.
-        """
-        # A queue instead of recursion: the state machine must be done with one event before it sees the next.
-        self._events.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
-        try:
-            while self._events:
-                for instruction in decide(self.state, self._events.popleft(), self._errors):
-                    # After a bug, carry out the remaining instructions, because the supervisor assumes them and treats
-                    # a missing outcome as a failure.
-                    with self._errors.reported():
-                        self._carry_out(instruction)
-        finally:
-            self._is_handling = False
+    # ---- instructions ----
 
     def _carry_out(self, instruction: ev.Instruction) -> None:
         match instruction:

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from mbaas.coordinator import supervision as supervision_module
-from mbaas.coordinator.background import BackgroundTasks, InternalErrors
+from mbaas.coordinator.background import BackgroundTasks, Driver, InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervision import Supervision
 from mbaas.core.cluster import events as ev
@@ -56,6 +56,7 @@ class Shell(Supervision):
         opening: Any = SimpleNamespace(workers=workers, caches=None, layout=None, begin=ev.Begin(), lent={})
         super().__init__(SETTINGS, opening, counters=self.counters, errors=errors, spawn=BackgroundTasks(errors).spawn)
         self.state: Any = Scripted(*instructions)
+        self.handle = Driver(self.state, self._carry_out, errors).send
 
 
 def test_a_bug_over_one_instruction_costs_that_one_alone():
