@@ -6,6 +6,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import jsonschema
@@ -17,7 +18,7 @@ from commandline import mbaas
 import mbaas.transforms as T
 from mbaas.cli.feed_file import load, schema
 from mbaas.errors import ConfigError
-from mbaas.settings import FeedOptions, Timeouts
+from mbaas.settings import GROUPS, FeedOptions, Timeouts
 
 GOOD = """\
 name: train
@@ -120,6 +121,9 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
     (tmp_path / "my_prep.py").write_text("def sharpen(image, rng): return image\n")
     example = (Path(__file__).parents[2] / "examples" / "feed.yaml").read_text()
     shown = re.sub(r"^( *)# (?=( *- |   )?( *)[A-Za-z_]+:)", r"\1", example, flags=re.MULTILINE)
+    given = yaml.safe_load(shown)
+    for options, section in [(FeedOptions, given), *((kind, given[group]) for group, kind in GROUPS.items())]:
+        assert {field.name for field in fields(options)} <= set(section)
     with pytest.raises(ConfigError, match=r"Map.* may move pixels in any way, and masks"):
         load(write(shown))
     config = load(write(re.sub("^masks:.*", "", shown, flags=re.MULTILINE)))
