@@ -69,7 +69,7 @@ class OurSearch:
 class Injector:
     """Executes faults, and undoes the temporary ones. `search` is None if a user's command runs."""
 
-    def __init__(self, nodes: Nodes | Network, say: Callable[[str], None]) -> None:
+    def __init__(self, nodes: Nodes, say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
         self.search: OurSearch | None = None
         self._due: list[tuple[float, int, Callable[[], Any]]] = []  # a heap of (time, unique number, undo)

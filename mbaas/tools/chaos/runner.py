@@ -250,7 +250,7 @@ class _Run:
         )
 
     @contextlib.contextmanager
-    def _cluster(self, name: str, count: int, kind: type[Nodes] | type[Network] = Nodes) -> Iterator[Nodes | Network]:
+    def _cluster(self, name: str, count: int, kind: type[Nodes] = Nodes) -> Iterator[Nodes]:
         self._say(f"starting a Ray cluster with {counted(count, 'node')}")
         nodes = kind(str(self._folder / name))
         try:
@@ -285,7 +285,7 @@ class _Run:
 
     # ---- searches under faults ----
 
-    def _run_search(self, nodes: Nodes | Network, injector: Injector) -> None:
+    def _run_search(self, nodes: Nodes, injector: Injector) -> None:
         self._data = search.dataset(self._folder)
         readers = search.readers(self._settings.ranks)
         with Server(self._folder, nodes.address) as server:
@@ -307,7 +307,7 @@ class _Run:
                 )
             self._watch.poll(search.FEED)
 
-    def _run_command(self, nodes: Nodes | Network, injector: Injector) -> None:
+    def _run_command(self, nodes: Nodes, injector: Injector) -> None:
         command = self._settings.command
         variables = {**os.environ, "RAY_ADDRESS": nodes.address}
         try:  # stdout is reserved for --json
