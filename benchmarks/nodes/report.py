@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -182,6 +183,12 @@ def _faults(result: NodesResult) -> Iterator[str]:
         yield f"{result.remade} parts of blocks were made more than once"
     if result.spilled_bytes:
         yield f"Ray wrote {result.spilled_bytes / 1e6:.0f} MB to disk"
+
+
+def figures(report: NodesReport) -> dict[str, Any]:
+    """Return the report as plain values."""
+    results = [{**asdict(result), "faults": result.faults} for result in report.results]
+    return {**asdict(report), "results": results, "is_sound": report.is_sound}
 
 
 def tables(report: NodesReport) -> RenderableType:
