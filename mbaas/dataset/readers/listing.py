@@ -21,6 +21,9 @@ from mbaas.samples.fields import LABEL, LABELS
 KEY = b"mbaas.listing.1"
 """Key of the file's metadata with a JSON description of the rows; the number is the version of the format."""
 
+_FOREIGN = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+"""Exceptions caused by a file of another program. ValueError also comes from column names that are not UTF-8."""
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -108,19 +111,25 @@ def _read(where: Location, about: Mapping[str, Any], fields: Sequence[str] | Non
         raise _refused(where, f"cannot be read: {error}") from error
     try:
         found = json.loads(table.schema.metadata[KEY])
-        texts = [found["root"], found["fingerprint"], *found["class_names"]]
-        saved = {name: found[name] for name in about}
-        is_ours = found["writer"] == about["writer"] and all(isinstance(text, str) for text in texts)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):  # the file may be from any program
+        saved, class_names = {name: found[name] for name in about}, tuple(found["class_names"])
+        texts = (found["root"], found["fingerprint"], *class_names)
+        is_ours = saved["writer"] == about["writer"] and all(isinstance(text, str) for text in texts)
+    except _FOREIGN:
         is_ours = False
+    foreign = _refused(where, f"is not a listing of {about['writer']}")
     if not is_ours:
-        raise _foreign(where, about)
+        raise foreign
     for name, wanted in about.items():
         if saved[name] != (list(wanted) if isinstance(wanted, tuple) else wanted):
             got = tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
             raise _refused(where, f"was made with {name} {got!r}, not {wanted!r}")
-    class_names = tuple(found["class_names"])
-    listing = Listing.of(class_names, _checked(where, about, table, class_names, fields), found.get("files"))
+    try:
+        rows, least = _checked(table, class_names, fields)
+    except _FOREIGN:
+        raise foreign from None
+    if least < 0:
+        raise _refused(where, "has an offset, a length or a label that no sample can have")
+    listing = Listing.of(class_names, rows, found.get("files"))
     # After the other checks: a damaged table also has another fingerprint, but this message is less precise.
     if listing.fingerprint != found["fingerprint"]:
         has, wanted = listing.fingerprint, found["fingerprint"]
@@ -128,51 +137,38 @@ def _read(where: Location, about: Mapping[str, Any], fields: Sequence[str] | Non
     return listing
 
 
-def _checked(
-    where: Location,
-    about: Mapping[str, Any],
-    table: pa.Table,
-    class_names: tuple[str, ...],
-    fields: Sequence[str] | None,
-) -> pa.Table:
-    # Later code uses the rows unchecked.
-    try:
-        names = table.schema.names
-        categories = {field.name: categories_of(field) for field in table.schema}
-    except (TypeError, ValueError, RecursionError):  # ValueError: Parquet stores column names as bytes
-        raise _foreign(where, about) from None
+def _checked(table: pa.Table, class_names: tuple[str, ...], fields: Sequence[str] | None) -> tuple[pa.Table, int]:
+    """Return valid rows, which later code uses unchecked, and a number below 0 if a value is out of range.
+
+    A table with other columns raises one of `_FOREIGN`.
+    """
+    names = table.schema.names
+    categories = {field.name: categories_of(field) for field in table.schema}
     table = table.replace_schema_metadata(None).combine_chunks()
     span = pa.schema(list(table.schema)[: len(SPAN)])
     fields = names[len(SPAN) :] if fields is None else fields
     if not len(table) or names != [*SPAN.names, *fields] or not span.equals(SPAN):
-        raise _foreign(where, about)
+        raise ValueError("other columns")
     spans = [table[name].chunk(0) for name in SPAN.names]
     # Parquet may rename the items of lists, which would change the fingerprint.
     known: dict[str, Any] = {name: as_numbers(table[name].chunk(0), as_typed=True) for name in fields}
     counts = [(name, len(categories[name])) for name in fields if categories[name]]
     if class_names:
-        label = next((name for name in (LABEL.name, LABELS) if name in known), None)
-        if label is None:
-            raise _foreign(where, about)
-        counts.append((label, len(class_names)))
+        counts.append((LABEL.name if LABEL.name in known else LABELS, len(class_names)))
     if any(values is None or values.null_count for values in [*spans, *known.values()]):
-        raise _foreign(where, about)
+        raise ValueError("missing values")
     least = min(np.min(integers(array)) for array in spans[1:])
     for name, count in counts:
         codes = known[name].flatten() if pa.types.is_large_list(known[name].type) and name == LABELS else known[name]
         if codes.type != pa.int64():
-            raise _foreign(where, about)
+            raise ValueError("labels of another type")
         least = min(least, np.min(integers(codes), initial=0), count - 1 - np.max(integers(codes), initial=0))
     if least < 0:
-        raise _refused(where, "has an offset, a length or a label that no sample can have")
+        return table, least
     for name in fields:
         if strings := categories[name]:
             known[name] = pa.DictionaryArray.from_arrays(known[name], pa.array(strings, pa.string()), safe=False)
-    return table_of(spans, known)
-
-
-def _foreign(where: Location, about: Mapping[str, Any]) -> DatasetError:
-    return _refused(where, f"is not a listing of {about['writer']}")
+    return table_of(spans, known), least
 
 
 def _refused(where: Location, why: str) -> DatasetError:

@@ -260,22 +260,24 @@ class _Headers:
         self._file, self._nbytes, self._shard = file, nbytes, shard
 
     def __iter__(self) -> Iterator[_Header | Omission]:
-        self._refuse_compressed()
+        self._file.seek(0)
+        begins = self._file.read(6)
+        if how := next((how for signature, how in _COMPRESSED.items() if begins.startswith(signature)), None):
+            wanted = "must be a plain tar file, so that single members can be read: decompress it"
+            raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
         archive, start = 0, 0
         while True:
-            if archive:
-                self._file.seek(start)
-                try:
-                    tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), _ENCODING, _ERRORS)
-                except tarfile.HeaderError:
-                    what = "which is neither zeros nor another tar file"
-                    yield Omission(f"{self._shard}: all after the end mark, from byte {start:,} on, {what}")
-                    return
             end = yield from self._of_archive(archive, start)
-            found = self._next_archive(end)
-            if found is None:
+            if (found := self._next_archive(end)) is None:
                 return
             archive, start = archive + 1, found
+            self._file.seek(start)
+            try:
+                tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), _ENCODING, _ERRORS)
+            except tarfile.HeaderError:
+                what = "which is neither zeros nor another tar file"
+                yield Omission(f"{self._shard}: all after the end mark, from byte {start:,} on, {what}")
+                return
 
     def target(self, link: tarfile.TarInfo) -> tarfile.TarInfo | None:
         # Like `tarfile`: a hard link leads to the last earlier member with its target name, because names may
@@ -300,14 +302,6 @@ class _Headers:
             if isinstance(header, _Header):
                 found.setdefault(posixpath.normpath(header.info.name), []).append(header.info)
         return found
-
-    def _refuse_compressed(self) -> None:
-        self._file.seek(0)
-        start = self._file.read(6)
-        for signature, how in _COMPRESSED.items():
-            if start.startswith(signature):
-                wanted = "must be a plain tar file, so that single members can be read: decompress it"
-                raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
 
     def _of_archive(self, archive: int, start: int) -> Generator[_Header, None, int]:
         """Yield the members of one archive; return the position of its end mark."""

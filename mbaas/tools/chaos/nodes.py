@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 from mbaas.base.units import seconds
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.ray_cluster import actor_names, connection, resources
-from mbaas.tools.chaos.participants import alive, kill, pause_all, resume_all
+from mbaas.tools.chaos.participants import alive, kill, pause, resume
 
 STORE_BYTES = 200 << 20
 
@@ -128,14 +128,23 @@ class Nodes:
 
     def pause(self, node: Any) -> Callable[[], None]:
         """Pause all processes of a node. Return a function that resumes them."""
-        return pause_all(self.pids(node))
+        pids = self.pids(node)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                pause(pid)
+        return lambda: _resume(pids)
 
     def end(self) -> None:
         """Disconnect this program, and end all nodes."""
         ray.shutdown()
         for node in self.there:
-            resume_all(self.pids(node))
+            _resume(self.pids(node))
         self._cluster.shutdown()
+
+
+def _resume(pids: list[int]) -> None:
+    for pid in pids:
+        resume(pid)
 
 
 def give_notice(address: str, node_id: str, within_s: float) -> None:
