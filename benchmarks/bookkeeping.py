@@ -1,6 +1,6 @@
 """Cost of order and bookkeeping per sample, from a thousand samples to a hundred million.
 
-There are no files, no pixels and no Ray: only the arithmetic and the pure cores that run for every block. Each part is
+It measures only the arithmetic and the pure cores that run for every block, without files, pixels or Ray. Each part is
 measured over the same number of blocks for every dataset size, so its cost must stay constant. Tables that grow with
 the dataset, or loops over it, would show.
 """
@@ -44,9 +44,8 @@ class Cost:
         samples: size of the dataset.
         ns_per_sample: part -> CPU nanoseconds for each prepared sample, median over repeats. Parts: "order" (position
             to sample), "inverse" (sample to position), "chance" (random numbers of crop and flip), "labels" (and
-            lengths), "miss" and "hit" (the cache's plan for a block to read, and for a cached one), "staging" (all
-            events of eight consumers in step), "ledger" (count and hash of one consumer), "total" (the sum, an upper
-            bound).
+            lengths), "miss" and "hit" (the cache's plan for a block to read, and for a cached one), "staging" (all events of
+            eight consumers in step), "ledger" (count and hash of one consumer), "total" (the sum, an upper bound).
     """
 
     samples: int

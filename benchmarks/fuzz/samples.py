@@ -47,7 +47,7 @@ def _damaged_between(
     """Return a case: an engine prepares a damaged file between two good ones, which must not change.
 
     Args:
-        engines: one of them is chosen.
+        engines: each case chooses one.
         files: good files for each engine; the first that it can prepare is used.
         damage: returns the damaged file.
     """

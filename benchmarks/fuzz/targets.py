@@ -508,7 +508,7 @@ def disk(folder: Path) -> Case:
                 for start, length in zip(starts[found], lengths[found], strict=True):
                     assert (buffer[start : start + length] == content[start : start + length]).all(), start
                 tier.put(ids, lengths, content)
-            assert victim.read_bytes() == b"nobody may touch this" * 500, "a file of somebody else's was changed"
+            assert victim.read_bytes() == b"nobody may touch this" * 500, "a foreign file was changed"
         finally:
             shutil.rmtree(root)
 
@@ -632,7 +632,7 @@ def socket_calls(_: Path) -> Case:
 
 
 def answers(_: Path) -> Case:
-    """Answers of a coordinator over a socket: a damaged one is an answer or an invalid message, and nothing else."""
+    """Answers of a coordinator over a socket: a damaged one is an answer or an invalid message."""
     meta = PartMeta(8, (BadSample(3, "/data/3.jpg", "not an image"),), 0.1, 0.2, 80)
     slot = Slot("/proc/1/fd/3", b"t" * 16, 1, 4096, 80, 2, (SlotColumn("image", 0, "uint8", (8, 10)),))
     stored = StoredObject(b"i" * OBJECT_ID_BYTES, b"owner", b"status")

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
 from benchmarks import ID_BYTES
-from benchmarks.local_cluster import LocalCluster, answers
+from benchmarks.local_cluster import LocalCluster, answers, local_cluster
 from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings
 from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
 from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
@@ -53,7 +53,7 @@ def run(settings: NodesSettings, report: Callable[[str], None] = print) -> Nodes
     data = mbaas.read_images(folder)
     results = []
     for nodes in settings.nodes:
-        with LocalCluster(nodes, store_bytes=STORE_BYTES) as cluster:
+        with local_cluster(nodes, store_bytes=STORE_BYTES) as cluster:
             for share in settings.cache_shares:
                 results.append(_measure(settings, data, cluster, share))
                 report(_described(results[-1]))
@@ -120,7 +120,7 @@ def _measure_sharing(
             for _ in range(settings.epochs):
                 epochs.append(_epoch(trials))
                 crossed.append(feed.status().fetched.remote.nbytes)
-            status = _idle(feed)  # before trials leave: blocks ahead of them still count as staged
+            status = _idle(feed)  # before trials leave, while prepared blocks still count as staged
             answers([trial.close.remote() for trial in trials], START_S, "the trials to leave")
         sample_bytes = Images.made.nbytes + ID_BYTES
         # exclude the sample that a worker read to learn its shape: it is not part of an epoch
@@ -191,7 +191,7 @@ def _idle(feed: Feed) -> FeedStatus:
     while time.monotonic() < end:
         time.sleep(0.3)
         now = feed.status()
-        # Between two blocks there may be no task for a moment, so the sums must also be unchanged.
+        # Between two blocks no task may exist for a moment, so the sums must also be unchanged.
         same = (now.prepared_samples, now.staged_bytes) == (before.prepared_samples, before.staged_bytes)
         if same and not any(worker.tasks for worker in now.workers):
             return now

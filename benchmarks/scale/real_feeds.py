@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
 from benchmarks import ID_BYTES
-from benchmarks.local_cluster import LocalCluster, answers
+from benchmarks.local_cluster import LocalCluster, answers, local_cluster
 from benchmarks.scale.model import simulate
 from benchmarks.scale.system import Costs, System
 from benchmarks.throttled import throttled
@@ -333,7 +333,7 @@ class Checked:
 def check(costs: Costs, nodes: Sequence[int], report: Callable[[str], None] = print) -> tuple[Checked, ...]:
     """Run every case on each number of nodes, and in the model."""
     found = []
-    with LocalCluster(max(nodes), store_bytes=STORE_BYTES) as cluster:
+    with local_cluster(max(nodes), store_bytes=STORE_BYTES) as cluster:
         for number in nodes:
             for case, run in cases(number).items():
                 seen = _quiet_watch(run, cluster)

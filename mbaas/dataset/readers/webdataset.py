@@ -16,7 +16,7 @@ import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
-from mbaas.dataset.readers.shards import Omission, ShardSample, indexed_once
+from mbaas.dataset.readers.listing import Omission, ShardSample, indexed_once
 from mbaas.dataset.storage.faults import message_of
 from mbaas.errors import ConfigError, DatasetError, shown
 
