@@ -44,8 +44,9 @@ class Cost:
         samples: size of the dataset.
         ns_per_sample: part -> CPU nanoseconds for each prepared sample, median over repeats. Parts: "order" (position
             to sample), "inverse" (sample to position), "chance" (random numbers of crop and flip), "labels" (and
-            lengths), "miss" and "hit" (the cache's plan for a block to read, and for a cached one), "staging" (all events of
-            eight consumers in step), "ledger" (count and hash of one consumer), "total" (the sum, an upper bound).
+            lengths), "miss" and "hit" (the cache's plan for a block to read, and for a cached one), "staging" (all
+            events of eight consumers in step), "ledger" (count and hash of one consumer), "total" (the sum, an upper
+            bound).
     """
 
     samples: int

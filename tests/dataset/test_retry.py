@@ -22,7 +22,6 @@ from mbaas.dataset.storage.faults import may_pass, s3_attempts
 from mbaas.dataset.storage.retry import retry_async, retrying
 from mbaas.errors import BadSampleError, ConfigError, StorageError, WaitTimeoutError
 
-
 START_S = 100.0
 
 
