@@ -210,67 +210,65 @@ def tar_samples(
     """
     headers = _Headers(file, nbytes, shard)
     sample: TarSample | None = None
-    archive = 0
-    for header in headers:
-        if isinstance(header, Omission):
-            yield header
+    for member in headers:
+        if isinstance(member, Omission):
+            yield member
             continue
-        named = _NAME.fullmatch(header.info.name)
-        if named is None or _ABOUT_SHARD.match(header.info.name):
-            continue
-        key, ending = named[1], named[2].lower()
-        if header.info.islnk() or header.info.issym():
-            if ending not in images and ending not in read:
-                continue
-            if (target := headers.target(header.info)) is None:
-                reason = f"is a link to {header.info.linkname!a}, which is not in the shard"
-                yield Omission(f"{shard}: the member {header.info.name!a} {reason}")
-                continue
-        else:
-            target = header.info
-        if sample is None or key != sample.key or header.archive != archive:
+        if member is None:  # a sample does not continue in the next archive
             if sample is not None:
                 yield sample
-            sample, archive = TarSample(key), header.archive
+            sample = None
+            continue
+        named = _NAME.fullmatch(member.name)
+        if named is None or _ABOUT_SHARD.match(member.name):
+            continue
+        key, ending = named[1], named[2].lower()
+        target: tarfile.TarInfo | None = member
+        if member.islnk() or member.issym():
+            if ending not in images and ending not in read:
+                continue
+            target = headers.target(member)
+        if target is None:
+            reason = f"is a link to {member.linkname!a}, which is not in the shard"
+            yield Omission(f"{shard}: the member {member.name!a} {reason}")
+            continue
+        if sample is None or key != sample.key:
+            if sample is not None:
+                yield sample
+            sample = TarSample(key)
         if ending in sample.endings:
             raise DatasetError(f"{shard}: the sample {key!a} has two members that end in .{ending}")
         sample.endings.append(ending)
         if target.issparse() and (ending in images or ending in read):
             raise DatasetError(f"{shard}: the member {target.name!a} is stored without its holes (a sparse file)")
         if ending in images:
-            sample.images.append(Member(header.info.name, target.offset_data, target.size))
+            sample.images.append(Member(member.name, target.offset_data, target.size))
         if ending in read:
             file.seek(target.offset_data)
             sample.contents[ending] = file.read(target.size)
-    if sample is not None:
-        yield sample
-
-
-class _Header(NamedTuple):
-    """A file or link; ``archive`` is the index of its concatenated tar file."""
-
-    info: tarfile.TarInfo
-    archive: int
 
 
 class _Headers:
-    """Iterates over files and links; raises DatasetError if the tar file is compressed, truncated or damaged."""
+    """Iterates over files and links, with None at the end of each concatenated archive.
+
+    Raises DatasetError if the tar file is compressed, truncated or damaged.
+    """
 
     def __init__(self, file: BinaryIO, nbytes: int, shard: str) -> None:
         self._file, self._nbytes, self._shard = file, nbytes, shard
 
-    def __iter__(self) -> Iterator[_Header | Omission]:
+    def __iter__(self) -> Iterator[tarfile.TarInfo | Omission | None]:
         self._file.seek(0)
         begins = self._file.read(6)
         if how := next((how for signature, how in _COMPRESSED.items() if begins.startswith(signature)), None):
             wanted = "must be a plain tar file, so that single members can be read: decompress it"
             raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
-        archive, start = 0, 0
+        start: int | None = 0
         while True:
-            end = yield from self._of_archive(archive, start)
-            if (found := self._next_archive(end)) is None:
+            end = yield from self._of_archive(start)
+            yield None
+            if (start := self._next_archive(end)) is None:
                 return
-            archive, start = archive + 1, found
             self._file.seek(start)
             try:
                 tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), _ENCODING, _ERRORS)
@@ -298,12 +296,12 @@ class _Headers:
     def _by_name(self) -> dict[str, list[tarfile.TarInfo]]:
         # Only needed for a shard with links, because they may lead to later members.
         found: dict[str, list[tarfile.TarInfo]] = {}
-        for header in self:
-            if isinstance(header, _Header):
-                found.setdefault(posixpath.normpath(header.info.name), []).append(header.info)
+        for info in self:
+            if isinstance(info, tarfile.TarInfo):
+                found.setdefault(posixpath.normpath(info.name), []).append(info)
         return found
 
-    def _of_archive(self, archive: int, start: int) -> Generator[_Header, None, int]:
+    def _of_archive(self, start: int) -> Generator[tarfile.TarInfo, None, int]:
         """Yield the members of one archive; return the position of its end mark."""
         shard, nbytes = self._shard, self._nbytes
         try:
@@ -320,7 +318,7 @@ class _Headers:
                 if found.type == _CONTINUED:
                     raise DatasetError(f"{shard}: the member {found.name!a} begins in another volume of the tar file")
                 if found.isreg() or found.islnk() or found.issym():
-                    yield _Header(found, archive)
+                    yield found
         except (DatasetError, OSError):
             raise
         except Exception as error:  # invalid headers also raise exceptions other than tarfile's

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import subprocess
@@ -173,9 +172,9 @@ class Server:
 
     def _end(self) -> None:
         self._close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(SERVER_END_S)
-        if self._process.poll() is None:
+        except subprocess.TimeoutExpired:
             kill(self.pid)
             self._process.wait()
 
