@@ -161,12 +161,13 @@ def _checked(table: pa.Table, class_names: tuple[str, ...], fields: Sequence[str
         counts.append((LABEL.name if LABEL.name in known else LABELS, len(class_names)))
     if any(values is None or values.null_count for values in [*spans, *known.values()]):
         raise ValueError("missing values")
-    least = min(np.min(integers(array)) for array in spans[1:])
+    least = min(int(np.min(integers(array))) for array in spans[1:])
     for name, count in counts:
         codes = known[name].flatten() if pa.types.is_large_list(known[name].type) and name == LABELS else known[name]
         if codes.type != pa.int64():
             raise ValueError("labels of another type")
-        least = min(least, np.min(integers(codes), initial=0), count - 1 - np.max(integers(codes), initial=0))
+        values = integers(codes)
+        least = min(least, int(np.min(values, initial=0)), count - 1 - int(np.max(values, initial=0)))
     if least < 0:
         return table, least
     for name in fields:

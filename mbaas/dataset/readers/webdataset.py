@@ -263,12 +263,13 @@ class _Headers:
         if how := next((how for signature, how in _COMPRESSED.items() if begins.startswith(signature)), None):
             wanted = "must be a plain tar file, so that single members can be read: decompress it"
             raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
-        start: int | None = 0
+        start = 0
         while True:
             end = yield from self._of_archive(start)
             yield None
-            if (start := self._next_archive(end)) is None:
+            if (following := self._next_archive(end)) is None:
                 return
+            start = following
             self._file.seek(start)
             try:
                 tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), _ENCODING, _ERRORS)
