@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas.errors import MbaasError
 from mbaas.tools.chaos.nodes import Nodes, address_kept_in, environment
@@ -52,6 +53,23 @@ def local_cluster(number: int, *, store_bytes: int) -> Iterator[LocalCluster]:
         nodes.connect()
         nodes.wait_for_all()
         yield LocalCluster(Path(folder), tuple(sorted(node.node_id for node in added)))
+
+
+@contextlib.contextmanager
+def actors_on(
+    nodes: Sequence[str], kind: Any, arguments: Sequence[tuple[Any, ...]], **options: Any
+) -> Iterator[list[Any]]:
+    """Start an actor of ``kind`` for each tuple of arguments, on the nodes in turn; kill the actors at the end."""
+    actors: list[Any] = []
+    try:
+        for index, each in enumerate(arguments):
+            # Hard affinity: two trials on one node would share a store and leave another node idle.
+            strategy = NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=False)
+            actors.append(kind.options(scheduling_strategy=strategy).remote(*each, **options))
+        yield actors
+    finally:
+        for actor in actors:
+            ray.kill(actor)
 
 
 def answers(refs: Sequence[Any], timeout_s: float, what: str) -> list[Any]:

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 import mbaas
 from benchmarks import ID_BYTES
-from benchmarks.local_cluster import LocalCluster, answers, local_cluster
+from benchmarks.local_cluster import LocalCluster, actors_on, answers, local_cluster
 from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings
 from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
 from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
@@ -114,7 +110,8 @@ def _measure_sharing(
         names = [f"trial-{index}" for index in range(len(cluster.node_ids))]
         mbaas.announce(feed.name, names)  # all begin with the same epoch and share it
         crossed = []
-        with _on_each_node(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
+        with actors_on(cluster.node_ids, SharingTrial, [(feed.name, name, len(data)) for name in names]) as trials:
+            answers([trial.ready.remote() for trial in trials], START_S, "the trials to start")
             epochs, began = [], time.monotonic()
             # All trials finish an epoch before any begins the next, so the bytes belong to one epoch.
             for _ in range(settings.epochs):
@@ -141,7 +138,9 @@ def _measure_sharing(
 def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int) -> Loading:
     """Let every node load the whole dataset alone, all at the same time."""
     options = {"seed": settings.seed, "block_samples": settings.batch, "cache_bytes": cache_bytes}
-    with _on_each_node(LoneTrial, cluster, lambda _: (data, Images().pipeline()), options) as trials:
+    arguments = [(data, Images().pipeline())] * len(cluster.node_ids)
+    with actors_on(cluster.node_ids, LoneTrial, arguments, **options) as trials:
+        answers([trial.ready.remote() for trial in trials], START_S, "the trials to start")
         began = time.monotonic()
         epochs = [_epoch(trials) for _ in range(settings.epochs)]
         cached = answers([trial.cached_bytes.remote() for trial in trials], START_S, "what the caches hold")
@@ -156,25 +155,6 @@ def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalC
         missing=_sum(epochs, "missing"),
         repeated=_sum(epochs, "repeated"),
     )
-
-
-@contextmanager
-def _on_each_node(
-    kind: Any, cluster: LocalCluster, arguments: Callable[[int], tuple[Any, ...]], options: dict[str, Any]
-) -> Iterator[list[Any]]:
-    """Start an actor of ``kind`` on each node, and wait until all are ready; kill them at the end."""
-    actors: list[Any] = []
-    try:
-        for index, node in enumerate(cluster.node_ids):
-            # Hard affinity: each node must have one trial. Two trials on one node would share a store and leave a node
-            # idle.
-            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            actors.append(kind.options(scheduling_strategy=strategy).remote(*arguments(index), **options))
-        answers([actor.ready.remote() for actor in actors], START_S, "the trials to start")
-        yield actors
-    finally:
-        for actor in actors:
-            ray.kill(actor)
 
 
 def _epoch(trials: Sequence[Any]) -> list[EpochSeen]:

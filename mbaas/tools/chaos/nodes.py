@@ -56,13 +56,14 @@ class Nodes:
 
     def connect(self) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)  # it logs every address
+        head: Any = self._cluster.head_node
         with _own_sigterm():
             ray.init(
                 address=self.address,
                 namespace=actor_names.NAMESPACE,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address=self._cluster.head_node.node_ip_address,
+                _node_ip_address=head.node_ip_address,
             )
 
     def add(self, cpus: int = 1, *, wait: bool = True, **options: Any) -> Any:
