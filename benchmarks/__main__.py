@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, TypeVar, cast, get_args
 
 import typer
 
 from mbaas.base.units import WANTED_BYTES_PER_S, parse_bytes_per_s
 from mbaas.cli.bench import check_installed, numbers
-from mbaas.cli.console import AsJson, command, end_as_ctrl_c, err, examples, group, line, out, write_json
+from mbaas.cli.console import AsJson, command, end_as_ctrl_c, err, group, line, out, write_result
 from mbaas.errors import ConfigError, MbaasError
 from mbaas.tools.bench import SAMPLES
 
 app = group(name="python -m benchmarks")
 
+Found = TypeVar("Found")
+
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="Your own class-per-folder images instead of photographs made for it.", metavar="DIR", show_default=False
+        help="Your own class-per-folder images instead of generated photographs.", metavar="DIR", show_default=False
     ),
 ]
-Images = Annotated[int, typer.Option(help="How many photographs to make, without --data.")]
+Images = Annotated[int, typer.Option(help="Number of generated photographs, without --data.")]
+Rounds = Annotated[int, typer.Option(help="Repetitions; results are medians.", min=1)]
+Trials = Annotated[int, typer.Option(help="Trials of a search.")]
+Slots = Annotated[int, typer.Option(help="Concurrent trials.")]
+StepMs = Annotated[float, typer.Option(help="Milliseconds of a training step.")]
+Cores = Annotated[int | None, typer.Option(help="CPUs to use. Default: all.", show_default=False)]
+Processes = Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)]
 
 
-@app.callback(
-    epilog=examples(
-        "python -m benchmarks bookkeeping",
-        "python -m benchmarks ready --batch 64 --rounds 7",
-        "python -m benchmarks first --images 200000",
-        "python -m benchmarks late --trials 8",
-        "python -m benchmarks paces --steps-ms 30,60,120",
-        "python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT",
-        "python -m benchmarks costs --trials 32",
-        "python -m benchmarks accuracy --seeds 5",
-        'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"',
-        "python -m benchmarks calls --trials 3,8",
-        "python -m benchmarks scale --check 1,2,4",
-        "python -m benchmarks fuzz --minutes 60 --seed 7",
-        "python -m benchmarks soak --minibatches 1000000",
-        "python -m benchmarks schedules --seeds 0:1000000",
-        "python -m benchmarks mutants --sample 200",
-        "python -m benchmarks dashboards",
-    )
-)
+@app.callback()
 def benchmarks() -> None:
     """Measurements, fuzzing and proofs for developers of mbaas. For users there is `mbaas bench`."""
 
@@ -55,104 +45,58 @@ def bookkeeping(as_json: AsJson = False) -> None:
     """Measure the cost of sample order and bookkeeping for 10^3 to 10^8 samples, without files, pixels and Ray."""
     from benchmarks.bookkeeping import measure, table
 
-    with end_as_ctrl_c():
-        costs = measure()
-    _tell([asdict(cost) for cost in costs], table(costs), as_json=as_json)
+    _show(measure, table, as_json)
 
 
 @command(app, "python -m benchmarks ready --batch 64 --rounds 7")
 def ready(
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64",
-    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 7,
+    rounds: Rounds = 7,
     data: Data = None,
     images: Images = SAMPLES,
-    cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
+    cores: Cores = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the cost of a loader to a trial whose data is always ready, against a loop over memory."""
     check_installed()
-    from benchmarks.ready import measure, table
+    from benchmarks.ready import Readiness, measure, table
     from mbaas.tools.bench.report import BenchSettings, usable_cores
     from mbaas.tools.bench.runner import find_data
 
-    settings = BenchSettings(
-        data=data,
-        samples=images,
-        batch=numbers("--batch", batch),
-        rounds=rounds,
-        cores=usable_cores() if cores is None else cores,
-    )
-    with end_as_ctrl_c():
+    sizes, cores = numbers("--batch", batch), usable_cores() if cores is None else cores
+    settings = BenchSettings(data=data, samples=images, batch=sizes, rounds=rounds, cores=cores)
+
+    def measured() -> list[Readiness]:
         folder = find_data(settings, _progress).folder
-        results = [
-            result
-            for size in settings.batch
-            for result in measure(folder, batch=size, cores=settings.cores, rounds=rounds, seed=settings.seed)
-        ]
-    _tell([{**asdict(result), "loss": result.loss} for result in results], table(results), as_json=as_json)
+        each = {"cores": cores, "rounds": rounds, "seed": settings.seed}
+        return [result for size in sizes for result in measure(folder, batch=size, **each)]
+
+    _show(measured, table, as_json, lambda results: [{**asdict(each), "loss": each.loss} for each in results])
 
 
 @command(app, "python -m benchmarks first --images 200000")
 def first(
-    images: Annotated[int, typer.Option(help="How many images to make, of 8x8 pixels.")] = 200_000,
-    rounds: Annotated[int, typer.Option(help="How often they are served; results are medians.")] = 5,
+    images: Annotated[int, typer.Option(help="Number of images, of 8x8 pixels.")] = 200_000,
+    rounds: Rounds = 5,
     as_json: AsJson = False,
 ) -> None:
     """Measure the time to the first minibatch of many small files: list, serve, read."""
     from benchmarks.first import measure, table
 
-    with end_as_ctrl_c():
-        result = measure(images=images, rounds=rounds)
-    _tell(asdict(result), table(result), as_json=as_json)
-
-
-@command(app, "python -m benchmarks late --trials 8")
-def late(
-    trials: Annotated[int, typer.Option(help="How many trials come, one after the other.")] = 8,
-    epochs: Annotated[int, typer.Option(help="Epochs of each.")] = 3,
-    step_ms: Annotated[float, typer.Option(help="How long a trial works on a minibatch.")] = 20.0,
-    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
-    as_json: AsJson = False,
-) -> None:
-    """Compare trials that join in mid-epoch: wait for the next epoch, or begin at once."""
-    from benchmarks.late import measure, table
-
-    with end_as_ctrl_c():
-        results = measure(trials=trials, epochs=epochs, step_s=step_ms / 1e3, rounds=rounds)
-    _tell([asdict(result) for result in results], table(results), as_json=as_json)
-
-
-@command(app, "python -m benchmarks paces --steps-ms 30,60,120")
-def paces(
-    steps_ms: Annotated[
-        str, typer.Option(help="How long a trial works on a minibatch, for each slot of the search.", metavar="N,N")
-    ] = "30,60,120",
-    trials: Annotated[int, typer.Option(help="How many trials each slot runs, one after the other.")] = 2,
-    epochs: Annotated[int, typer.Option(help="Epochs of each.")] = 3,
-    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
-    as_json: AsJson = False,
-) -> None:
-    """Measure the cost of sharing for trials of different paces that train and evaluate."""
-    from benchmarks.paces import measure, table
-
-    steps_s = tuple(step / 1e3 for step in numbers("--steps-ms", steps_ms))
-    with end_as_ctrl_c():
-        result = measure(steps_s=steps_s, trials=trials, epochs=epochs, rounds=rounds)
-    _tell(asdict(result), table(result), as_json=as_json)
+    _show(lambda: measure(images=images, rounds=rounds), table, as_json)
 
 
 @command(app, "python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT")
 def searches(
-    schedulers: Annotated[str, typer.Option(help="Whose searches.", metavar="NAME,NAME")] = "FIFO,ASHA,HyperBand,PBT",
-    trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 9,
-    slots: Annotated[int, typer.Option(help="How many of them run at once.")] = 3,
-    step_ms: Annotated[float, typer.Option(help="How long a trial works on a minibatch.")] = 20.0,
+    schedulers: Annotated[str, typer.Option(help="Schedulers.", metavar="NAME,NAME")] = "FIFO,ASHA,HyperBand,PBT",
+    trials: Trials = 9,
+    slots: Slots = 3,
+    step_ms: StepMs = 20.0,
     starts: Annotated[
-        str,
-        typer.Option(help="Where trials begin; or that each has a DataLoader of its own.", metavar="START,START"),
+        str, typer.Option(help="Start of a trial in a feed, or a separate DataLoader.", metavar="START,START")
     ] = "epoch,now,dataloader",
-    side: Annotated[int, typer.Option(help="Pixels of an image, height and width: more take longer to prepare.")] = 64,
-    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 1,
+    side: Annotated[int, typer.Option(help="Height and width of an image; large ones take longer to prepare.")] = 64,
+    rounds: Rounds = 1,
     as_json: AsJson = False,
 ) -> None:
     """Measure sharing in searches by Ray Tune's schedulers, with trials that join, pause, resume and are cloned."""
@@ -160,21 +104,18 @@ def searches(
 
     names = _some_of("--schedulers", schedulers, tuple(SCHEDULERS))
     ways = cast("tuple[Way, ...]", _some_of("--starts", starts, get_args(Way)))
-    with end_as_ctrl_c():
-        results = measure(
-            schedulers=names, ways=ways, trials=trials, slots=slots, step_s=step_ms / 1e3, side=side, rounds=rounds
-        )
-    _tell([asdict(result) for result in results], table(results), as_json=as_json)
+    options: Any = {"trials": trials, "slots": slots, "step_s": step_ms / 1e3, "side": side, "rounds": rounds}
+    _show(lambda: measure(schedulers=names, ways=ways, **options), table, as_json)
 
 
 @command(app, "python -m benchmarks costs --trials 32")
 def costs(
     images: Images = SAMPLES,
-    trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 16,
-    slots: Annotated[int, typer.Option(help="How many of them run at once.")] = 4,
-    step_ms: Annotated[float, typer.Option(help="How long a trial works on a minibatch.")] = 50.0,
-    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
-    cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
+    trials: Trials = 16,
+    slots: Slots = 4,
+    step_ms: StepMs = 50.0,
+    rounds: Rounds = 3,
+    cores: Cores = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a whole ASHA search over photographs with mbaas and with DataLoaders: time, CPU time, samples."""
@@ -182,40 +123,30 @@ def costs(
     from benchmarks.costs import figures, measure, table
     from mbaas.tools.bench.report import usable_cores
 
-    with end_as_ctrl_c():
-        results = measure(
-            images=images,
-            trials=trials,
-            slots=slots,
-            step_s=step_ms / 1e3,
-            rounds=rounds,
-            cores=usable_cores() if cores is None else cores,
-            tell=_progress,
-        )
-    _tell(figures(results), table(results), as_json=as_json)
+    cores = usable_cores() if cores is None else cores
+    options: Any = {"trials": trials, "slots": slots, "step_s": step_ms / 1e3, "rounds": rounds, "cores": cores}
+    _show(lambda: measure(images=images, **options, tell=_progress), table, as_json, figures)
 
 
 @command(app, "python -m benchmarks accuracy --seeds 5")
 def accuracy(
-    seeds: Annotated[int, typer.Option(help="How many searches there are of each kind.", min=2)] = 5,
-    trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 12,
-    epochs: Annotated[int, typer.Option(help="Of the longest trial.")] = 12,
+    seeds: Annotated[int, typer.Option(help="Searches of each kind.", min=2)] = 5,
+    trials: Trials = 12,
+    epochs: Annotated[int, typer.Option(help="Epochs of the longest trial.")] = 12,
     as_json: AsJson = False,
 ) -> None:
     """Measure the effect of starting in mid-epoch on accuracy: small searches over real images, several seeds."""
     from benchmarks.accuracy import measure, table
 
-    with end_as_ctrl_c():
-        results = measure(seeds=seeds, trials=trials, epochs=epochs)
-    _tell([asdict(result) for result in results], table(results), as_json=as_json)
+    _show(lambda: measure(seeds=seeds, trials=trials, epochs=epochs), table, as_json)
 
 
 @command(app, 'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"')
 def nodes(
     nodes: Annotated[str, typer.Option(help="Numbers of nodes of the local clusters.", metavar="N,N")] = "1,2,4",
-    storage: Annotated[str, typer.Option(help="What storage gives each node.", metavar="RATE")] = "8 MB/s",
+    storage: Annotated[str, typer.Option(help="Storage bandwidth of each node.", metavar="RATE")] = "8 MB/s",
     cache_share: Annotated[
-        str, typer.Option(help="What all caches together may hold, as shares of the images.", metavar="S,S")
+        str, typer.Option(help="Capacity of all caches together, as fractions of the images.", metavar="S,S")
     ] = "1,0.5",
     data: Data = None,
     images: Images = 400,
@@ -223,7 +154,7 @@ def nodes(
 ) -> None:
     """Compare nodes that share a feed with nodes that load alone, on local clusters with storage of a fixed speed."""
     check_installed()
-    from benchmarks.nodes.report import NodesSettings, tables
+    from benchmarks.nodes.report import NodesSettings, figures, tables
     from benchmarks.nodes.runs import run
 
     settings = NodesSettings(
@@ -233,10 +164,7 @@ def nodes(
         cache_shares=_shares(cache_share),
         storage_bytes_per_s=_rate("--storage", storage),
     )
-    with end_as_ctrl_c():
-        report = run(settings, _progress)
-    results = [{**asdict(result), "faults": result.faults} for result in report.results]
-    _tell({**asdict(report), "results": results, "is_sound": report.is_sound}, tables(report), as_json=as_json)
+    report = _show(lambda: run(settings, _progress), tables, as_json, figures)
     if not report.is_sound:
         faults = [fault for result in report.results for fault in result.faults]
         raise MbaasError(f"the benchmark is not sound: {'; '.join(faults)}")
@@ -245,8 +173,8 @@ def nodes(
 @command(app, "python -m benchmarks calls --trials 3,8")
 def calls(
     trials: Annotated[str, typer.Option(help="Numbers of trials of a machine.", metavar="N,N")] = "3,8",
-    rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.", min=1)] = 3,
-    seconds: Annotated[float, typer.Option(help="How long each run is watched.", min=1)] = 6.0,
+    rounds: Rounds = 3,
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.", min=1)] = 6.0,
     apart: Annotated[bool, typer.Option("--apart", help="Prepare nothing on the machine of the trials.")] = False,
     step: Annotated[float, typer.Option(help="Seconds that a trial sleeps over a minibatch.", min=0)] = 0.0,
     as_json: AsJson = False,
@@ -255,11 +183,8 @@ def calls(
     check_installed()
     from benchmarks.calls import measure, table
 
-    with end_as_ctrl_c():
-        results = measure(
-            numbers("--trials", trials), rounds=rounds, seconds=seconds, is_apart=apart, step_s=step, tell=_progress
-        )
-    _tell([asdict(result) for result in results], table(results), as_json=as_json)
+    options: Any = {"rounds": rounds, "seconds": seconds, "is_apart": apart, "step_s": step, "tell": _progress}
+    _show(lambda: measure(numbers("--trials", trials), **options), table, as_json)
 
 
 @command(app, "python -m benchmarks scale --check 1,2,4")
@@ -274,47 +199,41 @@ def scale(
     check_installed()
     from benchmarks.scale.forecast import run, tables
 
-    with end_as_ctrl_c():
-        scaling = run(numbers("--check", check) if check is not None else (), _progress)
-    _tell(asdict(scaling), tables(scaling), as_json=as_json)
+    _show(lambda: run(numbers("--check", check) if check is not None else (), _progress), tables, as_json)
 
 
 @command(app, "python -m benchmarks fuzz --minutes 60 --seed 7")
 def fuzz(
-    minutes: Annotated[float, typer.Option(help="How long, over all targets.")] = 5.0,
+    minutes: Annotated[float, typer.Option(help="Duration, over all targets.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Another seed, other cases.")] = 1,
     target: Annotated[
-        str | None, typer.Option(help="Only this one. Default: all.", metavar="NAME", show_default=False)
+        str | None, typer.Option(help="Only this target. Default: all.", metavar="NAME", show_default=False)
     ] = None,
     case: Annotated[
-        int | None, typer.Option(help="Run one case again, with --target.", metavar="N", show_default=False)
+        int | None, typer.Option(help="Repeat one case, with --target.", metavar="N", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fuzz every decoder and reader with damaged and hostile data, files, names, states and calls."""
-    from benchmarks.fuzz.report import fuzz_all, table
+    from benchmarks.fuzz.run import fuzz_all, table
 
-    with end_as_ctrl_c():
-        done = fuzz_all(minutes * 60, seed=seed, target=target, case=case, progress=_progress)
-    _tell([asdict(each) for each in done], table(done), as_json=as_json)
+    options: Any = {"seed": seed, "target": target, "case": case, "progress": _progress}
+    done = _show(lambda: fuzz_all(minutes * 60, **options), table, as_json)
     if found := [failure for each in done for failure in each.failures]:
         raise MbaasError(f"{len(found)} findings, for instance {found[0].told.strip().splitlines()[-1]}")
 
 
 @command(app, "python -m benchmarks soak --minibatches 1000000")
 def soak(
-    minibatches: Annotated[int, typer.Option(help="How many consumers take, all together.")] = 100_000,
-    minutes: Annotated[float, typer.Option(help="How long at most.")] = 60.0,
+    minibatches: Annotated[int, typer.Option(help="Minibatches that all consumers together take.")] = 100_000,
+    minutes: Annotated[float, typer.Option(help="Longest duration.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure growth of a feed's memory, descriptors and threads while consumers join and leave."""
-    from benchmarks.soak import slopes, table
+    from benchmarks.soak import figures, table
     from benchmarks.soak import soak as run
 
-    with end_as_ctrl_c():
-        looks = run(minibatches, minutes, _progress)
-    found = slopes(looks)
-    _tell({"slopes": [asdict(each) for each in found], "last": asdict(looks[-1])}, table(looks, found), as_json=as_json)
+    _show(lambda: run(minibatches, minutes, _progress), table, as_json, figures)
 
 
 @command(app, "python -m benchmarks schedules --seeds 0:1000000")
@@ -322,15 +241,14 @@ def schedules(
     seeds: Annotated[
         str, typer.Option(help="Seeds, the first included, the last not; or a single one, to replay it.", metavar="A:B")
     ] = "0:10000",
-    processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,
+    processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
     """Run random fault schedules of a whole feed on virtual time; report violations with seed and story."""
     from benchmarks.schedules import run, table
 
-    with end_as_ctrl_c():
-        result = run(_seeds(seeds), processes=processes or os.cpu_count() or 1, tell=_progress)
-    _tell(asdict(result), table(result), as_json=as_json)
+    chosen, count = _seeds(seeds), processes or os.cpu_count() or 1
+    result = _show(lambda: run(chosen, processes=count, tell=_progress), table, as_json)
     if result.broken:
         raise MbaasError(f"a promise was broken with {len(result.broken)} seeds, first with {min(result.broken)}")
 
@@ -341,19 +259,17 @@ def mutants(
         str, typer.Option(help="Modules of mbaas/core. Default: all.", metavar="M,M", show_default=False)
     ] = "",
     sample: Annotated[
-        int | None, typer.Option(help="Try this many, chosen at random. Default: all.", show_default=False)
+        int | None, typer.Option(help="Number of mutants, chosen at random. Default: all.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Chooses the sample.")] = 0,
-    processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,
+    processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
     """Test the tests: make small mistakes in the pure core, one at a time, and list the undetected ones."""
     from benchmarks.mutants.run import chosen, run, table
 
     todo = chosen([name for name in modules.split(",") if name], sample, seed)
-    with end_as_ctrl_c():
-        result = run(todo, processes=processes or os.cpu_count() or 1, tell=_progress)
-    _tell(asdict(result), table(result), as_json=as_json)
+    _show(lambda: run(todo, processes=processes or os.cpu_count() or 1, tell=_progress), table, as_json)
 
 
 @command(app, "python -m benchmarks dashboards")
@@ -398,11 +314,21 @@ def _progress(text: str) -> None:
     line(err, text, style="dim")
 
 
-def _tell(figures: object, shown: Any, *, as_json: bool) -> None:
-    if as_json:
-        write_json(figures)
-    else:
-        out.print(shown)
+def _plain(found: Any) -> object:
+    return [asdict(each) for each in found] if isinstance(found, list) else asdict(found)
+
+
+def _show(
+    measure: Callable[[], Found],
+    table: Callable[[Found], Any],
+    as_json: bool,
+    figures: Callable[[Found], object] = _plain,
+) -> Found:
+    """Measure, write the result as JSON values or as a table, and return it."""
+    with end_as_ctrl_c():
+        found = measure()
+    write_result(figures(found), lambda: table(found), as_json=as_json)
+    return found
 
 
 if __name__ == "__main__":

@@ -62,14 +62,6 @@ class Accuracy:
     out_of_phase: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class _Search:
-    start: JoinStart
-    best: float
-    early: float
-    out_of_phase: float
-
-
 class _Accuracies(tune.Callback):
     """Records the accuracy of each trial after each epoch."""
 
@@ -89,22 +81,14 @@ def measure(*, seeds: int, trials: int, epochs: int) -> list[Accuracy]:
         split = split_images(write_digits(Path(folder, "digits")), Path(folder))
         connection.start_ray(2 + AT_ONCE // 2)
         try:
-            found = [_search(start, split, seed, trials, epochs) for seed in range(seeds) for start in ways]
+            found = [(start, _search(start, split, seed, trials, epochs)) for seed in range(seeds) for start in ways]
         finally:
             ray.shutdown()
-    return [_of([each for each in found if each.start == start]) for start in ways]
+    return [Accuracy(way, *zip(*(row for start, row in found if start == way), strict=True)) for way in ways]
 
 
-def _of(found: list[_Search]) -> Accuracy:
-    return Accuracy(
-        found[0].start,
-        best=tuple(each.best for each in found),
-        early=tuple(each.early for each in found),
-        out_of_phase=tuple(each.out_of_phase for each in found),
-    )
-
-
-def _search(start: JoinStart, split: Split, seed: int, trials: int, epochs: int) -> _Search:
+def _search(start: JoinStart, split: Split, seed: int, trials: int, epochs: int) -> tuple[float, float, float]:
+    """Run a search; return its values of `Accuracy`: best, early, out_of_phase."""
     staging_bytes = STAGED * BATCH * (SIZE * SIZE * 3 + ID_BYTES)
     with (
         mbaas.serve(
@@ -142,12 +126,8 @@ def _search(start: JoinStart, split: Split, seed: int, trials: int, epochs: int)
             raise results.errors[0]
         begins = feed.ledger()["begin"].to_pylist()
     accuracies = list(seen.by_trial.values())
-    return _Search(
-        start,
-        best=max(each[-1] for each in accuracies),
-        early=mean(each[:EARLY][-1] for each in accuracies),
-        out_of_phase=mean(begin > 0 for begin in begins),
-    )
+    early = mean(each[:EARLY][-1] for each in accuracies)
+    return max(each[-1] for each in accuracies), early, mean(begin > 0 for begin in begins)
 
 
 def _train(config: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Cost of order and bookkeeping per sample, from a thousand samples to a hundred million.
 
-There are no files, no pixels and no Ray: only the arithmetic and the pure cores that run for every block. Each part is
+It measures only the arithmetic and the pure cores that run for every block, without files, pixels or Ray. Each part is
 measured over the same number of blocks for every dataset size, so its cost must stay constant. Tables that grow with
 the dataset, or loops over it, would show.
 """

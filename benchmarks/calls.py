@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from benchmarks.local_cluster import LocalCluster
+from benchmarks import rows
+from benchmarks.local_cluster import local_cluster
 from benchmarks.scale.real_feeds import STORE_BYTES, FeedRun, Watched, watch
 from mbaas.base.units import counted
 from mbaas.calls.server import RELAYED_FROM
 from mbaas.errors import ConfigError
-from mbaas.tools.bench.render import figure_table
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class CallCost:
     Attributes:
         trials: on the machine.
         are_relayed: whether calls were relayed.
-        trial_ms, coordinator_ms, relaying_ms: CPU time of these processes; the third is the cache node, plus the relay
-            actor if there is one.
+        trial_ms, coordinator_ms, relaying_ms: CPU time of the trial, the coordinator, and the cache node with the
+            relay actor, if there is one.
         prep_worker_ms: CPU time of the prep worker: independent of the calls, it indicates the machine's speed.
         of_prep: the first three together, as a multiple of the fourth; median of the rounds' ratios.
         minibatches_per_s: rate of each trial.
@@ -64,10 +64,10 @@ def measure(
     """
     if min(trials) < RELAYED_FROM:
         raise ConfigError(
-            f"--trials must be at least {RELAYED_FROM}, from which on calls are relayed, got {min(trials)}"
+            f"--trials must be at least {RELAYED_FROM}, because fewer trials are not relayed, got {min(trials)}"
         )
     results = []
-    with LocalCluster(1 + is_apart, store_bytes=STORE_BYTES) as cluster:
+    with local_cluster(1 + is_apart, store_bytes=STORE_BYTES) as cluster:
         for number in trials:
             seen: dict[bool, list[Watched]] = {False: [], True: []}
             for each in range(rounds):
@@ -104,17 +104,14 @@ def _medians(trials: int, are_relayed: bool, runs: Sequence[Watched]) -> CallCos
 
 def table(results: Sequence[CallCost]) -> Table:
     """Return a table with a row for each number of trials and kind of calls."""
-    headings = ("trials", "calls", "trial", "coordinator", "relaying", "prep", "of prep", "per s")
-    shown = figure_table("CPU ms for each minibatch that a trial takes", headings, words=("calls",))
-    for result in results:
-        shown.add_row(
-            str(result.trials),
-            "relayed" if result.are_relayed else "by Ray",
-            f"{result.trial_ms:.2f}",
-            f"{result.coordinator_ms:.2f}",
-            f"{result.relaying_ms:.2f}",
-            f"{result.prep_worker_ms:.2f}",
-            f"{result.of_prep:.2f}",
-            f"{result.minibatches_per_s:.1f}",
-        )
-    return shown
+    columns: dict[str, Callable[[CallCost], str]] = {
+        "trials": lambda each: str(each.trials),
+        "calls": lambda each: "relayed" if each.are_relayed else "by Ray",
+        "trial": lambda each: f"{each.trial_ms:.2f}",
+        "coordinator": lambda each: f"{each.coordinator_ms:.2f}",
+        "relaying": lambda each: f"{each.relaying_ms:.2f}",
+        "prep": lambda each: f"{each.prep_worker_ms:.2f}",
+        "of prep": lambda each: f"{each.of_prep:.2f}",
+        "per s": lambda each: f"{each.minibatches_per_s:.1f}",
+    }
+    return rows("CPU ms for each minibatch that a trial takes", results, columns, words=("calls",))

@@ -1,8 +1,8 @@
 """Cost of a whole ASHA search over photographs, with mbaas and with a DataLoader for each trial.
 
-Photographs are those of `mbaas bench`, with a random-resized crop to 224 and a flip. Each epoch ends with an evaluation
-on other photographs, resized and center-cropped. A step is a pause, as for a trial on a GPU, so CPU seconds are those
-of loading, Ray and Tune. Each search has a new Ray cluster, and the ways alternate.
+It uses the photographs of `mbaas bench`, with a random-resized crop to 224 and a flip. Each epoch ends with an
+evaluation on other photographs, resized and center-cropped. A step is a pause, as for a trial on a GPU, so CPU time is
+spent on loading, Ray and Tune. Each search has a new Ray cluster, and the ways alternate.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import ray
 from rich.table import Table
 
+from benchmarks import rows
 from benchmarks.searches import Plan, Search, SearchData, Way, median_of, search
 from benchmarks.tree_cpu import TreeCpu
 from mbaas import transforms as T
 from mbaas.dataset import read_images
 from mbaas.ray_cluster import connection
 from mbaas.tools.bench.photos import make_photos
-from mbaas.tools.bench.render import figure_table
 from mbaas.tools.bench.rows.dataloader import workers_for
 from mbaas.tools.bench.tasks.images import SIDE, Images
 
@@ -106,18 +106,14 @@ def figures(results: Sequence[Cost]) -> list[dict[str, Any]]:
 
 def table(results: Sequence[Cost]) -> Table:
     """Return a table with a row for each way."""
-    headings = ("", "epochs", "s", "s/epoch", "CPU-h", "CPU-s/epoch", "prepared", "waited")
-    shown = figure_table("An ASHA search over photographs", headings, words=("",))
-    for each in results:
-        done = each.search
-        shown.add_row(
-            NAMES[each.way],
-            str(done.epochs),
-            f"{done.seconds:.0f}",
-            f"{done.seconds / done.epochs:.2f}",
-            f"{each.cpu_s / 3600:.3f}",
-            f"{each.cpu_s / done.epochs:.2f}",
-            f"{done.prepared:,}",
-            f"{done.waited:.0%}",
-        )
-    return shown
+    columns: dict[str, Callable[[Cost], str]] = {
+        "": lambda each: NAMES[each.way],
+        "epochs": lambda each: str(each.search.epochs),
+        "s": lambda each: f"{each.search.seconds:.0f}",
+        "s/epoch": lambda each: f"{each.search.seconds / each.search.epochs:.2f}",
+        "CPU-h": lambda each: f"{each.cpu_s / 3600:.3f}",
+        "CPU-s/epoch": lambda each: f"{each.cpu_s / each.search.epochs:.2f}",
+        "prepared": lambda each: f"{each.search.prepared:,}",
+        "waited": lambda each: f"{each.search.waited:.0%}",
+    }
+    return rows("An ASHA search over photographs", results, columns, words=("",))

@@ -128,7 +128,7 @@ def grown(name: str, legend: str = FEED) -> Series:
 def now(name: str, legend: str = FEED) -> Series:
     """Return the value of a gauge, for each feed."""
     metric = _metric(name, "gauge")
-    # The maximum: the value of a dead coordinator is exported for a while, next to that of its successor.
+    # The maximum: the value of a dead coordinator is exported for a while, next to the value of its successor.
     return Series(f"max by (feed) ({metric.exported}{_SELECTED})", legend, (metric.name,))
 
 
@@ -154,13 +154,13 @@ HITS, MISSES = per_second("cache_hits"), per_second("cache_misses")
 DECODED = per_second("decoded_samples")
 CPU_SECONDS = per_second("cpu_seconds", "CPUs")
 
-WAITING = "How many trials wait at a moment, on average: each of them waits one second a second."
-CPUS = "How many CPUs the processes of a feed keep busy, on average. Prep workers reserve one each."
-PRICE = "CPU time of these processes for each sample that a trial gets."
-SHARING = "How many trials each prepared sample served."
+WAITING = "Mean number of waiting trials: each waiting trial adds one second per second."
+CPUS = "Mean number of CPUs that the processes of a feed keep busy. Prep workers reserve one each."
+PRICE = "CPU time of the feed's processes per delivered sample."
+SHARING = "Number of trials served by each prepared sample."
 HIT_SHARE = (
-    "Of the samples that came from their node's memory or from storage, the part that came from memory; and of all "
-    "prepared samples, the part that came decoded."
+    "Hits: fraction of samples read from their node's memory rather than from storage. Decoded: fraction of prepared "
+    "samples that were cached after decoding."
 )
 
 HEALTH = Row(
@@ -176,7 +176,7 @@ HEALTH = Row(
 OF_A_FEED = Dashboard(
     name="feed",
     title="mbaas: a feed",
-    about="One feed: its samples, what trials wait for, bytes, memory, and whether all is well.",
+    about="One feed: samples, waits of trials, bytes, memory and health.",
     takes_several=False,
     rows=(
         Row(
@@ -233,7 +233,7 @@ OF_A_FEED = Dashboard(
 OF_A_SEARCH = Dashboard(
     name="search",
     title="mbaas: a search",
-    about="The feeds of a search side by side: do its trials wait for data, do they share, is all well?",
+    about="The feeds of a search side by side: do its trials wait for data, do they share, are they healthy?",
     takes_several=True,
     rows=(
         Row(

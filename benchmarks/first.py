@@ -38,7 +38,7 @@ class First:
         serving_s: serving the feed.
         joining_s: from then to the first minibatch.
         longest_s: from serving to the first minibatch, the longest round.
-        block_samples: samples of a block, all of which are read and prepared for the first minibatch.
+        block_samples: samples of a block; the first minibatch needs a whole block.
     """
 
     images: int

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas.errors import MbaasError
 from mbaas.tools.chaos.nodes import Nodes, address_kept_in, environment
@@ -23,51 +24,52 @@ SETTINGS = {
 """Environment of the nodes: memory is freed within milliseconds, and memory use of other programs is ignored."""
 
 
+@dataclass(frozen=True)
 class LocalCluster:
-    """Context manager for nodes with an object store and CPUs each, and a head without CPUs for this program.
-
-    Args:
-        nodes: number of nodes besides the head.
-        cpus: CPUs of each node.
-        store_bytes: size of the object store of each node and of the head.
+    """A running cluster; this program is connected.
 
     Attributes:
         folder: a temporary folder for all files of Ray and of the benchmark.
-        node_ids: Ray's ids of the nodes.
+        node_ids: Ray's ids of the nodes, without the head.
     """
 
-    def __init__(self, nodes: int, *, cpus: int = 1, store_bytes: int) -> None:
-        self._number, self._cpus, self._store_bytes = nodes, cpus, store_bytes
-        self._nodes: Nodes | None = None
-        self.node_ids: tuple[str, ...] = ()
+    folder: Path
+    node_ids: tuple[str, ...]
 
-    def __enter__(self) -> LocalCluster:
-        for name, value in SETTINGS.items():
-            os.environ.setdefault(name, value)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"mbaas-{os.getpid()}-", dir="/tmp"))  # sockets need short paths
-        self._environment = contextlib.ExitStack()
-        self._environment.enter_context(environment(address_kept_in(str(self.folder))))
-        try:
-            self._nodes = nodes = Nodes(str(self.folder), store_bytes=self._store_bytes)
-            added = [nodes.add(self._cpus, wait=False) for _ in range(self._number)]
-            nodes.connect()
-            nodes.wait_for_all()
-            self.node_ids = tuple(sorted(node.node_id for node in added))
-        except BaseException:
-            self._end()
-            raise
-        return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._end()
+@contextlib.contextmanager
+def local_cluster(number: int, *, store_bytes: int) -> Iterator[LocalCluster]:
+    """Start nodes of one CPU with an object store each, and a head without CPUs for this program."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with contextlib.ExitStack() as stack:
+        # Sockets need short paths.
+        made = tempfile.TemporaryDirectory(prefix="mbaas-", dir="/tmp", ignore_cleanup_errors=True)
+        folder = stack.enter_context(made)
+        stack.enter_context(environment(address_kept_in(folder)))
+        nodes = Nodes(folder, store_bytes=store_bytes)
+        stack.callback(nodes.end)
+        added = [nodes.add(wait=False) for _ in range(number)]
+        nodes.connect()
+        nodes.wait_for_all()
+        yield LocalCluster(Path(folder), tuple(sorted(node.node_id for node in added)))
 
-    def _end(self) -> None:
-        try:
-            if self._nodes is not None:
-                self._nodes.end()
-        finally:
-            self._environment.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+
+@contextlib.contextmanager
+def actors_on(
+    nodes: Sequence[str], kind: Any, arguments: Sequence[tuple[Any, ...]], **options: Any
+) -> Iterator[list[Any]]:
+    """Start an actor of ``kind`` for each tuple of arguments, on the nodes in turn; kill the actors at the end."""
+    actors: list[Any] = []
+    try:
+        for index, each in enumerate(arguments):
+            # Hard affinity: two trials on one node would share a store and leave another node idle.
+            strategy = NodeAffinitySchedulingStrategy(nodes[index % len(nodes)], soft=False)
+            actors.append(kind.options(scheduling_strategy=strategy).remote(*each, **options))
+        yield actors
+    finally:
+        for actor in actors:
+            ray.kill(actor)
 
 
 def answers(refs: Sequence[Any], timeout_s: float, what: str) -> list[Any]:

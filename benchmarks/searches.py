@@ -31,11 +31,10 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
 from rich.table import Table
 
 import mbaas
-from benchmarks import ID_BYTES
+from benchmarks import ID_BYTES, rows
 from mbaas import transforms as T
 from mbaas.dataset import Dataset, synthetic
 from mbaas.ray_cluster import connection
-from mbaas.tools.bench.render import figure_table
 from tune_integration import FeedCallback, get_loader
 
 SAMPLES, HELD_OUT, BATCH = 1728, 288, 32
@@ -383,18 +382,15 @@ def _restored() -> dict[str, Any] | None:
 
 def table(results: list[Search]) -> Table:
     """Return a table with a row for each search."""
-    headings = ("scheduler", "start", "epochs", "s", "s/epoch", "prepared", "least", "waited s", "first s")
-    shown = figure_table("Prepared per delivered, to train; waits", headings, words=("scheduler", "start"))
-    for each in results:
-        shown.add_row(
-            each.scheduler,
-            each.way,
-            str(each.epochs),
-            f"{each.seconds:.0f}",
-            f"{each.seconds / each.epochs:.2f}",
-            f"{each.train_prepared:.2f}",
-            f"{each.train_least:.2f}",
-            f"{each.waited_s:.0f}",
-            f"{each.first_batch_s:.2f}",
-        )
-    return shown
+    columns: dict[str, Callable[[Search], str]] = {
+        "scheduler": lambda each: each.scheduler,
+        "start": lambda each: each.way,
+        "epochs": lambda each: str(each.epochs),
+        "s": lambda each: f"{each.seconds:.0f}",
+        "s/epoch": lambda each: f"{each.seconds / each.epochs:.2f}",
+        "prepared": lambda each: f"{each.train_prepared:.2f}",
+        "least": lambda each: f"{each.train_least:.2f}",
+        "waited s": lambda each: f"{each.waited_s:.0f}",
+        "first s": lambda each: f"{each.first_batch_s:.2f}",
+    }
+    return rows("Prepared per delivered, to train; waits", results, columns, words=("scheduler", "start"))

@@ -11,8 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -204,11 +205,16 @@ def _slope(what: str, values: Sequence[float], looks: Sequence[Look]) -> Slope:
     return Slope(what, first, last, by_session * 1e3, by_minibatch * 1e5)
 
 
-def table(looks: Sequence[Look], found: Sequence[Slope]) -> Group:
+def figures(looks: Sequence[Look]) -> dict[str, Any]:
+    """Return the slopes and the last look as plain values."""
+    return {"slopes": [asdict(each) for each in slopes(looks)], "last": asdict(looks[-1])}
+
+
+def table(looks: Sequence[Look]) -> Group:
     """Return a table of the slopes, with the size of the run."""
     end = looks[-1]
     shown = Table("", "first", "last", "per 1,000 sessions", "per 10^5 minibatches")
-    for each in found:
+    for each in slopes(looks):
         grows = (f"{each.per_1000_sessions:+.3f}", f"{each.per_100k_minibatches:+.3f}")
         shown.add_row(each.what, f"{each.first:.1f}", f"{each.last:.1f}", *grows)
     counts = f"{end.sessions:,} sessions and {end.minibatches:,} minibatches in {end.elapsed_s:.0f} s"

@@ -19,7 +19,7 @@ class Seen:
     Attributes:
         pid: its process id.
         born: its start time, because process ids are reused.
-        cpu_s: its CPU seconds, and those of its ended children for which it waited.
+        cpu_s: its CPU seconds, plus the CPU seconds of ended children that it waited for.
         is_waited_for: whether its parent's count includes it after its end. A raylet waits for none of its workers.
     """
 

@@ -115,31 +115,11 @@ class LyingHandler(FileSystemHandler):
     def open_input_stream(self, path: str) -> Any:
         return self.open_input_file(path)
 
-    def open_output_stream(self, path: str, metadata: Any) -> Any:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
-    open_append_stream = open_output_stream
-
-    def create_dir(self, path: str, recursive: bool) -> None:
-        raise NotImplementedError
-
-    def delete_dir(self, path: str) -> None:
-        raise NotImplementedError
-
-    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
-        raise NotImplementedError
-
-    def delete_root_dir_contents(self) -> None:
-        raise NotImplementedError
-
-    def delete_file(self, path: str) -> None:
-        raise NotImplementedError
-
-    def move(self, src: str, dest: str) -> None:
-        raise NotImplementedError
-
-    def copy_file(self, src: str, dest: str) -> None:
-        raise NotImplementedError
+    create_dir = delete_dir = delete_dir_contents = delete_root_dir_contents = delete_file = _refuse
+    move = copy_file = open_output_stream = open_append_stream = _refuse
 
     def normalize_path(self, path: str) -> str:
         return path

@@ -14,22 +14,9 @@ _MOST_BYTES = 1 << 20
 """Upper bound of the result in bytes: more only makes cases slow."""
 
 _ODD_NUMBERS: tuple[float | None, ...] = (
-    -1,
-    0,
-    1,
-    2**31,
-    2**53,
-    2**64,
-    -(2**63),
-    10**400,
-    10**5000,
-    0.5,
-    2.5,
-    -0.0,
-    1e308,
-    5e-324,
+    *(-1, 0, 1, 2**31, 2**53, 2**64, -(2**63), 10**400, 10**5000, 0.5, 2.5, -0.0, 1e308, 5e-324),
+    *(float("nan"), float("inf"), -float("inf"), True, False, None),
 )
-_ODD_NUMBERS += (float("nan"), float("inf"), -float("inf"), True, False, None)
 
 NAMES = (
     b"1.jpg",

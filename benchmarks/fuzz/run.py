@@ -18,11 +18,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from mbaas.errors import ConfigError
 
 PATIENCE_S = 60.0
 """Timeout of a case in seconds, with a margin for a busy machine."""
@@ -32,6 +38,9 @@ MORE_BYTES = 400 << 20
 
 _ADDRESSES = 8 << 30
 """Address space beyond the mappings at the start: larger requests get a MemoryError."""
+
+_CASES_OF_A_SEED = 1 << 40
+"""Case numbers reserved for each seed; seed 0 has the cases of the test suite."""
 
 _MOST_FAILURES = 5
 """Findings after which a target is left: more would be similar."""
@@ -203,6 +212,47 @@ def _limit_addresses() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + _ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def fuzz_all(
+    seconds: float, *, seed: int, target: str | None, case: int | None, progress: Callable[[str], None]
+) -> list[Fuzzed]:
+    """Fuzz every target, or one, for an equal part of the time; with ``case`` only that case.
+
+    Raises:
+        ConfigError: an unknown target, or a case without a target.
+    """
+    from benchmarks.fuzz.targets import TARGETS  # which imports this module
+
+    if target is not None and target not in TARGETS:
+        raise ConfigError(f"--target must be one of {', '.join(TARGETS)}, got {target!r}")
+    if case is not None:
+        if target is None:
+            raise ConfigError("--case needs --target: each has cases of its own")
+        return [fuzz(target, first=case, cases=1)]
+    chosen = [target] if target is not None else list(TARGETS)
+    done = []
+    for name in chosen:
+        done.append(fuzz(name, first=seed * _CASES_OF_A_SEED, seconds=seconds / len(chosen)))
+        progress(f"{name}: {done[-1].cases:,} cases, {len(done[-1].failures)} findings")
+    return done
+
+
+def table(done: Sequence[Fuzzed]) -> Group:
+    """Return a table of the runs, then each finding with the command that repeats it."""
+    shown = Table("target", "cases", "cases/s", "findings")
+    for each in done:
+        rate = f"{each.cases / max(each.seconds, 1e-9):,.0f}"
+        shown.add_row(each.target, f"{each.cases:,}", rate, str(len(each.failures)))
+    told = [
+        Text(
+            f"\n{failure.kind}: python -m benchmarks fuzz --target {failure.target} --case {failure.case}\n"
+            f"{failure.told.strip()}"
+        )
+        for each in done
+        for failure in each.failures
+    ]
+    return Group(shown, *told)
 
 
 if __name__ == "__main__":

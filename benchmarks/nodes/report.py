@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -137,7 +138,7 @@ class NodesResult:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all checks passed."""
+        """True if all checks passed."""
         return not self.faults
 
 
@@ -151,7 +152,7 @@ class NodesReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every result is sound."""
+        """True if every result is sound."""
         return all(result.is_sound for result in self.results)
 
 
@@ -166,22 +167,28 @@ def _faults(result: NodesResult) -> Iterator[str]:
     if len(cached) != result.nodes:
         yield f"{len(cached)} of {result.nodes} nodes have a cache"
     elif max(cached) - min(cached) > BALANCE_TOLERANCE * sum(cached) / len(cached):
-        yield f"nodes keep from {min(cached) / 1e6:.2f} to {max(cached) / 1e6:.2f} MB, more than 5 % apart"
+        yield f"nodes cache {min(cached) / 1e6:.2f} to {max(cached) / 1e6:.2f} MB, which differs by more than 5 %"
     for epoch, crossed in enumerate(sharing.remote_bytes, 1):
         if crossed > CROSSING_TOLERANCE * dataset:
             yield f"{crossed / 1e6:.2f} raw MB crossed nodes in epoch {epoch}, more than 5 % of {dataset / 1e6:.2f} MB"
     limit = result.limit_bytes_per_s
     if abs(result.measured_bytes_per_s / limit - 1) > THROTTLE_TOLERANCE:
-        yield f"storage gave {result.measured_bytes_per_s / 1e6:.2f} MB/s, {limit / 1e6:.2f} MB/s were asked for"
+        yield f"storage delivered {result.measured_bytes_per_s / 1e6:.2f} MB/s instead of {limit / 1e6:.2f} MB/s"
     for name, loading in (("sharing", sharing), ("alone", result.alone)):
         if loading.fastest_bytes_per_s > (1 + THROTTLE_TOLERANCE) * limit:
-            yield f"{name}: storage gave a node {loading.fastest_bytes_per_s / 1e6:.2f} MB/s for two seconds"
+            yield f"{name}: storage delivered {loading.fastest_bytes_per_s / 1e6:.2f} MB/s to a node for two seconds"
         if loading.missing or loading.repeated:
-            yield f"{name}: {loading.missing} samples were missing, {loading.repeated} came again"
+            yield f"{name}: {loading.missing} samples were missing, {loading.repeated} were repeated"
     if result.remade:
         yield f"{result.remade} parts of blocks were made more than once"
     if result.spilled_bytes:
         yield f"Ray wrote {result.spilled_bytes / 1e6:.0f} MB to disk"
+
+
+def figures(report: NodesReport) -> dict[str, Any]:
+    """Return the report as plain values."""
+    results = [{**asdict(result), "faults": result.faults} for result in report.results]
+    return {**asdict(report), "results": results, "is_sound": report.is_sound}
 
 
 def tables(report: NodesReport) -> RenderableType:
@@ -192,7 +199,7 @@ def tables(report: NodesReport) -> RenderableType:
 def _table_parts(report: NodesReport) -> Iterator[RenderableType]:
     first = report.results[0]
     yield Text(
-        f"{first.samples:,} images, {first.dataset_bytes / 1e6:.1f} MB; storage gives each node "
+        f"{first.samples:,} images, {first.dataset_bytes / 1e6:.1f} MB; each node reads at "
         f"{rate(report.settings.storage_bytes_per_s)}; every node trains on all images\n{machine_line(report.machine)}"
     )
     for share in report.settings.cache_shares:
@@ -201,10 +208,10 @@ def _table_parts(report: NodesReport) -> Iterator[RenderableType]:
         for fault in result.faults:
             yield Text(f"{_size(result)}: {fault}", style="bold red")
     yield Text(
-        "feed: all nodes on one mbaas feed; alone: each node loads all that it trains on. "
-        "first, later: seconds of the first epoch, and median of the others, until the last node was done. "
-        "MB of an epoch, all nodes together: read from storage in the first and in the others, prepared, and raw bytes "
-        "that crossed nodes (the most of any epoch). cached: raw MB that each node keeps.",
+        "feed: all nodes on one mbaas feed. alone: each node loads its data itself. first, later: seconds of the first "
+        "epoch and median of the others, until the last node finished. storage, later: MB read in the first epoch and "
+        "in the others. prepared: MB per epoch. crossed: most raw MB between nodes in an epoch. All are sums over "
+        "nodes. cached: raw MB on each node.",
         style="dim",
     )
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 import mbaas
 from benchmarks import ID_BYTES
-from benchmarks.local_cluster import LocalCluster, answers
+from benchmarks.local_cluster import LocalCluster, actors_on, answers, local_cluster
 from benchmarks.nodes.report import Loading, NodesReport, NodesResult, NodesSettings
 from benchmarks.nodes.trials import EpochSeen, LoneTrial, SharingTrial
 from benchmarks.throttled import ReadLog, ThrottledDataset, measured_bytes_per_s, throttled
@@ -53,7 +49,7 @@ def run(settings: NodesSettings, report: Callable[[str], None] = print) -> Nodes
     data = mbaas.read_images(folder)
     results = []
     for nodes in settings.nodes:
-        with LocalCluster(nodes, store_bytes=STORE_BYTES) as cluster:
+        with local_cluster(nodes, store_bytes=STORE_BYTES) as cluster:
             for share in settings.cache_shares:
                 results.append(_measure(settings, data, cluster, share))
                 report(_described(results[-1]))
@@ -114,13 +110,14 @@ def _measure_sharing(
         names = [f"trial-{index}" for index in range(len(cluster.node_ids))]
         mbaas.announce(feed.name, names)  # all begin with the same epoch and share it
         crossed = []
-        with _on_each_node(SharingTrial, cluster, lambda index: (feed.name, names[index], len(data)), {}) as trials:
+        with actors_on(cluster.node_ids, SharingTrial, [(feed.name, name, len(data)) for name in names]) as trials:
+            answers([trial.ready.remote() for trial in trials], START_S, "the trials to start")
             epochs, began = [], time.monotonic()
             # All trials finish an epoch before any begins the next, so the bytes belong to one epoch.
             for _ in range(settings.epochs):
                 epochs.append(_epoch(trials))
                 crossed.append(feed.status().fetched.remote.nbytes)
-            status = _idle(feed)  # before trials leave: blocks ahead of them still count as staged
+            status = _idle(feed)  # before trials leave, while prepared blocks still count as staged
             answers([trial.close.remote() for trial in trials], START_S, "the trials to leave")
         sample_bytes = Images.made.nbytes + ID_BYTES
         # exclude the sample that a worker read to learn its shape: it is not part of an epoch
@@ -141,7 +138,9 @@ def _measure_sharing(
 def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalCluster, cache_bytes: int) -> Loading:
     """Let every node load the whole dataset alone, all at the same time."""
     options = {"seed": settings.seed, "block_samples": settings.batch, "cache_bytes": cache_bytes}
-    with _on_each_node(LoneTrial, cluster, lambda _: (data, Images().pipeline()), options) as trials:
+    arguments = [(data, Images().pipeline())] * len(cluster.node_ids)
+    with actors_on(cluster.node_ids, LoneTrial, arguments, **options) as trials:
+        answers([trial.ready.remote() for trial in trials], START_S, "the trials to start")
         began = time.monotonic()
         epochs = [_epoch(trials) for _ in range(settings.epochs)]
         cached = answers([trial.cached_bytes.remote() for trial in trials], START_S, "what the caches hold")
@@ -158,25 +157,6 @@ def _load_alone(settings: NodesSettings, data: ThrottledDataset, cluster: LocalC
     )
 
 
-@contextmanager
-def _on_each_node(
-    kind: Any, cluster: LocalCluster, arguments: Callable[[int], tuple[Any, ...]], options: dict[str, Any]
-) -> Iterator[list[Any]]:
-    """Start an actor of ``kind`` on each node, and wait until all are ready; kill them at the end."""
-    actors: list[Any] = []
-    try:
-        for index, node in enumerate(cluster.node_ids):
-            # Hard affinity: each node must have one trial. Two trials on one node would share a store and leave a node
-            # idle.
-            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            actors.append(kind.options(scheduling_strategy=strategy).remote(*arguments(index), **options))
-        answers([actor.ready.remote() for actor in actors], START_S, "the trials to start")
-        yield actors
-    finally:
-        for actor in actors:
-            ray.kill(actor)
-
-
 def _epoch(trials: Sequence[Any]) -> list[EpochSeen]:
     return answers([trial.epoch.remote() for trial in trials], EPOCH_S, "an epoch to end")
 
@@ -191,7 +171,7 @@ def _idle(feed: Feed) -> FeedStatus:
     while time.monotonic() < end:
         time.sleep(0.3)
         now = feed.status()
-        # Between two blocks there may be no task for a moment, so the sums must also be unchanged.
+        # Between two blocks no task may exist for a moment, so the sums must also be unchanged.
         same = (now.prepared_samples, now.staged_bytes) == (before.prepared_samples, before.staged_bytes)
         if same and not any(worker.tasks for worker in now.workers):
             return now

@@ -113,7 +113,7 @@ class LoneTrial:
         for block in range(first, first + self._order.blocks_per_epoch):
             ids = self._order.sample_ids(block)
             raw = self._ahead.result() if self._ahead is not None else self._fetch(block)
-            # a separate thread: it waits for the read threads, so it must not be one of them
+            # a separate thread: it waits for the read threads, so it needs its own executor
             self._ahead = self._ahead_thread.submit(self._fetch, block + 1)
             yield self._prepare(raw, ids), ids
 

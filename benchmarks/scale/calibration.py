@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from benchmarks.local_cluster import LocalCluster
+from benchmarks.local_cluster import local_cluster
 from benchmarks.scale.real_feeds import STORE_BYTES, FeedRun, Watched, pull_s, watch
 from benchmarks.scale.system import Costs, System, cut_cost_s, growth_s
 from mbaas.base.units import counted
@@ -60,7 +60,7 @@ def calibrate(report: Callable[[str], None] = print) -> Calibration:
     report("measuring the staging core")
     part, ask = growth([core_cost(nodes, trials) for nodes, trials in CORE_SIZES])
     runs = []
-    with LocalCluster(NODES, store_bytes=STORE_BYTES) as cluster:
+    with local_cluster(NODES, store_bytes=STORE_BYTES) as cluster:
         wait_s = pull_s(cluster)
         for run in RUNS:
             runs.append(watch(run, cluster))

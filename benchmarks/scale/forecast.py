@@ -10,13 +10,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks import rows
 from benchmarks.scale.calibration import calibrate
 from benchmarks.scale.model import simulate
 from benchmarks.scale.real_feeds import Checked, check
 from benchmarks.scale.system import Costs, System, bounds, coordinator_cost_s
 from mbaas.base.units import counted
 from mbaas.core.layout import block_samples, blocks_in_budget, blocks_in_flight
-from mbaas.tools.bench.render import figure_table, machine_line
+from mbaas.tools.bench.render import machine_line
 from mbaas.tools.bench.report import Machine
 
 SIZES = ((1, 1), (1, 8), (1, 256), (4, 4), (16, 1), (16, 16), (64, 8), (64, 64), (256, 1), (256, 8))
@@ -203,8 +204,8 @@ def _table_parts(scaling: Scaling) -> Iterator[RenderableType]:
         f"A node: {site.workers} prep workers of {1 / site.prep_s:.0f} samples/s, a link of "
         f"{site.link_bytes_per_s / 1e9:.3g} GB/s; all caches together hold the dataset of {site.samples:,} samples; "
         f"{site.staging_bytes / 2**30:.0f} GiB of staging. A trial alone trains on "
-        f"{site.trial_samples_per_s:.0f} samples/s. full: what has no time left; coordinator: how busy it is; "
-        "otherwise: the rate that all but the coordinator allow; cores: what the coordinator would need for it.",
+        f"{site.trial_samples_per_s:.0f} samples/s. full: the busiest server. "
+        "coordinator: its load. otherwise: the rate without the coordinator's limit. cores: needed at that rate.",
         style="dim",
     )
 
@@ -229,27 +230,27 @@ def _costs_text(scaling: Scaling) -> Text:
 
 
 def _check_table(checked: tuple[Checked, ...]) -> Table:
+    columns: dict[str, Callable[[Checked], str]] = {
+        "full": lambda each: each.case,
+        "nodes": lambda each: str(each.nodes),
+        "real": lambda each: f"{each.real_samples_per_s:,.0f}",
+        "model": lambda each: f"{each.said_samples_per_s:,.0f}",
+        "error": lambda each: f"{each.error:+.0%}",
+        "cores of others": lambda each: f"{each.others_cores:.1f}",
+    }
     title = "the model against real feeds on this machine, samples/s of each trial"
-    table = figure_table(title, ("full", "nodes", "real", "model", "error", "cores of others"), words=("full",))
-    for one in sorted(checked, key=lambda one: one.case):
-        real, said = f"{one.real_samples_per_s:,.0f}", f"{one.said_samples_per_s:,.0f}"
-        table.add_row(one.case, str(one.nodes), real, said, f"{one.error:+.0%}", f"{one.others_cores:.1f}")
-    return table
+    return rows(title, sorted(checked, key=lambda each: each.case), columns, words=("full",))
 
 
 def _forecast_table(forecasts: tuple[Forecast, ...]) -> Table:
-    title = "larger systems, samples/s of each trial with one coordinator"
-    headings = ("nodes", "trials", "rate", "full", "coordinator", "otherwise", "cores", "epoch")
-    table = figure_table(title, headings, words=("full",))
-    for one in forecasts:
-        table.add_row(
-            f"{one.nodes:,}",
-            f"{one.trials:,}",
-            f"{one.samples_per_s:,.0f}",
-            one.full,
-            f"{one.busy['coordinator']:.0%}",
-            f"{one.otherwise_samples_per_s:,.0f}",
-            f"{one.needed_cores:.1f}",
-            f"{one.epoch_s / 3600:,.0f} h",
-        )
-    return table
+    columns: dict[str, Callable[[Forecast], str]] = {
+        "nodes": lambda each: f"{each.nodes:,}",
+        "trials": lambda each: f"{each.trials:,}",
+        "rate": lambda each: f"{each.samples_per_s:,.0f}",
+        "full": lambda each: each.full,
+        "coordinator": lambda each: f"{each.busy['coordinator']:.0%}",
+        "otherwise": lambda each: f"{each.otherwise_samples_per_s:,.0f}",
+        "cores": lambda each: f"{each.needed_cores:.1f}",
+        "epoch": lambda each: f"{each.epoch_s / 3600:,.0f} h",
+    }
+    return rows("larger systems, samples/s of each trial with one coordinator", forecasts, columns, words=("full",))

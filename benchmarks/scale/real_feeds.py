@@ -19,11 +19,10 @@ import numpy as np
 import psutil
 import ray
 from numpy.typing import NDArray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
 from benchmarks import ID_BYTES
-from benchmarks.local_cluster import LocalCluster, answers
+from benchmarks.local_cluster import LocalCluster, actors_on, answers, local_cluster
 from benchmarks.scale.model import simulate
 from benchmarks.scale.system import Costs, System
 from benchmarks.throttled import throttled
@@ -191,13 +190,7 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
             where = [node for node in cluster.node_ids if node not in where][:1]
         names = [f"trial-{index}" for index in range(run.trials)]
         mbaas.announce(feed.name, names)  # all begin with the same epoch and share it
-        trials = [
-            WatchedTrial.options(  # type: ignore[attr-defined]
-                scheduling_strategy=NodeAffinitySchedulingStrategy(where[index % len(where)], soft=False)
-            ).remote(feed.name, name, run)
-            for index, name in enumerate(names)
-        ]
-        try:
+        with actors_on(where, WatchedTrial, [(feed.name, name, run) for name in names]) as trials:
             answers([trial.ready.remote() for trial in trials], ANSWER_S, "the trials to join")
             warm_s = WARM_APART_S if run.is_apart else WARM_S
             answers([trial.train.remote(warm_s) for trial in trials], ANSWER_S, "the trials to warm up")
@@ -206,9 +199,6 @@ def watch(run: FeedRun, cluster: LocalCluster) -> Watched:
             taken = answers([trial.train.remote(run.seconds) for trial in trials], ANSWER_S, "the trials to train")
             after, all_after = reader.cpu(), _busy_s()
             parts = feed.status().prepared_blocks - parts
-        finally:
-            for trial in trials:
-                ray.kill(trial)
     seconds = after.at_s - before.at_s
     cores = before.cores_until(after)
     return Watched(
@@ -264,9 +254,7 @@ class _Holder:
 
 def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -> float:
     """Return the median seconds to pull small arrays from all other nodes to a node."""
-    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in cluster.node_ids]
-    holders = [_Holder.options(scheduling_strategy=strategy).remote() for strategy in strategies]  # type: ignore[attr-defined]
-    try:
+    with actors_on(cluster.node_ids, _Holder, [()] * len(cluster.node_ids)) as holders:
         times = []
         for _ in range(repeats):
             refs = [holder.make.remote(nbytes) for holder in holders[1:]]
@@ -274,9 +262,6 @@ def pull_s(cluster: LocalCluster, *, nbytes: int = 120_000, repeats: int = 20) -
             ray.wait(refs, num_returns=len(refs), timeout=ANSWER_S, fetch_local=False)
             times += answers([holders[0].pull.remote(refs)], ANSWER_S, "arrays of other nodes")
         return float(np.median(times))
-    finally:
-        for holder in holders:
-            ray.kill(holder)
 
 
 # ---- the model against real feeds ----
@@ -333,7 +318,7 @@ class Checked:
 def check(costs: Costs, nodes: Sequence[int], report: Callable[[str], None] = print) -> tuple[Checked, ...]:
     """Run every case on each number of nodes, and in the model."""
     found = []
-    with LocalCluster(max(nodes), store_bytes=STORE_BYTES) as cluster:
+    with local_cluster(max(nodes), store_bytes=STORE_BYTES) as cluster:
         for number in nodes:
             for case, run in cases(number).items():
                 seen = _quiet_watch(run, cluster)

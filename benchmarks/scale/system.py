@@ -26,8 +26,8 @@ class Costs:
     Attributes:
         part_s: coordinator: send a part and receive its report.
         ask_s, delivery_s, ref_s: coordinator: receive a call for blocks, deliver a block, and each of its parts.
-        part_growth_s, ask_growth_s: additional cost of a part or a call, for each node, each trial, and each pair of
-            these.
+        part_growth_s, ask_growth_s: additional cost of a part or a call, for each node, each trial, and each
+            (node, trial) pair.
         cut_s, cut_node_s: finding the homes of a block, for each node: per sample, and once.
         own_cuts: computations of the homes of a block on a preparing node, before one of its parts can be prepared.
         fetch_s: worker and cache: fetch the bytes of a part.

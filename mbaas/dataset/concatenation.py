@@ -55,15 +55,14 @@ def concat(datasets: Iterable[Dataset]) -> Dataset:
 
 def _check_same(first: Dataset, other: Dataset) -> None:
     if _shapes_of(other) != _shapes_of(first):
-        raise ConfigError(
-            f"datasets that are joined must have the same fields: {first.root} has {_fields_of(first)}, and "
-            f"{other.root} has {_fields_of(other)}"
-        )
-    if other.class_names != first.class_names:
-        raise ConfigError(
-            f"datasets that are joined must have the same class names: {first.root} has "
-            f"{', '.join(first.class_names) or 'none'}, and {other.root} has {', '.join(other.class_names) or 'none'}"
-        )
+        what, has, others = "fields", _fields_of(first), _fields_of(other)
+    elif other.class_names != first.class_names:
+        what, has, others = "class names", *(", ".join(each.class_names) or "none" for each in (first, other))
+    else:
+        return
+    raise ConfigError(
+        f"datasets that are joined must have the same {what}: {first.root} has {has}, and {other.root} has {others}"
+    )
 
 
 def _shapes_of(dataset: Dataset) -> list[Field]:

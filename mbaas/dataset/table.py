@@ -73,16 +73,21 @@ class TableDataset(Dataset):
         return int(self._lengths.sum())
 
     def uri(self, sample_id: int) -> str:
-        return join(self.root, self._name(sample_id))
+        return join(self.root, str(self._names[sample_id]))
 
     def reader(self) -> FileReader:
         return FileReader(self.filesystem, self.byte_range)
 
     def byte_range(self, sample_id: int) -> ByteRange:
-        """Return the location of one sample's bytes, at the end of its file."""
-        name = self._name(sample_id)
-        offset, length = self._span(sample_id)
-        return ByteRange(join(self.root, name), join(self.base, name), offset, length, file_bytes=offset + length)
+        """Return the location of one sample's bytes."""
+        name = str(self._names[sample_id])
+        offset, length = int(self._offsets[sample_id]), int(self._lengths[sample_id])
+        file, nbytes = self._file_of(name, offset + length)
+        return ByteRange(join(self.root, name), join(self.base, file), offset, length, file_bytes=nbytes)
+
+    def _file_of(self, name: str, end: int) -> tuple[str, int]:
+        # The bytes of a sample are at the end of its file.
+        return name, end
 
     def source_ids(self, sample_ids: Ids) -> Ids:
         return sample_ids if self.sources is None else self.sources[sample_ids]
@@ -99,12 +104,6 @@ class TableDataset(Dataset):
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         columns = [_buffers_of(column) for column in self.table.columns]
         return _unpickled, (type(self), values | {"table": (self.table.schema, columns)})
-
-    def _name(self, sample_id: int) -> str:
-        return str(self._names[sample_id])
-
-    def _span(self, sample_id: int) -> tuple[int, int]:
-        return int(self._offsets[sample_id]), int(self._lengths[sample_id])
 
     # Cached views of the table's memory: Arrow takes tens of microseconds to find a column and its chunk.
 
@@ -143,11 +142,9 @@ class ShardDataset(TableDataset):
 
     shards: Mapping[str, int]
 
-    def byte_range(self, sample_id: int) -> ByteRange:
-        name = self._name(sample_id)
+    def _file_of(self, name: str, end: int) -> tuple[str, int]:  # noqa: ARG002
         shard = name.partition(IN_SHARD)[0]
-        offset, length = self._span(sample_id)
-        return ByteRange(join(self.root, name), join(self.base, shard), offset, length, file_bytes=self.shards[shard])
+        return shard, self.shards[shard]
 
 
 _ColumnBuffers = tuple[int, int, list[pa.Buffer | None]]

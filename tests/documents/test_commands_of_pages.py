@@ -116,7 +116,7 @@ def test_a_command_line_that_is_not_taken_is_found(line: str, wrong: str) -> Non
 
 
 def test_a_benchmark_that_does_not_exist_is_found() -> None:
-    assert misused(["late", "--trials", "8"], "python -m benchmarks") == ""
+    assert misused(["costs", "--trials", "8"], "python -m benchmarks") == ""
     assert misused(["latest"], "python -m benchmarks").startswith("No such command 'latest'")
 
 

@@ -113,7 +113,7 @@ def test_a_node_with_a_small_object_store_has_a_small_cache(three_nodes, data, f
     other = {"batch_size": BATCH, "prep_workers": 1, "cache_bytes": 10_000_000, "staging_bytes": 10_000_000}
     options = {"batch_size": BATCH, "prep_workers": 3, "cache_bytes": 60_000_000, "staging_bytes": 40_000_000}
     with mbaas.serve("other", data, augmented(), **other):
-        small = three_nodes.add(store_bytes=100 << 20)
+        small = three_nodes.add(object_store_memory=100 << 20)
         with mbaas.serve(feed_name, data, augmented(), **options) as feed:
             status = feed.status()
         assert small.node_id in {node.node for node in status.nodes}
@@ -145,7 +145,7 @@ def test_nothing_spills_on_a_smaller_node_that_comes_later(three_nodes, feed_nam
         mbaas.serve(feed_name, large, T.Pipeline([T.DecodeImage()]), staging=ahead, **options) as feed,
         mbaas.join(feed_name, consumer="me", format="numpy") as loader,
     ):
-        small = three_nodes.add(store_bytes=75 << 20)
+        small = three_nodes.add(object_store_memory=75 << 20)
         used = {node.node for node in feed.status().nodes}
         leaving = next(node for node in three_nodes.there if node.node_id in used)
         (staying,) = used - {leaving.node_id}

@@ -8,7 +8,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +29,7 @@ from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.samples.fields import ANNOTATED_SIZE, LABELS, Packed
 
+_CALLER = 4  # stack frames from a warning to `read_coco`
 _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "image_id")
 
 
@@ -88,12 +88,13 @@ def read_coco(
     file = _look_up(where)
     options = {"annotations": where.root, "fields": fields, "keep_empty": bool(keep_empty)}
 
-    def make() -> Listing:
-        class_names, table = _read(where, root, fields, keep_empty)
-        return Listing.of(class_names, table, file)
-
     found = listed_once(
-        listing, make, writer="read_coco", root=root.root, options=options, is_current=lambda saved: saved.files == file
+        listing,
+        lambda: Listing.of(*_read(where, root, fields, keep_empty), file),
+        writer="read_coco",
+        root=root.root,
+        options=options,
+        is_current=lambda saved: saved.files == file,
     )
     return found.dataset(root)
 
@@ -119,40 +120,57 @@ def _look_up(where: Location) -> list[Any]:
 def _read(
     where: Location, root: Location, fields: tuple[str, ...] | None, keep_empty: bool
 ) -> tuple[tuple[str, ...], pa.Table]:
-    doing = f"cannot read the annotations {where.root}"
-    with dataset_errors(doing), where.filesystem.open_input_file(where.base) as stream:
-        content = stream.read_buffer()
-    found = _read_json(content, where.root, fields)
-    counts = np.diff(found.bounds)
-    rows = np.arange(len(counts)) if keep_empty else np.flatnonzero(counts)
-    if not len(rows):
-        raise DatasetError(f"{where.root} has annotations of none of its {len(counts)} images")
+    """Return class names and a table of samples."""
+    name = where.root
+    with dataset_errors(f"cannot read the annotations {name}"), where.filesystem.open_input_file(where.base) as stream:
+        read = _decoded(stream.read_buffer(), name)
+    if not read.images:
+        raise DatasetError(f"{name} has no images")
+    rows = _numbered(name, "image", [image.id for image in read.images])
+    wanted = frozenset(("boxes", LABELS, "area", "iscrowd", "image_id") if fields is None else fields)
+    found, owner, left_out = _usable(name, read.annotations, rows, wanted)
+    if fields is None and any(each.keypoints for each in found):
+        wanted |= {"keypoints"}
+    counts = np.bincount(owner, minlength=len(rows))
+    chosen = np.arange(len(counts)) if keep_empty else np.flatnonzero(counts)
+    if not len(chosen):
+        raise DatasetError(f"{name} has annotations of none of its {len(counts)} images")
     # Images that are left out have no objects, so the objects of the others stay contiguous.
-    bounds = found.bounds[np.append(rows, len(counts))]
-    known = {name: arrow_array(Packed(values, bounds)) for name, values in found.objects.items()}
-    if fields is not None and "segmentation" in fields:
-        texts = found.segmentations
-        known["segmentation"] = arrow_array(texts[rows] if len(rows) < len(counts) else texts)
-    if fields is None or "image_id" in fields:
-        known["image_id"] = found.image_ids.take(pa.array(rows))
-    if found.sizes.any() and (fields is None or not {"boxes", "keypoints", "segmentation"}.isdisjoint(fields)):
-        sizes = pa.array(np.ascontiguousarray(found.sizes[rows]).ravel())
-        known[ANNOTATED_SIZE] = pa.FixedSizeListArray.from_arrays(sizes, 2)
-    if found.left_out:
-        counts_by_reason = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
-        warnings.warn(f"{where.root}: annotations left out: {counts_by_reason}", stacklevel=4)
-    if found.unlisted and LABELS in known:
-        ids, some = counted(len(found.unlisted), "category id"), ", ".join(found.unlisted[:5])
+    bounds = _bounds(counts[chosen])
+    found = [found[index] for index in np.argsort(owner, kind="stable").tolist()]  # by image, in file order
+    classes = _classes(name, read.categories, found)
+    known = {key: arrow_array(Packed(values, bounds)) for key, values in _objects(name, found, classes, wanted).items()}
+    if "segmentation" in wanted:
+        known["segmentation"] = arrow_array(_segmentations(found, bounds))
+    image_ids = _id_array(name, [*rows])
+    if "image_id" in wanted:
+        known["image_id"] = image_ids.take(pa.array(chosen))
+    sizes = np.array([_size(image) for image in read.images], np.int32)
+    if sizes.any() and not wanted.isdisjoint(("boxes", "keypoints", "segmentation")):
+        known[ANNOTATED_SIZE] = arrow_array(sizes[chosen])
+    if left_out:
+        counts_by_reason = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        warnings.warn(f"{name}: annotations left out: {counts_by_reason}", stacklevel=_CALLER)
+    listed = {_key(name, "category", each.id) for each in read.categories}
+    unlisted = [label for key, label in classes.items() if listed and key not in listed]
+    if unlisted and LABELS in known:
+        ids, some = counted(len(unlisted), "category id"), ", ".join(unlisted[:5])
         warnings.warn(
-            f"{where.root}: annotations have {ids} that the file does not list, for instance {some}; "
+            f"{name}: annotations have {ids} that the file does not list, for instance {some}; "
             "each is a class with that name",
-            stacklevel=4,
+            stacklevel=_CALLER,
         )
-    names = _names_below(root, [found.file_names[row] for row in rows.tolist()])
-    for name in names:
-        if "://" in name or name.startswith("/") or ".." in name.split("/") or not name:
-            raise DatasetError(f"{where.root} must name images below {root.root}, got {name!r}")
-    return found.class_names if LABELS in known else (), table_of(NamedFiles(root, names, where.root).spans(), known)
+    names = _names_below(root, [read.images[row].file_name for row in chosen.tolist()])
+    for each in names:
+        if "://" in each or each.startswith("/") or ".." in each.split("/") or not each:
+            raise DatasetError(f"{name} must name images below {root.root}, got {each!r}")
+    table = table_of(NamedFiles(root, names, name).spans(), known)
+    return tuple(classes.values()) if LABELS in known else (), table
+
+
+def _bounds(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each of several adjacent parts begins, and the end of the last one: int64[n + 1]."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def _names_below(root: Location, names: list[str]) -> list[str]:
@@ -216,65 +234,6 @@ class _File(msgspec.Struct):
     annotations: list[_Annotation] = []
 
 
-@dataclass(frozen=True)
-class _CocoFile:
-    """The images of a file in file order, and the objects of each image in file order.
-
-    Attributes:
-        file_names: of the n images.
-        image_ids: int64[n] if all are numbers, else a dictionary array of strings.
-        sizes: int32[n, 2], height and width of each image; zeros if the file has none.
-        class_names: category names in the order of the category ids.
-        unlisted: names of used categories that are missing from the file's list of categories; empty if it lists none.
-        left_out: reason -> number of annotations left out.
-        bounds: int64[n + 1]; the objects of image i are ``bounds[i]`` to ``bounds[i + 1]``.
-        objects: field name -> array with one value per object, as documented in `read_coco`, without ``segmentation``.
-        segmentations: uint8 text: for each image a JSON list with one segmentation, or null, per object.
-    """
-
-    file_names: list[str]
-    image_ids: pa.Array
-    sizes: NDArray[np.int32]
-    class_names: tuple[str, ...]
-    unlisted: tuple[str, ...]
-    left_out: dict[str, int]
-    bounds: NDArray[np.int64]
-    objects: dict[str, NDArray[Any]]
-    segmentations: Packed
-
-
-def _read_json(content: Any, name: str, fields: Sequence[str] | None) -> _CocoFile:
-    """Parse the contents of an annotation file; ``name`` is its name in messages.
-
-    ``fields`` are the requested fields of objects. None: all but segmentations, and keypoints only if the file has
-    them.
-
-    Raises:
-        DatasetError: invalid JSON, another format than COCO, a requested value that is missing, or a duplicate id.
-    """
-    read = _decoded(content, name)
-    if not read.images:
-        raise DatasetError(f"{name} has no images")
-    rows = _numbered(name, "image", [image.id for image in read.images])
-    found, owner, left_out = _usable(name, read.annotations, rows, _requested(read.annotations, fields))
-    order = np.argsort(owner, kind="stable")  # objects grouped by image, in file order
-    bounds = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(np.bincount(owner, minlength=len(rows)), out=bounds[1:])
-    classes = _classes(name, read.categories, found)
-    objects = _objects(name, found, classes, fields)
-    return _CocoFile(
-        file_names=[image.file_name for image in read.images],
-        image_ids=_id_array(name, [*rows]),
-        sizes=np.array([_size(image) for image in read.images], np.int32),
-        class_names=tuple(classes.values()),
-        unlisted=_unlisted(name, read.categories, classes),
-        left_out=left_out,
-        bounds=bounds,
-        objects={key: values[order] for key, values in objects.items()},
-        segmentations=_segmentations(found, order, bounds) if fields and "segmentation" in fields else _NONE,
-    )
-
-
 def _size(image: _Image) -> tuple[int, int]:
     """Return (height, width); zeros if missing or invalid."""
     try:
@@ -298,14 +257,6 @@ def _decoded(content: Any, name: str) -> _File:
             return msgspec.json.decode(msgspec.json.encode(json.loads(bytes(content))), type=_File)
     except (ValueError, RecursionError) as error:  # invalid JSON, types or UTF-8
         raise DatasetError(f"{name} is no JSON of COCO's instances or key points: {error}") from None
-
-
-def _requested(annotations: Sequence[_Annotation], fields: Sequence[str] | None) -> frozenset[str]:
-    # By default, keypoints only if there are any.
-    if fields is not None:
-        return frozenset(fields)
-    points = {"keypoints"} if any(each.keypoints for each in annotations) else set()
-    return frozenset({"boxes", "labels", "area", "iscrowd"} | points)
 
 
 def _usable(
@@ -343,43 +294,30 @@ def _classes(name: str, categories: Sequence[_Category], found: Sequence[_Annota
     return {key: str(key if names[key] is None else names[key]) for key in ordered}
 
 
-def _unlisted(name: str, categories: Sequence[_Category], classes: Mapping[int | str, str]) -> tuple[str, ...]:
-    listed = {_key(name, "category", each.id) for each in categories}
-    return tuple(label for key, label in classes.items() if listed and key not in listed)
-
-
-_NONE = Packed(np.zeros(0, np.uint8), np.zeros(1, np.int64))
-
-
 def _objects(
-    name: str, found: Sequence[_Annotation], classes: Mapping[int | str, str], fields: Sequence[str] | None
+    name: str, found: Sequence[_Annotation], classes: Mapping[int | str, str], wanted: Collection[str]
 ) -> dict[str, NDArray[Any]]:
-    requested = _requested(found, fields)
+    """Return field name -> one value per object, as documented in `read_coco`."""
     objects: dict[str, NDArray[Any]] = {}
-    if "boxes" in requested or "area" in requested:
-        boxes = _boxes(name, found)
-    if "boxes" in requested:
+    if "boxes" in wanted or "area" in wanted:
+        boxes = _numbers(name, "bbox", [each.bbox for each in found]).reshape(-1, 4)
+        boxes = np.clip(boxes, -_MOST_PIXELS, _MOST_PIXELS)  # left, top, width and height
+    if "boxes" in wanted:
         objects["boxes"] = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).astype(np.float32)
-    if "labels" in requested:
+    if "labels" in wanted:
         numbers = {key: number for number, key in enumerate(classes)}
         labels = [numbers[_key(name, "category", each.category_id)] for each in found if each.category_id is not None]
         objects["labels"] = np.array(labels, np.int64)
-    if "area" in requested:
+    if "area" in wanted:
         areas = _numbers(name, "area", [np.nan if each.area is None else each.area for each in found])
         areas = np.where(np.isnan(areas), boxes[:, 2] * boxes[:, 3], areas)
         objects["area"] = np.clip(areas, -(_MOST_PIXELS**2), _MOST_PIXELS**2).astype(np.float32)
-    if "iscrowd" in requested:
+    if "iscrowd" in wanted:
         crowds = _numbers(name, "iscrowd", [each.iscrowd or 0 for each in found])
         objects["iscrowd"] = (crowds != 0).astype(np.uint8)
-    if "keypoints" in requested:
+    if "keypoints" in wanted:
         objects["keypoints"] = _keypoints(name, found)
     return objects
-
-
-def _boxes(name: str, found: Sequence[_Annotation]) -> NDArray[np.float64]:
-    """Return float64[objects, 4]: left, top, width and height."""
-    boxes = _numbers(name, "bbox", [each.bbox for each in found]).reshape(-1, 4)
-    return np.clip(boxes, -_MOST_PIXELS, _MOST_PIXELS)
 
 
 def _numbers(name: str, key: str, given: Sequence[Any]) -> NDArray[np.float64]:
@@ -402,12 +340,11 @@ def _keypoints(name: str, found: Sequence[_Annotation]) -> NDArray[np.float32]:
     return np.clip(np.nan_to_num(values), -_MOST_PIXELS, _MOST_PIXELS).astype(np.float32).reshape(len(found), -1, 3)
 
 
-def _segmentations(found: Sequence[_Annotation], order: NDArray[np.int64], bounds: NDArray[np.int64]) -> Packed:
-    texts = [bytes(found[index].segmentation) for index in order.tolist()]
+def _segmentations(found: Sequence[_Annotation], bounds: NDArray[np.int64]) -> Packed:
+    """Return for each image a JSON list with one segmentation, or null, per object, as uint8 text."""
+    texts = [bytes(each.segmentation) for each in found]
     lists = [b"[" + b",".join(texts[start:end]) + b"]" for start, end in pairwise(bounds.tolist())]
-    lengths = np.zeros(len(bounds), np.int64)
-    np.cumsum([len(text) for text in lists], out=lengths[1:])
-    return Packed(np.frombuffer(b"".join(lists), np.uint8), lengths)
+    return Packed(np.frombuffer(b"".join(lists), np.uint8), _bounds([*map(len, lists)]))
 
 
 def _numbered(name: str, what: str, given: Sequence[_Id]) -> dict[int | str, int]:

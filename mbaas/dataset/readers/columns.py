@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,10 @@ _RESERVED = (IMAGE, SAMPLE_ID.name, "row")
 """Names that minibatches use for other values."""
 
 
+KnownFields: TypeAlias = tuple[tuple[str, ...], dict[str, pa.Array]]
+"""Class names, and fields by name."""
+
+
 @dataclass(frozen=True)
 class Columns:
     """The columns of a table with one row per sample; each method validates a column for one use.
@@ -35,49 +40,58 @@ class Columns:
     def strings_of(self, column: str) -> list[str]:
         found = self._decoded(column, "uri_column")
         if not is_text(found.type):
-            raise ConfigError(f"column {column!r} of {self.name} must be text, got {found.type}", option="uri_column")
+            raise self._unfit(column, f"must be text, got {found.type}", "uri_column")
         return [str(value) for value in found.to_pylist()]
-
-    def label(self, column: str) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
-        """Return class names, empty unless the labels are strings, and the labels."""
-        found = self._decoded(column, "label_column")
-        if not is_text(found.type):
-            return (), {LABEL.name: self.numbers(column, "label_column")}
-        strings = _numbered(found)
-        return tuple(strings.dictionary.to_pylist()), {LABEL.name: strings.indices}
 
     def lengths(self, column: str) -> pa.Array:
         found = self._of(column, "length_column")
         if not pa.types.is_integer(found.type) or pc.min(found).as_py() < 0:
             wanted = "must have whole numbers of bytes, at least 0"
             least = f"the least is {pc.min(found)}" if pa.types.is_integer(found.type) else f"they are {found.type}"
-            raise ConfigError(f"column {column!r} of {self.name} {wanted}: {least}", option="length_column")
+            raise self._unfit(column, f"{wanted}: {least}", "length_column")
         return found.cast(pa.int64())
 
-    def fields(self, label: str | None, names: Iterable[str]) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
-        """Return class names, and the fields by name: column ``label``, unless None, as "label"; columns ``names``."""
-        class_names, known = self.label(label) if label is not None else ((), {})
+    def default_fields(self, but: Collection[str | None]) -> list[str]:
+        """Return the names of all numeric columns that are not in ``but``."""
+        return [name for name in self.table.column_names if name not in but and self._has_numbers(name)]
+
+    def fields(self, label: str | None, names: Iterable[str]) -> KnownFields:
+        """Return class names, and the fields by name: column ``label``, unless None, as "label"; columns ``names``.
+
+        A field is an array of numbers, of lists of numbers, or a dictionary array of strings. Class names are empty
+        unless the labels are strings.
+        """
+        class_names: tuple[str, ...] = ()
+        known: dict[str, pa.Array] = {}
+        if label is not None:
+            known[LABEL.name] = self._field(label, "label_column")
+            if pa.types.is_dictionary(known[LABEL.name].type):
+                class_names = tuple(known[LABEL.name].dictionary.to_pylist())
+                known[LABEL.name] = known[LABEL.name].indices
         for name in names:
             if name in (*_RESERVED, *known):
                 raise ConfigError(
                     f"a field must not be called {name!r}, which minibatches have already", option="fields"
                 )
-            known[name] = self._field(name)
+            known[name] = self._field(name, "fields")
+            if pa.types.is_dictionary(known[name].type) and (count := len(known[name].dictionary)) > MOST_CATEGORIES:
+                most = f"at most {MOST_CATEGORIES:,} distinct strings to be a field of categories"
+                raise self._unfit(name, f"must have {most}, got {count:,}", "fields")
         return class_names, known
 
-    def _field(self, column: str) -> pa.Array:
-        """Return numbers, lists of numbers, or strings as a dictionary array."""
-        found = self._decoded(column, "fields")
-        if not is_text(found.type):
-            return self.numbers(column, "fields")
-        strings = _numbered(found)
-        if len(strings.dictionary) > MOST_CATEGORIES:
-            raise ConfigError(
-                f"column {column!r} of {self.name} must have at most {MOST_CATEGORIES:,} distinct strings to be a "
-                f"field of categories, got {len(strings.dictionary):,}",
-                option="fields",
-            )
-        return strings
+    def _field(self, column: str, option: str) -> pa.Array:
+        found = self._decoded(column, option)
+        if is_text(found.type):
+            # Integer codes follow the sorted order of the distinct strings.
+            names = pa.array(sorted(pc.unique(found).to_pylist()), found.type)
+            return pa.DictionaryArray.from_arrays(pc.index_in(found, names).cast(pa.int64()), names.cast(pa.string()))
+        numbers = as_numbers(found)
+        if numbers is None and (row := _first_null(found)) is not None:
+            raise self._damaged(column, f"lacks a value in the list of row {row} (counted from 0)")
+        if numbers is None:
+            wanted = "must have numbers, lists of numbers or of equally long lists of numbers, or strings"
+            raise self._unfit(column, f"{wanted}, got {found.type}", option)
+        return numbers
 
     def with_single_values(self) -> Columns:
         """Return the same columns, with lists replaced by their values where every list of a column has one value."""
@@ -88,23 +102,16 @@ class Columns:
         flat = [each.flatten() if is_single else each for each, is_single in zip(columns, single, strict=True)]
         return Columns(self.name, pa.table(flat, names=self.table.column_names))
 
-    def has_numbers(self, column: str) -> bool:
+    def _has_numbers(self, column: str) -> bool:
         """Return whether a column can be a field. Missing values count as valid here; `fields` reports them."""
         found = self.table[column].chunk(0)
         return as_numbers(found) is not None or (may_be_numbers(found.type) and _first_null(found) is not None)
 
-    def numbers(self, column: str, option: str) -> pa.Array:
-        """Return a column of numbers, or of lists of numbers."""
-        found = self._of(column, option)
-        numbers = as_numbers(found)
-        if numbers is None and (row := _first_null(found)) is not None:
-            raise DatasetError(
-                f"column {column!r} of {self.name} lacks a value in the list of row {row} (counted from 0)"
-            )
-        if numbers is None:
-            wanted = "must have numbers, lists of numbers or of equally long lists of numbers, or strings"
-            raise ConfigError(f"column {column!r} of {self.name} {wanted}, got {found.type}", option=option)
-        return numbers
+    def _unfit(self, column: str, why: str, option: str) -> ConfigError:
+        return ConfigError(f"column {column!r} of {self.name} {why}", option=option)
+
+    def _damaged(self, column: str, why: str) -> DatasetError:
+        return DatasetError(f"column {column!r} of {self.name} {why}")
 
     def _decoded(self, column: str, option: str) -> pa.Array:
         # Some writers declare strings as bytes. Other columns are returned unchanged.
@@ -114,9 +121,7 @@ class Columns:
         try:
             return found.cast(pa.binary()).cast(pa.string())
         except pa.ArrowInvalid as error:
-            raise DatasetError(
-                f"column {column!r} of {self.name} has bytes that are not UTF-8: {message_of(error)}"
-            ) from None
+            raise self._damaged(column, f"has bytes that are not UTF-8: {message_of(error)}") from None
 
     def _of(self, column: str, option: str) -> pa.Array:
         if column not in self.table.column_names:
@@ -129,11 +134,11 @@ class Columns:
             found = found.cast(pa.large_string())
         if found.null_count:
             row = pc.index(pc.is_null(found), True).as_py()
-            raise DatasetError(f"column {column!r} of {self.name} has no value in row {row} (counted from 0)")
+            raise self._damaged(column, f"has no value in row {row} (counted from 0)")
         try:
             found.validate(full=True)  # a file may declare bytes as UTF-8 that are not
         except pa.ArrowException as error:
-            raise DatasetError(f"column {column!r} of {self.name} is damaged: {message_of(error)}") from error
+            raise self._damaged(column, f"is damaged: {message_of(error)}") from error
         return found
 
 
@@ -145,12 +150,6 @@ def _first_null(found: pa.Array) -> int | None:
         return None
     at = _first_null(found.flatten())
     return None if at is None else int(pc.list_parent_indices(found)[at].as_py())
-
-
-def _numbered(strings: pa.Array) -> pa.DictionaryArray:
-    # Integer codes follow the sorted order of the distinct strings.
-    names = pa.array(sorted(pc.unique(strings).to_pylist()), strings.type)
-    return pa.DictionaryArray.from_arrays(pc.index_in(strings, names).cast(pa.int64()), names.cast(pa.string()))
 
 
 def is_text(kind: pa.DataType) -> bool:

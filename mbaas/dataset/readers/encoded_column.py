@@ -10,7 +10,6 @@ import os
 import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -20,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mbaas.base.progress import track
 from mbaas.dataset.base import Dataset
-from mbaas.dataset.readers.columns import Columns, checked_fields, gathered, is_text, may_be_numbers
+from mbaas.dataset.readers.columns import Columns, KnownFields, checked_fields, gathered, is_text, may_be_numbers
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import dataset_errors, message_of
 from mbaas.dataset.storage.location import IN_SHARD, Location, NamedFiles, file_infos, join, locate, written_whole
@@ -98,10 +96,7 @@ def read_encoded(
     target = None if unpacked is None else locate(unpacked, None)
 
     def make() -> Listing:
-        found = _located(source, wanted) if target is None else _unpacked(source, wanted, target)
-        table = table_of(found.places, found.known)
-        about = {"state": source.state, "folder": found.folder, "images": found.images}
-        return Listing.of(found.class_names, table, about)
+        return _located(source, wanted) if target is None else _unpacked(source, wanted, target)
 
     def is_current(saved: Listing) -> bool:
         if not isinstance(saved.files, dict) or saved.files.get("state") != source.state:
@@ -141,22 +136,21 @@ class _ColumnNames:
         return LABEL.name if self.label_column is None and LABEL.name in columns else self.label_column
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """Located samples.
+def _listing(
+    source: Source, places: list[pa.Array], known: KnownFields, images: dict[str, int], folder: str | None = None
+) -> Listing:
+    """Describe located samples.
 
-    Attributes:
+    Args:
+        source: its state tells whether a saved listing is still valid.
         places: columns of `SPAN`.
-        class_names, known: class names, and fields by name.
+        known: class names, and fields by name.
         images: name of a file with many samples -> size in bytes.
         folder: folder of the samples if each is a separate file; otherwise None.
     """
-
-    places: list[pa.Array]
-    class_names: tuple[str, ...]
-    known: dict[str, pa.Array]
-    images: dict[str, int]
-    folder: str | None = None
+    class_names, fields = known
+    about = {"state": source.state, "folder": folder, "images": images}
+    return Listing.of(class_names, table_of(places, fields), about)
 
 
 # ---- columns ----
@@ -265,17 +259,13 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
-def _known_fields(
-    columns: Columns, wanted: _ColumnNames, metadata: Mapping[bytes, bytes] | None
-) -> tuple[tuple[str, ...], dict[str, pa.Array]]:
+def _known_fields(columns: Columns, wanted: _ColumnNames, metadata: Mapping[bytes, bytes] | None) -> KnownFields:
     """Return class names and fields of samples; by default fields are all numeric columns.
 
     ``metadata`` of a schema may have the class names of integer labels.
     """
-    names, fields = columns.table.column_names, wanted.fields
-    label = wanted.label_in(names)
-    if fields is None:
-        fields = tuple(name for name in names if name != label and columns.has_numbers(name))
+    label = wanted.label_in(columns.table.column_names)
+    fields = columns.default_fields([label]) if wanted.fields is None else wanted.fields
     class_names, known = columns.fields(label, fields)
     if label is None or class_names:
         return class_names, known
@@ -300,7 +290,7 @@ def _class_names_in(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[s
 # ---- samples in existing files ----
 
 
-def _located(source: Source, wanted: _ColumnNames) -> _Samples:
+def _located(source: Source, wanted: _ColumnNames) -> Listing:
     root, rows, image = source.where.root, source.indices, wanted.image_column
     with source.opened(source.parts[0]) as (schema, _):
         selection = _Selection(root, schema, wanted, source.has_paths)
@@ -322,7 +312,7 @@ def _located(source: Source, wanted: _ColumnNames) -> _Samples:
             raise selection.lacking(next(i for i, row in enumerate(chosen) if not has_bytes[row] and not found[row]))
         if len(paths) < len(chosen):
             raise DatasetError(f"{root} has images in its own files, and others in theirs: {_UNPACK}")
-        return _in_separate_files(source, [str(path) for path in paths], *known)
+        return _in_separate_files(source, [str(path) for path in paths], known)
     numbers = {name: number for number, (name, *_) in enumerate(source.files)}
     spans = [_spans(root, each, locate_in, numbers) for each, (_, locate_in) in zip(encoded, chunks, strict=True)]
     file, offset, length = np.concatenate(spans, axis=1)[:, chosen]
@@ -330,7 +320,7 @@ def _located(source: Source, wanted: _ColumnNames) -> _Samples:
     shard = pa.array([*numbers], pa.large_string()).take(pa.array(file))
     uris = pc.binary_join_element_wise(shard, member, pa.scalar(IN_SHARD, pa.large_string()))
     sizes = {name: nbytes for name, nbytes, _ in source.files}
-    return _Samples([uris, pa.array(offset), pa.array(length)], *known, sizes)
+    return _listing(source, [uris, pa.array(offset), pa.array(length)], known, sizes)
 
 
 def _spans(root: str, encoded: pa.Array, locate_in: Locate, numbers: Mapping[str, int]) -> NDArray[np.int64]:
@@ -347,29 +337,27 @@ def _spans(root: str, encoded: pa.Array, locate_in: Locate, numbers: Mapping[str
     return np.stack([np.full(len(encoded), numbers[name]), starts, np.diff(bounds).astype(np.int64)])
 
 
-def _in_separate_files(
-    source: Source, paths: list[str], class_names: tuple[str, ...], known: dict[str, pa.Array]
-) -> _Samples:
+def _in_separate_files(source: Source, paths: list[str], known: KnownFields) -> Listing:
     paths = [path if "://" in path else os.path.abspath(path) for path in paths]  # noqa: PTH100
     is_local = not any("://" in path for path in paths)
     folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if is_local else None  # noqa: PTH120
     files = NamedFiles.of(source.where, paths, folder, None)
-    return _Samples(files.spans(), class_names, known, {}, files.where.root)
+    return _listing(source, files.spans(), known, {}, files.where.root)
 
 
 # ---- unpacked samples ----
 
 
-def _unpacked(source: Source, wanted: _ColumnNames, target: Location) -> _Samples:
+def _unpacked(source: Source, wanted: _ColumnNames, target: Location) -> Listing:
     """Write samples into files, several parts in parallel."""
-    parts = [*source.parts]
-    with ThreadPoolExecutor(min(_THREADS, len(parts)), thread_name_prefix="mbaas-listing") as pool:
-        unpacking = pool.map(lambda part: _unpack(source, part, wanted, target), parts)
-        found = [*track(unpacking, source.kind, len(parts))]
+    found = target.read_all(
+        lambda part: _unpack(source, part, wanted, target), source.parts, source.kind, remote=_THREADS, local=_THREADS
+    )
     places, columns = gathered(source.where.root, [(place, values) for place, values, _ in found])
     known = _known_fields(columns, wanted, found[0][2])
     sizes = [int(pc.sum(place["length"]).as_py() or 0) for place, *_ in found]
-    return _Samples(places, *known, {part + _ENDING: nbytes for part, nbytes in zip(parts, sizes, strict=True)})
+    files = [part + _ENDING for part in source.parts]
+    return _listing(source, places, known, dict(zip(files, sizes, strict=True)))
 
 
 def _unpack(
@@ -407,12 +395,7 @@ def _contents(selection: _Selection, column: pa.Array, first: int) -> pa.Array:
         if contents[row] is None:
             if path is None:
                 raise selection.lacking(first + row)
-            contents[row] = _content_of(path)
+            where = locate(path, None)
+            with dataset_errors(f"cannot read {where.root}"), where.filesystem.open_input_file(where.base) as file:
+                contents[row] = file.read()
     return pa.array(contents, pa.large_binary())
-
-
-def _content_of(path: str) -> bytes:
-    where = locate(path, None)
-    with dataset_errors(f"cannot read {where.root}"), where.filesystem.open_input_file(where.base) as file:
-        content: bytes = file.read()
-    return content

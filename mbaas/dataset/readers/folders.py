@@ -177,13 +177,18 @@ def _list_tree(
     options = {"extensions": endings, "classes": classes}
 
     def make() -> Listing:
-        class_names = _class_folders(kind, where, endings) if classes else ()
-        folders = _list_folders(kind, where, class_names if classes else ("",), endings)
-        _warn_of_unnamed(kind, where, folders)  # first: it explains an empty class
-        _refuse_empty(where, folders, endings)
-        if endings == kind.endings:  # explicit endings mean that the others are left out on purpose
-            _warn_of_others(kind, where, folders)
-        return Listing.of(class_names, _table_of(folders, classes))
+        names = _class_folders(kind, where, endings) if classes else ("",)
+        list_one, things = partial(_list_folder, kind, where, endings), "classes" if classes else "folders"
+        folders = where.read_all(list_one, names, things, remote=_REMOTE_THREADS, local=1)
+        _refuse_or_warn(kind, where, folders, endings)
+        counts = [len(listing.uris) for listing in folders]
+        spans = [
+            pa.concat_arrays([listing.uris for listing in folders]),
+            pa.array(np.zeros(sum(counts), np.int64)),  # each sample is a whole file and begins at its first byte
+            pa.array(np.concatenate([listing.lengths for listing in folders])),
+        ]
+        labels = {LABEL.name: pa.array(np.repeat(np.arange(len(folders)), counts))} if classes else {}
+        return Listing.of(names if classes else (), table_of(spans, labels))
 
     fields = [LABEL.name] if classes else []
     found = listed_once(listing, make, writer=kind.writer, root=where.root, options=options, fields=fields)
@@ -248,14 +253,6 @@ def _class_folders(kind: _FileKind, where: Location, endings: tuple[str, ...]) -
     return tuple(folders)
 
 
-def _list_folders(
-    kind: _FileKind, where: Location, names: Sequence[str], endings: tuple[str, ...]
-) -> list[_FolderListing]:
-    list_one = partial(_list_folder, kind, where, endings)
-    things = "classes" if any(names) else "folders"
-    return where.read_all(list_one, names, things, remote=_REMOTE_THREADS, local=1)
-
-
 def _list_folder(kind: _FileKind, where: Location, endings: tuple[str, ...], name: str) -> _FolderListing:
     # The name of the whole tree is "". The file system's bulky listing is freed at the end of this call.
     folder, shown = (join(where.base, name), join(where.root, name)) if name else (where.base, where.root)
@@ -280,7 +277,9 @@ def _list_folder(kind: _FileKind, where: Location, endings: tuple[str, ...], nam
                 raise DatasetError(f"cannot list {shown}: its file system says that {whole!r} is in it")
             path = path.lstrip("/")
             if path.lower().endswith(endings):
-                rows.append((path, _known_size(where, path, entry.size)))
+                if entry.size is None or entry.size < 0:  # pyarrow only maps -1 to None
+                    raise DatasetError(f"{join(where.root, path)}: its file system does not tell how long the file is")
+                rows.append((path, entry.size))
             elif not path.lower().endswith(_COMPANIONS):
                 left_out, example = left_out + 1, min(example or path, path)
     # By folder, then by name, like torchvision: whole paths would put "cat/a-b/1.jpg" before "cat/a/1.jpg".
@@ -324,12 +323,6 @@ def _decoded(entry: pyarrow.fs.FileInfo) -> str | bytes:
         return bytes(error.object)
 
 
-def _known_size(where: Location, path: str, size: int | None) -> int:
-    if size is None or size < 0:  # pyarrow only maps -1 to None
-        raise DatasetError(f"{join(where.root, path)}: its file system does not tell how long the file is")
-    return size
-
-
 @contextmanager
 def _blaming(folder: str) -> Iterator[None]:
     """Convert an exception of a file system to a DatasetError that names the folder."""
@@ -341,44 +334,27 @@ def _blaming(folder: str) -> Iterator[None]:
             raise DatasetError(f"cannot list {folder}: {wanted}; {message_of(error)}") from error
 
 
-def _refuse_empty(where: Location, folders: list[_FolderListing], endings: tuple[str, ...]) -> None:
-    empty = [listing.name for listing in folders if not len(listing.uris)]
-    if not empty:
-        return
-    some = ", ".join(map(repr, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
-    lack, remedy = f"{len(empty)} of {len(folders)} class folders hold no file", f": {some}; remove them, or"
-    if empty == [""]:
-        lack, remedy = "it holds no file", ";"
-    raise DatasetError(
-        f"{where.root}: {lack} that ends in {' or '.join(endings)}{remedy} name other endings with extensions="
-    )
-
-
-def _warn_of_others(kind: _FileKind, where: Location, folders: list[_FolderListing]) -> None:
-    if left_out := sum(listing.left_out for listing in folders):
-        example = min(listing.example for listing in folders if listing.left_out)
-        warnings.warn(
-            f"{where.root}: left out {counted(left_out, 'file')} whose names do not end as {kind.plural} do, for "
-            f"instance {example!r}; name the endings to read with extensions=",
-            stacklevel=_CALLER,
-        )
-
-
-def _warn_of_unnamed(kind: _FileKind, where: Location, folders: list[_FolderListing]) -> None:
-    unnamed = [path for listing in folders for path in listing.unnamed]
-    if unnamed:
+def _refuse_or_warn(kind: _FileKind, where: Location, folders: list[_FolderListing], endings: tuple[str, ...]) -> None:
+    """Raise DatasetError if a folder is empty; warn of files that are left out, first of those that explain it."""
+    if unnamed := [path for listing in folders for path in listing.unnamed]:
         warnings.warn(
             f"{where.root}: left out {len(unnamed)} {kind.plural} whose names are not UTF-8, for instance "
             f"{unnamed[0]!r}; rename them to train on them, too",
             stacklevel=_CALLER,
         )
-
-
-def _table_of(folders: list[_FolderListing], classes: bool) -> pa.Table:
-    counts = [len(listing.uris) for listing in folders]
-    spans = [
-        pa.concat_arrays([listing.uris for listing in folders]),
-        pa.array(np.zeros(sum(counts), np.int64)),  # each sample is a whole file and begins at its first byte
-        pa.array(np.concatenate([listing.lengths for listing in folders])),
-    ]
-    return table_of(spans, {LABEL.name: pa.array(np.repeat(np.arange(len(folders)), counts))} if classes else {})
+    if empty := [listing.name for listing in folders if not len(listing.uris)]:
+        some = ", ".join(map(repr, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        lack, remedy = f"{len(empty)} of {len(folders)} class folders hold no file", f": {some}; remove them, or"
+        if empty == [""]:
+            lack, remedy = "it holds no file", ";"
+        raise DatasetError(
+            f"{where.root}: {lack} that ends in {' or '.join(endings)}{remedy} name other endings with extensions="
+        )
+    left_out = [listing for listing in folders if listing.left_out]
+    if left_out and endings == kind.endings:  # explicit endings mean that the others are left out on purpose
+        example, count = min(listing.example for listing in left_out), sum(listing.left_out for listing in left_out)
+        warnings.warn(
+            f"{where.root}: left out {counted(count, 'file')} whose names do not end as {kind.plural} do, for "
+            f"instance {example!r}; name the endings to read with extensions=",
+            stacklevel=_CALLER,
+        )

@@ -11,7 +11,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,19 +159,9 @@ class _SavedDataset(Source):
             yield reader.schema, lambda columns: (batch.select(columns) for batch in reader)
 
     def tables(self, columns: Sequence[str], without: str) -> list[tuple[pa.Table, Locate]]:
-        return self.where.read_all(lambda name: self._table(name, columns, without), self.parts, self.kind)
-
-    def _table(self, name: str, columns: Sequence[str], without: str) -> tuple[pa.Table, Locate]:
-        found = _read_stream(self.where, name, columns=columns, without=without)
-        if found is None:
-            why = "it is compressed; name a folder with unpacked=, into which they are unpacked once"
-            raise DatasetError(f"single images of {join(self.where.root, name)} cannot be read: {why}")
-
-        def locate_in(address: int, nbytes: int) -> tuple[str, int] | None:
-            offset = address - found.base
-            return (name, offset) if 0 <= offset <= found.nbytes - nbytes else None
-
-        return found.table, locate_in
+        return self.where.read_all(
+            lambda name: _read_stream(self.where, name, columns=columns, without=without), self.parts, self.kind
+        )
 
 
 # ---- datasets of this process ----
@@ -256,20 +246,8 @@ _BUFFER_BYTES = 16 << 10
 """Bytes read per message: its small columns are read with it and need no further request."""
 
 
-@dataclass(frozen=True)
-class _StreamTable:
-    """A table in memory with the layout of its file of ``nbytes``, which begins at address ``base``.
-
-    Bytes that were left out are zeros.
-    """
-
-    table: pa.Table
-    base: int
-    nbytes: int
-
-
-def _read_stream(where: Location, name: str, *, columns: Sequence[str], without: str) -> _StreamTable | None:
-    """Read ``columns`` of an Arrow IPC stream file, and the column ``without`` except for its bytes.
+def _read_stream(where: Location, name: str, *, columns: Sequence[str], without: str) -> tuple[pa.Table, Locate]:
+    """Read ``columns`` of an Arrow IPC stream file, and the column ``without`` except for its bytes, which are zeros.
 
     Only the required byte ranges are read, so it is fast even for a file of large images in a bucket. pyarrow itself
     would read whole messages.
@@ -279,17 +257,17 @@ def _read_stream(where: Location, name: str, *, columns: Sequence[str], without:
         columns: columns to read completely.
         without: a binary column, or a struct with a binary field ``bytes``.
 
-    Returns:
-        None if the file is compressed, because single values cannot be located.
-
     Raises:
-        DatasetError: the file cannot be read, is not an Arrow IPC stream, or is truncated or damaged.
+        DatasetError: the file is compressed, so single values cannot be located; or it cannot be read, is not an Arrow
+            IPC stream, or is truncated or damaged.
     """
-    with dataset_errors(f"{join(where.root, name)} is not an Arrow IPC stream, or cannot be read"):
+    path = join(where.root, name)
+    with dataset_errors(f"{path} is not an Arrow IPC stream, or cannot be read"):
         with where.filesystem.open_input_file(join(where.base, name)) as raw:
             file = _Sparse(io.BufferedReader(raw, _BUFFER_BYTES), raw.size())
             if not _read_metadata(file):
-                return None
+                why = "it is compressed; name a folder with unpacked=, into which they are unpacked once"
+                raise DatasetError(f"single images of {path} cannot be read: {why}")
             table = pa.ipc.open_stream(file.buffer).read_all()
             for column in (*columns, without):
                 table[column].validate()  # pyarrow 26 crashes if nested columns have fewer rows than their parent
@@ -298,7 +276,12 @@ def _read_stream(where: Location, name: str, *, columns: Sequence[str], without:
                     file.fetch_buffers(chunk.buffers())
             for chunk in table[without].chunks:
                 file.fetch_buffers(_all_but_bytes(chunk))
-            return _StreamTable(table, file.buffer.address, file.nbytes)
+
+    def locate_in(address: int, nbytes: int) -> tuple[str, int] | None:
+        offset = address - file.buffer.address
+        return (name, offset) if 0 <= offset <= file.nbytes - nbytes else None
+
+    return table, locate_in
 
 
 class _Sparse:

@@ -17,7 +17,7 @@ import pyarrow.fs
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns, checked_fields
 from mbaas.dataset.readers.listing import Listing
-from mbaas.dataset.storage.faults import message_of
+from mbaas.dataset.storage.faults import dataset_errors
 from mbaas.dataset.storage.location import Location, NamedFiles, locate
 from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError
@@ -73,13 +73,10 @@ def read_manifest(
     table = _read_table(where, texts={uri_column}, encoding=encoding)
     columns = Columns(where.root, table)
     uris = columns.strings_of(uri_column)
-    taken = {uri_column, length_column}
     if label_column is None and LABEL.name in table.column_names:
         label_column = LABEL.name
     if fields is None:
-        fields = [
-            name for name in table.column_names if name not in {*taken, label_column} and columns.has_numbers(name)
-        ]
+        fields = columns.default_fields([uri_column, length_column, label_column])
     class_names, known = columns.fields(label_column, fields)
     files = NamedFiles.of(where, uris, root, filesystem)
     spans = files.spans(None if length_column is None else columns.lengths(length_column))
@@ -90,13 +87,9 @@ def _read_table(where: Location, *, texts: Collection[str], encoding: str | None
     ending = posixpath.splitext(where.base)[1].lower()
     if ending not in _FORMATS:
         raise ConfigError(f"a manifest must end in {', '.join(_FORMATS)}, got {where.root}")
-    try:
+    with dataset_errors(f"cannot read the manifest {where.root}"):
         with where.filesystem.open_input_file(where.base) as file:
             table = _parse(file, ending, texts, encoding)
-    except _TableError as error:
-        raise DatasetError(f"cannot read the manifest {where.root}: {error}") from None
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"cannot read the manifest {where.root}: {message_of(error)}") from error
     if not len(table):
         raise DatasetError(f"the manifest {where.root} has no rows")
     try:
@@ -138,18 +131,13 @@ _MISSING = pa.array(["nan", "NaN", "NA", "N/A", "#N/A", "null", "NULL", "None"])
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
-class _TableError(ValueError):
-    """A table that cannot be parsed; the message is one clause."""
-
-
 def _parse_csv(content: bytes, *, delimiter: str, texts: Collection[str], encoding: str | None) -> pa.Table:
     """Parse a CSV file. Columns ``texts`` always stay strings.
 
     Any other column is numeric or boolean if all of its values are. Empty values are null.
 
     Raises:
-        _TableError: the contents do not match ``encoding``, a Python codec (None: UTF-8).
-        pa.ArrowException: the file cannot be parsed.
+        pa.ArrowException: the contents do not match ``encoding``, a Python codec (None: UTF-8), or cannot be parsed.
     """
     # Here: importing all readers takes longer than reading most tables.
     from pyarrow import csv as arrow_csv
@@ -171,11 +159,7 @@ def _parse_csv(content: bytes, *, delimiter: str, texts: Collection[str], encodi
 
 
 def _parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
-    """Parse JSON lines, or one array of objects; see `_parse_csv` for ``encoding`` and errors.
-
-    Raises:
-        _TableError: also for a row that is not an object.
-    """
+    """Parse JSON lines, or one array of objects; see `_parse_csv` for ``encoding`` and errors."""
     from pyarrow import json as arrow_json
 
     lines = _decoded(content, encoding).encode()
@@ -184,9 +168,9 @@ def _parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
             rows = msgspec.json.decode(lines, type=list[msgspec.Raw])
             lines = b"\n".join(msgspec.json.format(bytes(row), indent=-1) for row in rows)  # one line each
         except msgspec.DecodeError as error:
-            raise _TableError(str(error)) from None
+            raise pa.ArrowInvalid(str(error)) from None
     if _NULL_ROW.search(lines):  # pyarrow 26 crashes if a block begins with a null line
-        raise _TableError("a row is null, and must be an object with a value for each column")
+        raise pa.ArrowInvalid("a row is null, and must be an object with a value for each column")
 
     def read(schema: pa.Schema | None) -> pa.Table:
         return arrow_json.read_json(
@@ -222,14 +206,14 @@ def _typed(column: pa.ChunkedArray) -> pa.Array:
 def _decoded(content: bytes, encoding: str | None) -> str:
     named = encoding or "utf-8"
     if encoding is None and content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise _TableError("by its byte order mark it is UTF-16, and not UTF-8: read it with encoding='utf-16'")
+        raise pa.ArrowInvalid("by its byte order mark it is UTF-16, and not UTF-8: read it with encoding='utf-16'")
     try:
         return content.decode(named).removeprefix("\ufeff")
     except LookupError:
-        raise _TableError(f"encoding must be a codec of Python's, such as 'latin-1', got {encoding!r}") from None
+        raise pa.ArrowInvalid(f"encoding must be a codec of Python's, such as 'latin-1', got {encoding!r}") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise _TableError(
+        raise pa.ArrowInvalid(
             f"line {line} is not {named.upper()}: it has the byte 0x{content[error.start]:02x}; read it with its "
             "encoding, such as encoding='latin-1'"
         ) from None

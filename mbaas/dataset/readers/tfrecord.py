@@ -13,7 +13,7 @@ import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
-from mbaas.dataset.readers.shards import ShardSample, indexed_once
+from mbaas.dataset.readers.listing import ShardSample, indexed_once
 from mbaas.errors import DatasetError
 
 
@@ -72,30 +72,23 @@ def read_tfrecord(
 
 def _samples_of(file: BinaryIO, nbytes: int, shard: str, image: str, columns: tuple[str, ...]) -> Iterator[ShardSample]:
     for number, record in enumerate(_records(file, nbytes, shard)):
-        found, names = _features_of(file, record, shard, spans=[image], values=columns)
+        found, names = _features_of(file, record, shard, (image, *columns), columns)
         for name in (image, *columns):
             if name not in found:
                 there = ", ".join(map(repr, sorted(names))) or "none"
                 raise DatasetError(f"{shard}: record {number} has no feature {name!r}; it has {there}")
-        span = _only(found[image].spans, f"{shard}: the feature {image!a} of record {number}")
-        values = {
-            name: _as_text(found[name].values, f"{shard}: the feature {name!a} of record {number}") for name in columns
-        }
-        yield ShardSample(str(number), span.offset, span.length, values)
-
-
-def _only(spans: list[_Span], feature: str) -> _Span:
-    if len(spans) != 1:
-        has = f"has {len(spans)}" if spans else "has none"
-        raise DatasetError(f"{feature} must have one value of bytes, but {has}")
-    return spans[0]
-
-
-def _as_text(values: Any, feature: str) -> list[Any]:
-    try:
-        return [value.decode() if isinstance(value, bytes) else value for value in values]
-    except UnicodeDecodeError:
-        raise DatasetError(f"{feature} must have numbers or text, but has bytes that are not text") from None
+        spans, _ = found[image]
+        if len(spans) != 1:
+            has = f"must have one value of bytes, but has {len(spans) or 'none'}"
+            raise DatasetError(f"{shard}: the feature {image!a} of record {number} {has}")
+        values: dict[str, list[Any]] = {}
+        for name in columns:
+            try:
+                values[name] = [value.decode() if isinstance(value, bytes) else value for value in found[name][1]]
+            except UnicodeDecodeError:
+                wrong = "must have numbers or text, but has bytes that are not text"
+                raise DatasetError(f"{shard}: the feature {name!a} of record {number} {wrong}") from None
+        yield ShardSample(str(number), spans[0].offset, spans[0].length, values)
 
 
 # ---- records and Examples ----
@@ -120,15 +113,8 @@ class _Span(NamedTuple):
     length: int
 
 
-_Values: TypeAlias = list[bytes] | list[float] | list[int]
-"""Contents of a feature: strings or bytes, floats, or integers."""
-
-
-class _Feature(NamedTuple):
-    """A feature of an Example: positions of its strings or bytes in the file, and its values, None if not requested."""
-
-    spans: list[_Span]
-    values: _Values | None
+_Feature: TypeAlias = tuple[list[_Span], Sequence[bytes | float | int]]
+"""A feature of an Example: positions of its strings or bytes in the file, and its values, empty if not requested."""
 
 
 def _records(file: BinaryIO, nbytes: int, shard: str) -> Iterator[_Span]:
@@ -163,11 +149,11 @@ def _description(header: bytes, at: int) -> str:
 
 
 def _features_of(
-    file: BinaryIO, record: _Span, shard: str, *, spans: Collection[str], values: Collection[str]
+    file: BinaryIO, record: _Span, shard: str, wanted: Collection[str], to_read: Collection[str]
 ) -> tuple[dict[str, _Feature], list[str]]:
-    """Return the requested features of a record's Example, if they exist, and the names of all its features.
+    """Return the features ``wanted`` of a record's Example, if they exist, and the names of all its features.
 
-    The positions of features ``spans`` are located, and features ``values`` are read.
+    The values of features ``to_read`` are read.
 
     Raises:
         DatasetError: the record is not an Example.
@@ -180,8 +166,8 @@ def _features_of(
             for entry in source.messages(features, _FEATURE):
                 name = b"".join(source.read(key) for key in source.messages(entry, _KEY)).decode()
                 names.append(name)
-                if name in spans or name in values:
-                    found[name] = _feature(source, entry, to_read=name in values)
+                if name in wanted:
+                    found[name] = _feature(source, entry, to_read=name in to_read)
     except (ValueError, struct.error) as error:
         raise DatasetError(f"{shard}: the record at byte {record.offset:,} is not an Example: {error}") from None
     return found, names
@@ -189,7 +175,7 @@ def _features_of(
 
 def _feature(source: _Source, entry: _Span, *, to_read: bool) -> _Feature:
     spans: list[_Span] = []
-    values: _Values = []
+    values: Sequence[bytes | float | int] = []
     for feature in source.messages(entry, _VALUE):
         for kind, wire_type, at in source.fields(feature):
             if wire_type != _LENGTH or kind not in (_BYTES, _FLOATS, _INTS):
@@ -199,7 +185,7 @@ def _feature(source: _Source, entry: _Span, *, to_read: bool) -> _Feature:
                 values = [source.read(span) for span in spans] if to_read else []
             elif to_read:
                 values = _floats(source, at) if kind == _FLOATS else _ints(source, at)
-    return _Feature(spans, values if to_read else None)
+    return spans, values
 
 
 def _floats(source: _Source, of: _Span) -> list[float]:

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, BinaryIO, NamedTuple
@@ -16,7 +16,7 @@ import pyarrow.fs
 
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
-from mbaas.dataset.readers.shards import Omission, ShardSample, indexed_once
+from mbaas.dataset.readers.listing import Omission, ShardSample, indexed_once
 from mbaas.dataset.storage.faults import message_of
 from mbaas.errors import ConfigError, DatasetError, shown
 
@@ -64,48 +64,20 @@ def read_webdataset(
             or lacks a label or field. The message names the shard and the sample. Also if ``listing`` cannot be read or
             written, is damaged, or belongs to other shards or options.
     """
-    wanted = _Request(_checked_endings(image_column), label_column, checked_fields(fields, "keys") or ())
+    images, known = _checked_endings(image_column), checked_fields(fields, "keys") or ()
+    has_cls = label_column == _CLS
+    keys = tuple(dict.fromkeys([*([] if has_cls or label_column is None else [label_column]), *known]))
     return indexed_once(
         path,
         filesystem,
         listing,
         writer="read_webdataset",
-        options={"image_column": wanted.images, "label_column": label_column, "fields": wanted.fields},
-        label=_CLS_COLUMN if label_column == _CLS else label_column,
-        fields=wanted.fields,
-        columns=wanted.columns,
-        find=partial(_samples_of, wanted=wanted),
+        options={"image_column": images, "label_column": label_column, "fields": known},
+        label=_CLS_COLUMN if has_cls else label_column,
+        fields=known,
+        columns=(*([_CLS_COLUMN] if has_cls else []), *keys),
+        find=partial(_samples_of, images=images, has_cls=has_cls, keys=keys),
     )
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The requested contents of each sample; see `read_webdataset`.
-
-    Attributes:
-        images: endings in lower case.
-        label, fields: arguments of `read_webdataset`.
-    """
-
-    images: tuple[str, ...]
-    label: str | None
-    fields: tuple[str, ...]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Required keys of the JSON object, without duplicates."""
-        label = [self.label] if self.label is not None and self.label != _CLS else []
-        return tuple(dict.fromkeys([*label, *self.fields]))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the values that `_values_of` returns."""
-        return (*([_CLS_COLUMN] if self.label == _CLS else []), *self.keys)
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Endings of the members to read."""
-        return (*([_CLS] if self.label == _CLS else []), *([_JSON] if self.keys else []))
 
 
 def _checked_endings(image: str | Sequence[str]) -> tuple[str, ...]:
@@ -119,62 +91,61 @@ def _checked_endings(image: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(ending.lower() for ending in endings)
 
 
-def _samples_of(file: BinaryIO, nbytes: int, shard: str, wanted: _Request) -> Iterator[ShardSample | Omission]:
-    for sample in tar_samples(file, nbytes, shard=shard, images=wanted.images, read=wanted.members):
+def _samples_of(
+    file: BinaryIO, nbytes: int, shard: str, images: tuple[str, ...], has_cls: bool, keys: tuple[str, ...]
+) -> Iterator[ShardSample | Omission]:
+    """Yield samples with the label of the member .cls if ``has_cls``, and the values of ``keys`` of the JSON object."""
+    read = (*([_CLS] if has_cls else []), *([_JSON] if keys else []))
+    for sample in tar_samples(file, nbytes, shard=shard, images=images, read=read):
         if isinstance(sample, Omission):
             yield sample
             continue
-        image = _image_of(sample, shard, wanted.images)
+        if len(sample.images) != 1:
+            raise DatasetError(
+                f"{shard}: the sample {sample.key!a} has {len(sample.images) or 'no'} images instead of one: its "
+                f"members end in {_dotted(sample.endings)}, and images in {_dotted(images)}; "
+                "name others with image_column="
+            )
+        for ending in read:
+            if ending not in sample.contents:
+                hint = "; label_column=None leaves labels out" if ending == _CLS else ""
+                raise DatasetError(f"{shard}: the sample {sample.key!a} has no member that ends in .{ending}{hint}")
+        values = {_CLS_COLUMN: _number_in(sample, shard)} if has_cls else {}
+        values |= _values_of(sample, shard, keys) if keys else {}
+        image = sample.images[0]
         # A member name is bytes, which may not be valid text.
         member = image.name.encode(errors="surrogateescape").decode(errors="replace")
-        yield ShardSample(member, image.offset, image.length, _values_of(sample, shard, wanted))
+        yield ShardSample(member, image.offset, image.length, values)
 
 
-def _image_of(sample: TarSample, shard: str, images: tuple[str, ...]) -> Member:
-    if len(sample.images) == 1:
-        return sample.images[0]
-    there = ", ".join(f".{ending}" for ending in sample.endings)
-    has = f"has {len(sample.images) or 'no'} images instead of one"
-    raise DatasetError(
-        f"{shard}: the sample {sample.key!a} {has}: its members end in {there}, and images in "
-        f"{', '.join(f'.{ending}' for ending in images)}; name others with image_column="
-    )
+def _dotted(endings: Iterable[str]) -> str:
+    return ", ".join(f".{ending}" for ending in endings)
 
 
-def _values_of(sample: TarSample, shard: str, wanted: _Request) -> dict[str, Any]:
-    for ending in wanted.members:
-        if ending not in sample.contents:
-            hint = "; label_column=None leaves labels out" if ending == _CLS else ""
-            raise DatasetError(f"{shard}: the sample {sample.key!a} has no member that ends in .{ending}{hint}")
-    found: dict[str, Any] = {}
-    if _CLS in wanted.members:
-        text = sample.contents[_CLS]
-        try:
-            found[_CLS_COLUMN] = int(text)
-        except ValueError:
-            raise DatasetError(
-                f"{shard}: the label in {sample.key + '.cls'!a} must be the text of an integer, got {shown(text)}"
-            ) from None
-    if wanted.keys:
-        known = _object_of(sample.contents[_JSON], f"{shard}: the member {sample.key + '.json'!a}")
-        for key in wanted.keys:
-            if known.get(key) is None:
-                there = ", ".join(map(repr, known)) or "nothing"
-                raise DatasetError(
-                    f"{shard}: the member {sample.key + '.json'!a} must have a value for {key!r}; it has {there}"
-                )
-            found[key] = known[key]
-    return found
-
-
-def _object_of(content: bytes, member: str) -> dict[str, Any]:
+def _number_in(sample: TarSample, shard: str) -> int:
+    text = sample.contents[_CLS]
     try:
-        found = json.loads(content)
+        return int(text)
+    except ValueError:
+        raise DatasetError(
+            f"{shard}: the label in {sample.key + '.cls'!a} must be the text of an integer, got {shown(text)}"
+        ) from None
+
+
+def _values_of(sample: TarSample, shard: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    member = f"{shard}: the member {sample.key + '.json'!a}"
+    try:
+        found = json.loads(sample.contents[_JSON])
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{member} must be a JSON object: {error}") from None
     if not isinstance(found, dict):
         raise DatasetError(f"{member} must be a JSON object, got {shown(found)}")
-    return found
+    for key in keys:
+        if found.get(key) is None:
+            raise DatasetError(
+                f"{member} must have a value for {key!r}; it has {', '.join(map(repr, found)) or 'nothing'}"
+            )
+    return {key: found[key] for key in keys}
 
 
 # ---- tar files ----
@@ -239,72 +210,73 @@ def tar_samples(
     """
     headers = _Headers(file, nbytes, shard)
     sample: TarSample | None = None
-    archive = 0
-    for header in headers:
-        if isinstance(header, Omission):
-            yield header
+    for member in headers:
+        if isinstance(member, Omission):
+            yield member
             continue
-        named = _NAME.fullmatch(header.info.name)
-        if named is None or _ABOUT_SHARD.match(header.info.name):
-            continue
-        key, ending = named[1], named[2].lower()
-        if header.info.islnk() or header.info.issym():
-            if ending not in images and ending not in read:
-                continue
-            if (target := headers.target(header.info)) is None:
-                reason = f"is a link to {header.info.linkname!a}, which is not in the shard"
-                yield Omission(f"{shard}: the member {header.info.name!a} {reason}")
-                continue
-        else:
-            target = header.info
-        if sample is None or key != sample.key or header.archive != archive:
+        if member is None:  # a sample does not continue in the next archive
             if sample is not None:
                 yield sample
-            sample, archive = TarSample(key), header.archive
+            sample = None
+            continue
+        named = _NAME.fullmatch(member.name)
+        if named is None or _ABOUT_SHARD.match(member.name):
+            continue
+        key, ending = named[1], named[2].lower()
+        target: tarfile.TarInfo | None = member
+        if member.islnk() or member.issym():
+            if ending not in images and ending not in read:
+                continue
+            target = headers.target(member)
+        if target is None:
+            reason = f"is a link to {member.linkname!a}, which is not in the shard"
+            yield Omission(f"{shard}: the member {member.name!a} {reason}")
+            continue
+        if sample is None or key != sample.key:
+            if sample is not None:
+                yield sample
+            sample = TarSample(key)
         if ending in sample.endings:
             raise DatasetError(f"{shard}: the sample {key!a} has two members that end in .{ending}")
         sample.endings.append(ending)
         if target.issparse() and (ending in images or ending in read):
             raise DatasetError(f"{shard}: the member {target.name!a} is stored without its holes (a sparse file)")
         if ending in images:
-            sample.images.append(Member(header.info.name, target.offset_data, target.size))
+            sample.images.append(Member(member.name, target.offset_data, target.size))
         if ending in read:
             file.seek(target.offset_data)
             sample.contents[ending] = file.read(target.size)
-    if sample is not None:
-        yield sample
-
-
-class _Header(NamedTuple):
-    """A file or link; ``archive`` is the index of its concatenated tar file."""
-
-    info: tarfile.TarInfo
-    archive: int
 
 
 class _Headers:
-    """Iterates over files and links; raises DatasetError if the tar file is compressed, truncated or damaged."""
+    """Iterates over files and links, with None at the end of each concatenated archive.
+
+    Raises DatasetError if the tar file is compressed, truncated or damaged.
+    """
 
     def __init__(self, file: BinaryIO, nbytes: int, shard: str) -> None:
         self._file, self._nbytes, self._shard = file, nbytes, shard
 
-    def __iter__(self) -> Iterator[_Header | Omission]:
-        self._refuse_compressed()
-        archive, start = 0, 0
+    def __iter__(self) -> Iterator[tarfile.TarInfo | Omission | None]:
+        self._file.seek(0)
+        begins = self._file.read(6)
+        if how := next((how for signature, how in _COMPRESSED.items() if begins.startswith(signature)), None):
+            wanted = "must be a plain tar file, so that single members can be read: decompress it"
+            raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
+        start = 0
         while True:
-            if archive:
-                self._file.seek(start)
-                try:
-                    tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), _ENCODING, _ERRORS)
-                except tarfile.HeaderError:
-                    what = "which is neither zeros nor another tar file"
-                    yield Omission(f"{self._shard}: all after the end mark, from byte {start:,} on, {what}")
-                    return
-            end = yield from self._of_archive(archive, start)
-            found = self._next_archive(end)
-            if found is None:
+            end = yield from self._of_archive(start)
+            yield None
+            if (following := self._next_archive(end)) is None:
                 return
-            archive, start = archive + 1, found
+            start = following
+            self._file.seek(start)
+            try:
+                tarfile.TarInfo.frombuf(self._file.read(tarfile.BLOCKSIZE), _ENCODING, _ERRORS)
+            except tarfile.HeaderError:
+                what = "which is neither zeros nor another tar file"
+                yield Omission(f"{self._shard}: all after the end mark, from byte {start:,} on, {what}")
+                return
 
     def target(self, link: tarfile.TarInfo) -> tarfile.TarInfo | None:
         # Like `tarfile`: a hard link leads to the last earlier member with its target name, because names may
@@ -325,20 +297,12 @@ class _Headers:
     def _by_name(self) -> dict[str, list[tarfile.TarInfo]]:
         # Only needed for a shard with links, because they may lead to later members.
         found: dict[str, list[tarfile.TarInfo]] = {}
-        for header in self:
-            if isinstance(header, _Header):
-                found.setdefault(posixpath.normpath(header.info.name), []).append(header.info)
+        for info in self:
+            if isinstance(info, tarfile.TarInfo):
+                found.setdefault(posixpath.normpath(info.name), []).append(info)
         return found
 
-    def _refuse_compressed(self) -> None:
-        self._file.seek(0)
-        start = self._file.read(6)
-        for signature, how in _COMPRESSED.items():
-            if start.startswith(signature):
-                wanted = "must be a plain tar file, so that single members can be read: decompress it"
-                raise DatasetError(f"{self._shard} is compressed by {how}, but {wanted}")
-
-    def _of_archive(self, archive: int, start: int) -> Generator[_Header, None, int]:
+    def _of_archive(self, start: int) -> Generator[tarfile.TarInfo, None, int]:
         """Yield the members of one archive; return the position of its end mark."""
         shard, nbytes = self._shard, self._nbytes
         try:
@@ -355,7 +319,7 @@ class _Headers:
                 if found.type == _CONTINUED:
                     raise DatasetError(f"{shard}: the member {found.name!a} begins in another volume of the tar file")
                 if found.isreg() or found.islnk() or found.issym():
-                    yield _Header(found, archive)
+                    yield found
         except (DatasetError, OSError):
             raise
         except Exception as error:  # invalid headers also raise exceptions other than tarfile's

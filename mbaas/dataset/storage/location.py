@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 import re
@@ -90,7 +91,8 @@ def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None
     """
     text = os.fspath(uri)
     is_local = "://" not in text if filesystem is None else isinstance(filesystem, pyarrow.fs.LocalFileSystem)
-    if "\0" in text or not _is_utf8(as_utf8(text) if is_local else text):
+    # Surrogates are Python's form of a path with other bytes.
+    if re.search("[\0\ud800-\udfff]", as_utf8(text) if is_local else text):
         raise DatasetError(f"cannot open {text!a}: expected a path or URI that is UTF-8 text, without null characters")
     if is_local:
         # Absolute, because other processes that read from it have other working directories.
@@ -108,22 +110,14 @@ def as_utf8(path: str) -> str:
     Python decodes names with the locale: in Latin-1, each byte of an accented letter is a character. A name whose bytes
     are not UTF-8 is returned unchanged, because it comes from a text file, such as a feed file.
     """
-    return "/".join(map(_name_as_utf8, path.split("/")))
 
+    def decoded(name: str) -> str:
+        try:
+            return os.fsencode(name).decode()
+        except UnicodeError:
+            return name
 
-def _name_as_utf8(name: str) -> str:
-    try:
-        return os.fsencode(name).decode()
-    except UnicodeError:
-        return name
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # Python's form of a path with other bytes
-        return False
-    return True
+    return "/".join(map(decoded, path.split("/")))
 
 
 def without_secrets(uri: str) -> str:
@@ -170,14 +164,9 @@ def file_infos(where: Location, names: list[str]) -> list[FileInfo]:
     where = where.for_listing()
     paths = [join(where.base, name) for name in names]
     parts = [paths[start : start + _FILES_PER_CALL] for start in range(0, len(paths), _FILES_PER_CALL)]
-
-    def look_up(part: list[str]) -> list[FileInfo]:
-        infos: list[FileInfo] = where.filesystem.get_file_info(part)
-        return infos
-
     with dataset_errors(f"cannot look for the files of {where.root}"):
-        infos = where.read_all(look_up, parts, "files", local=1, amount=len, total=len(paths))
-    return [*chain.from_iterable(infos)]
+        found = where.read_all(where.filesystem.get_file_info, parts, "files", local=1, amount=len, total=len(paths))
+    return [*chain.from_iterable(found)]
 
 
 def missing(info: FileInfo) -> str | None:
@@ -255,7 +244,7 @@ class NamedFiles:
 
 
 def _below(where: Location, uri: str) -> str | None:
-    """Return a file's name below the folder, with ``..`` only in front; None if it cannot be there."""
+    """Return a file's name below the folder, with ``..`` only in front; None if it is elsewhere."""
     path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
     if ".." in path.split("/"):
         path = posixpath.normpath(path)
@@ -269,13 +258,9 @@ def _raised(where: Location, names: list[str]) -> tuple[Location, list[str]]:
     up = max((name.split("/").count("..") for name in names), default=0)
     if not up:
         return where, names
-    base, root = where.base, where.root
-    steps = []
-    for _ in range(up):
-        steps.append(posixpath.basename(base))
-        base, root = posixpath.dirname(base), posixpath.dirname(root)
-    beside = "/".join(reversed(steps))
-    return replace(where, base=base, root=root), [posixpath.normpath(f"{beside}/{name}") for name in names]
+    base, *steps = where.base.rsplit("/", up)
+    raised = replace(where, base=base or "/", root=where.root.rsplit("/", up)[0] or "/")
+    return raised, [posixpath.normpath("/".join([*steps, name])) for name in names]
 
 
 # ---- files named by patterns ----
@@ -345,10 +330,7 @@ def _expanded(pattern: str) -> Iterator[str]:
     # Like a shell, but without nested braces.
     *parts, rest = _BRACES.split(pattern)
     texts, choices = [*parts[::2], rest], [_choices(pattern, part[1:-1]) for part in parts[1::2]]
-    count = 1
-    for each in choices:
-        count *= len(each)
-    if count > _MOST_SHARDS:
+    if math.prod(map(len, choices)) > _MOST_SHARDS:
         raise ConfigError(f"a pattern must name at most {_MOST_SHARDS:,} shards, got {pattern!r}", option="path")
     for chosen in product(*choices):
         yield texts[0] + "".join(part + text for part, text in zip(map(str, chosen), texts[1:], strict=True))

@@ -37,25 +37,16 @@ ATTEMPTS, TOTAL_S = 20, 20.0
 """Default limits. Usually the time is the limit: a store has 15 to 20 s to respond."""
 
 
-class GaveUpError(Exception):
-    """A read that failed in all allowed attempts within ``elapsed_s``; ``last`` is the last exception."""
-
-    def __init__(self, attempts: int, elapsed_s: float, last: BaseException) -> None:
-        super().__init__(f"{counted(attempts, 'attempt')} in {seconds(elapsed_s)}, the last answer was: {last}")
-        self.attempts = attempts
-        self.elapsed_s = elapsed_s
-        self.last = last
-
-
 def retrying(
     *, attempts: int = ATTEMPTS, total_s: float = TOTAL_S, sleep: Callable[[float], None] = time.sleep
 ) -> Retrying:
     """Return a caller of functions that retries after transient errors. Safe to share between threads.
 
-    ``retrying()(function, *arguments)`` returns the function's first result. It raises `GaveUpError` after ``attempts``
-    failed calls, or if another call would begin later than ``total_s`` after the first. Calls are not interrupted. Any
-    other error is raised at once. Pauses have full jitter, so that readers that failed together do not retry together
-    (AWS Architecture Blog, "Exponential Backoff And Jitter", 2015).
+    ``retrying()(function, *arguments)`` returns the function's first result. It gives up after ``attempts`` failed
+    calls, or if another call would begin later than ``total_s`` after the first, and raises the last error; a
+    `BadSampleError` then contains the number of attempts. Calls are not interrupted. Any other error is raised at once.
+    Pauses have full jitter, so that readers that failed together do not retry together (AWS Architecture Blog,
+    "Exponential Backoff And Jitter", 2015).
 
     Raises:
         ConfigError: ``attempts`` is below 1, or ``total_s`` below 0.
@@ -84,10 +75,7 @@ async def retry_async(
     async def attempt() -> _T:
         return await read()  # tenacity only awaits coroutine functions, and ``read`` may be any callable
 
-    try:
-        found: _T = await retry(attempt)
-    except GaveUpError as gave_up:
-        raise _error_of(gave_up) from gave_up.last
+    found: _T = await retry(attempt)
     return found
 
 
@@ -97,7 +85,10 @@ def _give_up(state: RetryCallState) -> NoReturn:
     assert state.seconds_since_start is not None
     last = state.outcome.exception()
     assert last is not None
-    raise GaveUpError(state.attempt_number, state.seconds_since_start, last) from last
+    if not isinstance(last, BadSampleError):  # a third-party reader
+        raise last
+    tried = f"{counted(state.attempt_number, 'attempt')} in {seconds(state.seconds_since_start)}"
+    raise BadSampleError(last.uri, f"{last.reason} ({tried})") from last
 
 
 _PACE: dict[str, Any] = {
@@ -113,15 +104,4 @@ class PatientReader(SampleReader):
         self._inner, self._retry = inner, retry or retrying()
 
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
-        try:
-            self._retry(self._inner.read_into, sample_id, buffer)
-        except GaveUpError as gave_up:
-            raise _error_of(gave_up) from gave_up.last
-
-
-def _error_of(gave_up: GaveUpError) -> BaseException:
-    last = gave_up.last
-    if not isinstance(last, BadSampleError):  # a third-party reader
-        return last
-    tried = f"{counted(gave_up.attempts, 'attempt')} in {seconds(gave_up.elapsed_s)}"
-    return BadSampleError(last.uri, f"{last.reason} ({tried})")
+        self._retry(self._inner.read_into, sample_id, buffer)

@@ -16,8 +16,7 @@ from mbaas.tools.chaos.network import Network
 from mbaas.tools.chaos.nodes import Nodes
 from mbaas.tools.chaos.participants import Participant, alive, kill, participants, pause, resume
 from mbaas.tools.chaos.plan import Fault, Strike
-from mbaas.tools.chaos.server import Server
-from mbaas.tools.chaos.storage import Trouble
+from mbaas.tools.chaos.search import Server
 
 FIND_S = 5.0
 """Longest wait of a fault for a target, which may still be recovering from an earlier fault."""
@@ -58,20 +57,15 @@ class FaultOutcome:
         return f"{self.kind}: {', '.join(self.met) or 'met nobody'}"
 
 
-@dataclass(frozen=True)
-class OurSearch:
-    """The parts of the default search that faults can hit: the program that serves its feed, and its storage."""
-
-    server: Server
-    trouble: Trouble
-
-
 class Injector:
-    """Executes faults, and undoes the temporary ones. `search` is None if a user's command runs."""
+    """Executes faults, and undoes the temporary ones.
 
-    def __init__(self, nodes: Nodes | Network, say: Callable[[str], None]) -> None:
+    `server` is the program that serves the default search; None if a user's command runs.
+    """
+
+    def __init__(self, nodes: Nodes, say: Callable[[str], None]) -> None:
         self._nodes, self._say = nodes, say
-        self.search: OurSearch | None = None
+        self.server: Server | None = None
         self._due: list[tuple[float, int, Callable[[], Any]]] = []  # a heap of (time, unique number, undo)
         self._numbers = itertools.count()
         self._end_trouble: Callable[[], Any] = lambda: None
@@ -101,27 +95,23 @@ class Injector:
     def _action_of(
         self, strike: Strike, taken: set[int], outcome: FaultOutcome, *, is_burst: bool
     ) -> Callable[[], Any] | None:
-        if strike.target == "storage":
-            return lambda: self._disturb(strike, outcome)
-        if strike.target == "driver":
-            return lambda: self._strike_driver(strike, outcome)
-        if strike.action == "add":
-            return lambda: self._add_for_a_while(strike, outcome)
+        if strike.target in ("storage", "driver") or strike.action == "add":
+            others = {"storage": self._disturb, "driver": self._strike_driver}
+            return partial(others.get(strike.target, self._add_for_a_while), strike, outcome)
         if strike.target in ("node", "nodes", "raylet", "link"):
             there = self._wait(lambda: [node for node in self._nodes.there if self._is_up(node)])
             if not there:
                 return None
+            node = there[int(strike.which * len(there))]
             if strike.target == "link":
-                node = there[int(strike.which * len(there))]
-                return lambda: self._strike_link(strike, node, outcome)
-            chosen = there if strike.target == "nodes" else [there[int(strike.which * len(there))]]
-            return lambda: self._strike_nodes(strike, chosen, outcome)
+                return partial(self._strike_link, strike, node, outcome)
+            return partial(self._strike_nodes, strike, there if strike.target == "nodes" else [node], outcome)
         pool = self._wait(lambda: self._pool(strike, taken, is_burst=is_burst))
         if not pool:
             return None
         victim = pool[int(strike.which * len(pool))]
         taken.add(victim.pid)
-        return lambda: self._strike_process(strike, victim, outcome)
+        return partial(self._strike_process, strike, victim, outcome)
 
     def _wait(self, look: Callable[[], list[Any]]) -> list[Any]:
         end = time.monotonic() + FIND_S
@@ -142,15 +132,14 @@ class Injector:
         outcome.pids.add(victim.pid)
         if strike.action == "pause":
             label += f" for {seconds(strike.lasts_s)}"
-            self._paused.add(victim.pid)
-            self._later(strike.lasts_s, partial(self._resume, [victim.pid], partial(resume, victim.pid)))
+            self._resume_later(strike, [victim.pid], partial(resume, victim.pid))
         outcome.met.append(label)
 
     def _strike_driver(self, strike: Strike, outcome: FaultOutcome) -> None:
-        if self.search is None or not alive(pid := self.search.server.pid):  # still restarting
+        if self.server is None or not alive(pid := self.server.pid):  # still restarting
             outcome.happened = False
             return
-        self.search.server.kill(strike.lasts_s)
+        self.server.kill(strike.lasts_s)
         outcome.met.append(f"the program that serves ({pid}), back in {seconds(strike.lasts_s)}")
 
     def _strike_nodes(self, strike: Strike, chosen: list[Any], outcome: FaultOutcome) -> None:
@@ -160,16 +149,15 @@ class Injector:
             label = f"node {node.node_id[:8]} ({len(pids)} processes)"
             if strike.action == "pause":
                 label += f" for {seconds(strike.lasts_s)}"
-                self._paused.update(pids)
-                go_on = self._nodes.pause(node)
-                self._later(strike.lasts_s, partial(self._resume, pids, go_on))
+                self._resume_later(strike, pids, self._nodes.pause(node))
             elif strike.action == "drain":
                 label += f", {seconds(strike.lasts_s)} after notice"
                 self._nodes.drain(node, strike.lasts_s)
                 self._start_soon()  # like an autoscaler, which also receives the notice
                 self._later(strike.lasts_s, partial(self._reclaim, node))
             else:
-                self._end_node(strike, node)
+                ends = self._nodes.kill_raylet if strike.target == "raylet" else self._nodes.kill
+                (self._nodes.remove if strike.action == "remove" else ends)(node)
                 self._later(strike.lasts_s, self._start_soon)
             outcome.met.append(label)
 
@@ -181,14 +169,6 @@ class Injector:
 
     def _reclaim(self, node: Any) -> None:
         if node in self._nodes.there:  # an idle node may have exited already
-            self._nodes.kill(node)
-
-    def _end_node(self, strike: Strike, node: Any) -> None:
-        if strike.action == "remove":
-            self._nodes.remove(node)
-        elif strike.target == "raylet":
-            self._nodes.kill_raylet(node)
-        else:
             self._nodes.kill(node)
 
     def _add_for_a_while(self, strike: Strike, outcome: FaultOutcome) -> None:
@@ -207,11 +187,11 @@ class Injector:
         self._later(strike.lasts_s, leave)
 
     def _disturb(self, strike: Strike, outcome: FaultOutcome) -> None:
-        if self.search is None:
+        if self.server is None:
             outcome.happened = False
             return
         self._end_trouble()  # one at a time: all processes share one switch
-        trouble = self.search.trouble
+        trouble = self.server.trouble
         before, over = trouble.met, False
         trouble.begin(strike.action)
         outcome.met.append(f"for {seconds(strike.lasts_s)}")
@@ -243,8 +223,8 @@ class Injector:
             if not alive(self._nodes.raylet(node)):  # paused until Ray declared it dead; it exited when it found out
                 self._nodes.kill(node)
                 self._start_soon()
-        if self.search is not None:
-            self.search.server.look_after(at_once=all_of_it)
+        if self.server is not None:
+            self.server.look_after(at_once=all_of_it)
         if all_of_it:
             for starting in self._starting:
                 starting.result()
@@ -262,9 +242,14 @@ class Injector:
                 self._say(f"another node is started: {error}")
         return None
 
-    def _resume(self, pids: list[int], resume: Callable[[], Any]) -> None:
-        self._paused.difference_update(pids)
-        resume()
+    def _resume_later(self, strike: Strike, pids: list[int], resume: Callable[[], Any]) -> None:
+        self._paused.update(pids)
+
+        def undo() -> None:
+            self._paused.difference_update(pids)
+            resume()
+
+        self._later(strike.lasts_s, undo)
 
     def _is_up(self, node: Any) -> bool:
         return self._is_running(self._nodes.raylet(node))

@@ -3,223 +3,114 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import ctypes
 import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
-import ray
 
-from mbaas.base.units import seconds
-from mbaas.errors import ResourceError, WaitTimeoutError
-from mbaas.ray_cluster import actor_names
-from mbaas.tools.chaos.nodes import STORE_BYTES, UP_S, give_notice
-from mbaas.tools.chaos.participants import alive, kill, pause_all, resume_all
+from mbaas.errors import ResourceError
+from mbaas.tools.chaos.nodes import Nodes
+from mbaas.tools.chaos.participants import alive, kill
 
-T = TypeVar("T")
-
-RAY = Path(sys.executable).parent / "ray"
 BRIDGE, SUBNET, HEAD = "mbaas0", "10.213.7", 1
-PORT = 26379
 
-END_S = 10.0
-"""Longest wait for a node to end after a request."""
+CLONE_NEWNET = 0x40000000
+"""Linux's name for network namespaces in ``setns``; Python has it from 3.12 on."""
 
 LOOK_S = 0.05
 
 
 def why_not() -> str | None:
     """Return the reason why network namespaces are not available, or None if they are."""
-    for command in ("ip link add mbaas-try type veth peer name mbaas-try2", "ip link del mbaas-try"):
-        try:
-            done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            return "iproute2 is not installed"
-        if done.returncode:
-            return f"network interfaces cannot be made here: {done.stderr.strip()}"
-    if subprocess.run(["ip", "netns", "add", "mbaas-try"], capture_output=True, check=False).returncode:
-        return "network namespaces cannot be made here"
-    _ip("netns del mbaas-try")
+    try:
+        _ip("link add mbaas-try type veth peer name mbaas-try2")
+        _ip("link del mbaas-try")
+        _ip("netns add mbaas-try")
+        _ip("netns del mbaas-try")
+    except FileNotFoundError:
+        return "iproute2 is not installed"
+    except ResourceError as error:
+        return f"network namespaces cannot be created here: {error}"
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class NetworkNode:
-    """A node in its own network namespace; `number` occurs in its address, namespace and link."""
+class Network(Nodes):
+    """Nodes in their own network namespaces, which can be cut off or limited in bandwidth.
 
-    number: int
-    node_id: str
-    raylet: int
-    _process: subprocess.Popen[bytes]
-
-
-class Network:
-    """A cluster whose head, without CPUs, runs in this machine's namespace; the driver connects to it.
-
-    It has the methods of `mbaas.tools.chaos.nodes.Nodes`, and can also cut off nodes or limit their bandwidth. The path
-    of ``folder``, for Ray's files, must be short, because it contains sockets.
+    The head runs in this machine's namespace. The last number of a node's address also names its namespace and link.
     """
 
     def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._folder.mkdir(exist_ok=True)
-        self._count = HEAD
-        self._spaces: list[int] = []
-        self.there: list[NetworkNode] = []
         clear_leftovers()
+        self._newest = HEAD
         _ip(f"link add {BRIDGE} type bridge")
         _ip(f"link set {BRIDGE} alias {os.getpid()}@{psutil.Process().create_time()}")
         _ip(f"addr add {_address(HEAD)}/24 dev {BRIDGE}")
         _ip(f"link set {BRIDGE} up")
-        options = ["--head", f"--port={PORT}", "--num-cpus=0", f"--temp-dir={folder}", "--include-dashboard=false"]
-        self._head = self._start([], [*options, f"--node-ip-address={_address(HEAD)}"])
+        super().__init__(folder, node_ip_address=_address(HEAD))
 
-    @property
-    def address(self) -> str:
-        return f"{_address(HEAD)}:{PORT}"
-
-    def connect(self) -> None:
-        logging.getLogger("ray").setLevel(logging.ERROR)
-
-        def connected() -> bool:
-            with contextlib.suppress(ConnectionError, RuntimeError, ValueError):
-                ray.init(
-                    address=self.address,
-                    namespace=actor_names.NAMESPACE,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _node_ip_address=_address(HEAD),
-                )
-                return True
-            return False
-
-        _wait(connected, "the head")
-
-    def add(self, cpus: int = 1) -> NetworkNode:
-        """Start another node. Raises WaitTimeoutError, after its removal, if it failed to start in time."""
-        # Numbers are not reused: at a reused address, `came` would find the earlier, dead node.
-        self._count += 1
-        number, space, link = self._count, _space(self._count), _link(self._count)
-        self._spaces.append(number)
+    def add(self, cpus: int = 1, *, wait: bool = True, **options: Any) -> Any:
+        # Numbers are not reused: Ray may still list the earlier, dead node at a reused address.
+        self._newest += 1
+        number, space, link = self._newest, _space(self._newest), _link(self._newest)
         _ip(f"netns add {space}")
-        _ip(f"link add {link} type veth peer name eth0 netns {space}")
-        _ip(f"link set {link} master {BRIDGE}")
-        _ip(f"link set {link} up")
-        for command in (f"addr add {_address(number)}/24 dev eth0", "link set eth0 up", "link set lo up"):
-            _ip(f"-n {space} {command}")
-        options = [f"--address={self.address}", f"--num-cpus={cpus}", f"--node-ip-address={_address(number)}"]
-        process = self._start(["ip", "netns", "exec", space], options)
-
-        def came() -> list[dict[str, Any]]:
-            if process.poll() is not None:
-                raise WaitTimeoutError(f"Ray ended in {space} while it started, see {self._log(number)}")
-            return [each for each in ray.nodes() if each["NodeManagerAddress"] == _address(number)]
-
         try:
-            found = _wait(came, space)
-            (raylet,) = [pid for pid in _pids(number) if psutil.Process(pid).name() == "raylet"]
-        except (WaitTimeoutError, ValueError, psutil.NoSuchProcess) as error:  # it may also end just after it started
-            self._clear(number)
-            process.wait(END_S)
-            raise WaitTimeoutError(f"a node did not come: {error}") from None
-        node = NetworkNode(number, found[0]["NodeID"], raylet, process)
-        self.there.append(node)
-        return node
+            _ip(f"link add {link} type veth peer name eth0 netns {space}")
+            _ip(f"link set {link} master {BRIDGE}")
+            _ip(f"link set {link} up")
+            for command in (f"addr add {_address(number)}/24 dev eth0", "link set eth0 up", "link set lo up"):
+                _ip(f"-n {space} {command}")
+            # A namespace belongs to a thread, and the processes of a node are children of the one that starts it.
+            with ThreadPoolExecutor(1, initializer=_enter, initargs=(space,)) as thread:
+                return thread.submit(super().add, cpus, wait=wait, node_ip_address=_address(number), **options).result()
+        except BaseException:
+            _end_space(number)
+            raise
 
-    def _start(self, where: list[str], options: list[str]) -> subprocess.Popen[bytes]:
-        common = ["start", "--block", "--disable-usage-stats", f"--object-store-memory={STORE_BYTES}"]
-        with self._log(self._count).open("wb") as log:
-            return subprocess.Popen(
-                [*where, str(RAY), *common, *options], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+    def pids(self, node: Any) -> list[int]:
+        return _pids(_number(node))
 
-    def _log(self, number: int) -> Path:
-        return self._folder / f"ray-{number}.log"
+    def _forget(self, node: Any, *, allow_graceful: bool) -> None:
+        super()._forget(node, allow_graceful=allow_graceful)
+        _end_space(_number(node))
 
-    def pids(self, node: NetworkNode) -> list[int]:
-        return _pids(node.number)
-
-    def raylet(self, node: NetworkNode) -> int:
-        return node.raylet
-
-    def kill(self, node: NetworkNode) -> None:
-        """Kill a node abruptly, with all its processes and its link."""
-        self.there.remove(node)
-        self._clear(node.number)
-        node._process.wait(END_S)
-
-    def kill_raylet(self, node: NetworkNode) -> None:
-        kill(node.raylet)
-        self._await_end(node)
-
-    def drain(self, node: NetworkNode, within_s: float) -> None:
-        give_notice(self.address, node.node_id, within_s)
-
-    def remove(self, node: NetworkNode) -> None:
-        os.killpg(node._process.pid, signal.SIGTERM)
-        self._await_end(node)
-
-    def _await_end(self, node: NetworkNode) -> None:
-        self.there.remove(node)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            node._process.wait(END_S)
-        self._clear(node.number)
-        node._process.wait(END_S)
-
-    def pause(self, node: NetworkNode) -> Callable[[], None]:
-        return pause_all(self.pids(node))
-
-    def cut(self, node: NetworkNode) -> Callable[[], None]:
+    def cut(self, node: Any) -> Callable[[], None]:
         """Disconnect a node from the network. Return a function that reconnects it."""
-        _ip(f"link set {_link(node.number)} down")
+        _ip(f"link set {_link(_number(node))} down")
 
         def join() -> None:
-            if node.number in self._spaces:
-                _ip(f"link set {_link(node.number)} up")
+            if node in self.there:
+                _ip(f"link set {_link(_number(node))} up")
 
         return join
 
-    def limit(self, node: NetworkNode, mbit_per_s: int) -> Callable[[], None]:
+    def limit(self, node: Any, mbit_per_s: int) -> Callable[[], None]:
         """Limit a node's bandwidth, each way. Return a function that lifts the limit."""
-        shape = f"root tbf rate {mbit_per_s}mbit burst 256kb latency 100ms"
-        _run(f"tc qdisc replace dev {_link(node.number)} {shape}")
-        _run(f"ip netns exec {_space(node.number)} tc qdisc replace dev eth0 {shape}")
+        number = _number(node)
+        ends = (f"tc qdisc {{}} dev {_link(number)}", f"ip netns exec {_space(number)} tc qdisc {{}} dev eth0")
+        for end in ends:
+            _run(f"{end.format('replace')} root tbf rate {mbit_per_s}mbit burst 256kb latency 100ms")
 
         def lift() -> None:
             with contextlib.suppress(ResourceError):  # the node is gone, or another limit has been lifted
-                _run(f"tc qdisc del dev {_link(node.number)} root")
-                _run(f"ip netns exec {_space(node.number)} tc qdisc del dev eth0 root")
+                for end in ends:
+                    _run(f"{end.format('del')} root")
 
         return lift
 
     def end(self) -> None:
-        ray.shutdown()
-        for node in self.there:
-            resume_all(self.pids(node))  # a paused process does not act on SIGTERM
-            os.killpg(node._process.pid, signal.SIGTERM)
-        os.killpg(self._head.pid, signal.SIGTERM)
-        for process in (*(node._process for node in self.there), self._head):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-        for number in list(self._spaces):
-            self._clear(number)
-        for process in (*(node._process for node in self.there), self._head):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(END_S)
+        nodes = list(self.there)
+        super().end()
+        for node in nodes:
+            _end_space(_number(node))
         _ip(f"link del {BRIDGE}")
-
-    def _clear(self, number: int) -> None:
-        _end_space(number)
-        self._spaces.remove(number)
 
 
 def clear_leftovers() -> None:
@@ -260,17 +151,12 @@ def _end_space(number: int) -> None:
     _ip(f"netns del {_space(number)}")
 
 
-def _wait(look: Callable[[], T], what: str) -> T:
-    end = time.monotonic() + UP_S
-    while not (found := look()):
-        if time.monotonic() > end:
-            raise WaitTimeoutError(f"waited {seconds(UP_S)} for {what} to be there")
-        time.sleep(LOOK_S)
-    return found
-
-
 def _address(number: int) -> str:
     return f"{SUBNET}.{number}"
+
+
+def _number(node: Any) -> int:
+    return int(node.node_ip_address.rpartition(".")[2])
 
 
 def _space(number: int) -> str:
@@ -284,6 +170,13 @@ def _link(number: int) -> str:
 def _pids(number: int) -> list[int]:
     told = subprocess.run(["ip", "netns", "pids", _space(number)], capture_output=True, text=True, check=False).stdout
     return [pid for pid in map(int, told.split()) if alive(pid)]
+
+
+def _enter(space: str) -> None:
+    """Move this thread into a network namespace."""
+    with Path(f"/run/netns/{space}").open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {space}")
 
 
 def _ip(command: str) -> None:

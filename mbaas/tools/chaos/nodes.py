@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 from mbaas.base.units import seconds
 from mbaas.errors import ResourceError, WaitTimeoutError
 from mbaas.ray_cluster import actor_names, connection, resources
-from mbaas.tools.chaos.participants import alive, kill, pause_all, resume_all
+from mbaas.tools.chaos.participants import alive, kill, pause, resume
 
 STORE_BYTES = 200 << 20
 
@@ -38,10 +38,10 @@ class Nodes:
     oldest first.
     """
 
-    def __init__(self, folder: str, *, store_bytes: int = STORE_BYTES) -> None:
+    def __init__(self, folder: str, *, store_bytes: int = STORE_BYTES, **head: Any) -> None:
         self._common: dict[str, Any] = {"temp_dir": folder, "object_store_memory": store_bytes}
         # no log monitor: its CPU use grows with the number of workers that ever wrote a log
-        head = {**self._common, "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
+        head |= {**self._common, "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
         with _own_sigterm():
             self._cluster = Cluster(initialize_head=True, head_node_args=head)
         # A process of the head ends it when this program is killed, and the other nodes then end too. Nodes with their
@@ -56,25 +56,29 @@ class Nodes:
 
     def connect(self) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)  # it logs every address
+        head: Any = self._cluster.head_node
         with _own_sigterm():
             ray.init(
-                address=self.address, namespace=actor_names.NAMESPACE, log_to_driver=False, logging_level=logging.ERROR
+                address=self.address,
+                namespace=actor_names.NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address=head.node_ip_address,
             )
 
-    def add(self, cpus: int = 1, store_bytes: int | None = None, *, wait: bool = True) -> Any:
+    def add(self, cpus: int = 1, *, wait: bool = True, **options: Any) -> Any:
         """Start another node. Return its handle; its ``node_id`` is the Ray node id.
 
         Args:
             cpus: CPUs of the node.
-            store_bytes: size of its object store; by default, the head's size.
             wait: wait until it is up. If false, several can start at once, followed by `wait_for_all`.
+            options: of `ray.cluster_utils.Cluster.add_node`.
 
         Raises:
             WaitTimeoutError: the node is not up in time; it is removed.
         """
-        own = {} if store_bytes is None else {"object_store_memory": store_bytes}
         with _own_sigterm():
-            node = self._cluster.add_node(num_cpus=cpus, wait=False, **{**self._common, **own})
+            node = self._cluster.add_node(num_cpus=cpus, wait=False, **{**self._common, **options})
         if wait:
             try:
                 self._cluster._wait_for_node(node, UP_S)
@@ -125,14 +129,23 @@ class Nodes:
 
     def pause(self, node: Any) -> Callable[[], None]:
         """Pause all processes of a node. Return a function that resumes them."""
-        return pause_all(self.pids(node))
+        pids = self.pids(node)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                pause(pid)
+        return lambda: _resume(pids)
 
     def end(self) -> None:
         """Disconnect this program, and end all nodes."""
         ray.shutdown()
         for node in self.there:
-            resume_all(self.pids(node))
+            _resume(self.pids(node))
         self._cluster.shutdown()
+
+
+def _resume(pids: list[int]) -> None:
+    for pid in pids:
+        resume(pid)
 
 
 def give_notice(address: str, node_id: str, within_s: float) -> None:

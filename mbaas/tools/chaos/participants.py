@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,19 +58,6 @@ def resume(pid: int) -> None:
     """Resume a paused process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
-
-
-def pause_all(pids: Sequence[int]) -> Callable[[], None]:
-    """Pause all of the processes that still exist. Return a function that resumes them."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            pause(pid)
-    return lambda: resume_all(pids)
-
-
-def resume_all(pids: Sequence[int]) -> None:
-    for pid in pids:
-        resume(pid)
 
 
 @contextlib.contextmanager

@@ -63,9 +63,9 @@ class Checked:
         return sum(len(flaw.samples) for flaw in self.flaws if flaw.kind == kind)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
-    """Results of a run.
+    """Results of a run, which sets them as they come.
 
     Attributes:
         seconds: from the first minibatch until the end of the faults.
@@ -81,9 +81,9 @@ class Report:
     """
 
     seed: int
-    seconds: float
-    kinds: Mapping[str, KindReport]
-    checked: Checked
+    seconds: float = 0.0
+    kinds: Mapping[str, KindReport] = field(default_factory=dict)
+    checked: Checked = Checked()
     feeds_ended: tuple[str, ...] = ()
     hung: tuple[str, ...] = ()
     inexact_epochs: int = 0

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,15 +32,12 @@ from mbaas.feed import connect
 from mbaas.ray_cluster import actor_names
 from mbaas.ray_cluster.bugs import INTERNAL_ERROR
 from mbaas.tools.chaos import records, search, usage
-from mbaas.tools.chaos.checker import Row
-from mbaas.tools.chaos.injector import CPUS, Injector, OurSearch
+from mbaas.tools.chaos.injector import CPUS, Injector
 from mbaas.tools.chaos.network import Network, why_not
 from mbaas.tools.chaos.nodes import FAST_DETECTION, Nodes, address_kept_in, environment, own_token
 from mbaas.tools.chaos.plan import OF_LINKS, OF_OUR_SEARCH, Fault, chosen_kinds, plan
 from mbaas.tools.chaos.records import Incarnation
 from mbaas.tools.chaos.report import Checked, Report, check_records, kinds_of
-from mbaas.tools.chaos.server import Server
-from mbaas.tools.chaos.storage import Trouble
 from mbaas.tools.chaos.usage import Usage
 
 NODES = 2
@@ -139,7 +136,7 @@ def run(settings: ChaosSettings, say: Say) -> Report:
     shared, mark = usage.shared_files(), uuid.uuid4().hex
     # In /tmp regardless of TMPDIR: Ray's sockets are inside, and their paths have at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
-    report, left = None, []
+    report = None
     try:
         with (
             environment({**ENVIRONMENT, RUN: mark, **address_kept_in(str(folder))}),
@@ -147,13 +144,13 @@ def run(settings: ChaosSettings, say: Say) -> Report:
             (folder / "ray.out").open("w") as told,
             contextlib.redirect_stdout(told),  # Ray's driver writes pages about each death to stdout
         ):
-            report = _Run(settings, faults, folder, mark, say).report()
+            report = _Run(settings, faults, folder, mark, say).run()
     finally:
         left = _end_what_is_left(mark) + [f"/dev/shm/{each}" for each in sorted(usage.shared_files() - shared)]
-        is_kept = report is not None and not (report.is_sound and not report.bugs)
-        if not is_kept:
+        if report is None or (report.is_sound and not report.bugs):
             shutil.rmtree(folder, ignore_errors=True)
-    return replace(report, left_behind=tuple(left), kept=str(folder) if is_kept else None)
+    report.left_behind, report.kept = tuple(left), str(folder) if folder.exists() else None
+    return report
 
 
 class FeedWatch:
@@ -219,38 +216,26 @@ class _Run:
         self._records = folder / "records"
         self._records.mkdir()
         self._usage: list[Usage] = []
-        self._hung: list[str] = []
         self._watch = FeedWatch(folder / "feeds.log")
-        self._was_interrupted = False
-        self._seconds = 0.0
-        self._code: int | None = None
+        self.report = Report(settings.seed)
 
-    def report(self) -> Report:
+    def run(self) -> Report:
         has_links = any(fault.kind in OF_LINKS for fault in self._faults)
         with self._cluster("faults", NODES, Network if has_links else Nodes) as nodes:
             injector = Injector(nodes, self._say)
             try:
                 (self._run_command if self._settings.command else self._run_search)(nodes, injector)
             except KeyboardInterrupt:
-                self._was_interrupted = True
-        incarnations = records.read(self._records)
-        found = self._checked(incarnations)
-        return Report(
-            seed=self._settings.seed,
-            seconds=self._seconds,
-            kinds=kinds_of(self._faults, injector.log, incarnations),
-            checked=found,
-            feeds_ended=self._watch.ended,
-            hung=tuple(self._hung),
-            inexact_epochs=sum(self._watch.inexact.values()),
-            bugs=_bugs(self._folder),
-            growth=tuple(usage.growth(self._usage)),
-            command_code=self._code,
-            was_interrupted=self._was_interrupted,
-        )
+                self.report.was_interrupted = True
+        report, incarnations = self.report, records.read(self._records)
+        report.checked = self._checked(incarnations)
+        report.kinds = kinds_of(self._faults, injector.log, incarnations)
+        report.feeds_ended, report.inexact_epochs = self._watch.ended, sum(self._watch.inexact.values())
+        report.bugs, report.growth = _bugs(self._folder), tuple(usage.growth(self._usage))
+        return report
 
     @contextlib.contextmanager
-    def _cluster(self, name: str, count: int, kind: type[Nodes] | type[Network] = Nodes) -> Iterator[Nodes | Network]:
+    def _cluster(self, name: str, count: int, kind: type[Nodes] = Nodes) -> Iterator[Nodes]:
         self._say(f"starting a Ray cluster with {counted(count, 'node')}")
         nodes = kind(str(self._folder / name))
         try:
@@ -270,44 +255,39 @@ class _Run:
             for process in each
             for step in process.steps
         }
-        if epochs and not self._was_interrupted:
+        if epochs and not self.report.was_interrupted:
             try:
                 # Afterwards, on a separate cluster: next to the faults it would also be hit.
-                reference = self._reference(max(epochs) + 1)
+                with self._cluster("calm", 1):
+                    self._say(f"the same without faults: {counted(max(epochs) + 1, 'epoch')}")
+                    reference = search.reference(self._folder / "reference", self._data, max(epochs) + 1)
             except KeyboardInterrupt:
-                self._was_interrupted = True
+                self.report.was_interrupted = True
         return check_records(incarnations, reference, samples=search.SAMPLES)
-
-    def _reference(self, epochs: int) -> dict[int, list[Row]]:
-        with self._cluster("calm", 1):
-            self._say(f"the same without faults: {counted(epochs, 'epoch')}")
-            return search.reference(self._folder / "reference", self._data, epochs)
 
     # ---- searches under faults ----
 
-    def _run_search(self, nodes: Nodes | Network, injector: Injector) -> None:
+    def _run_search(self, nodes: Nodes, injector: Injector) -> None:
         self._data = search.dataset(self._folder)
         readers = search.readers(self._settings.ranks)
-        with Server(self._folder, nodes.address) as server:
-            injector.search = OurSearch(server, Trouble(self._folder))
+        with search.Server(self._folder, nodes.address) as injector.server:
             trials = search.Trials(self._records, readers)
             self._wait_for_trials(len(readers))
             try:
-                self._strike(injector, lambda: not self._hung)
+                self._strike(injector, lambda: not self.report.hung)
             except KeyboardInterrupt:
-                self._was_interrupted = True
+                self.report.was_interrupted = True
                 self._say("interrupted; trials end, a moment for the report")
             # Undo all faults before trials are judged: a trial that waits for a paused process is not hung.
             injector.undo_what_is_due(all_of_it=True)
-            patience_s = HASTE_S if self._was_interrupted or self._hung else CALM_S
+            patience_s = HASTE_S if self.report.was_interrupted or self.report.hung else CALM_S
             late = trials.stop(patience_s, injector.undo_what_is_due)
-            if late and not self._was_interrupted:
-                self._hung.append(
-                    f"{counted(late, 'trial')} did not end an epoch within {seconds(patience_s)} after the faults"
-                )
+            if late and not self.report.was_interrupted:
+                did_not = f"did not end an epoch within {seconds(patience_s)} after the faults"
+                self.report.hung += (f"{counted(late, 'trial')} {did_not}",)
             self._watch.poll(search.FEED)
 
-    def _run_command(self, nodes: Nodes | Network, injector: Injector) -> None:
+    def _run_command(self, nodes: Nodes, injector: Injector) -> None:
         command = self._settings.command
         variables = {**os.environ, "RAY_ADDRESS": nodes.address}
         try:  # stdout is reserved for --json
@@ -322,7 +302,7 @@ class _Run:
             while process.poll() is None:
                 injector.undo_what_is_due()
                 time.sleep(LOOK_S)
-            self._code = process.returncode
+            self.report.command_code = process.returncode
         finally:
             injector.undo_what_is_due(all_of_it=True)
             _end(process)
@@ -347,7 +327,7 @@ class _Run:
                 self._say(f"{injected.at - began:7.1f} s  {number}/{len(self._faults)}  {injected}")
         finally:
             self._watch.stop()
-            self._seconds = time.monotonic() - began
+            self.report.seconds = time.monotonic() - began
 
     def _look(self) -> bool:
         self._usage.append(Usage.now([os.getpid(), *usage.pids_with(RUN, self._mark)]))
@@ -358,9 +338,8 @@ class _Run:
                 trial = path.name.partition(".")[0]
                 newest[trial] = max(newest.get(trial, 0.0), path.stat().st_mtime)
         waits_s = {trial: time.time() - at for trial, at in newest.items()}
-        self._hung += [
-            f"{trial} got nothing for {seconds(HUNG_S)}" for trial, wait_s in waits_s.items() if wait_s > HUNG_S
-        ]
+        hung = [trial for trial, wait_s in waits_s.items() if wait_s > HUNG_S]
+        self.report.hung += tuple(f"{trial} got nothing for {seconds(HUNG_S)}" for trial in hung)
         return any(wait_s > HOLD_S for wait_s in waits_s.values())
 
     def _wait_for_trials(self, count: int) -> None:

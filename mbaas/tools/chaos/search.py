@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ from mbaas.serving import serve
 from mbaas.settings import Timeouts
 from mbaas.tools.chaos import records
 from mbaas.tools.chaos.checker import Row, agreed
-from mbaas.tools.chaos.storage import images, troubled
+from mbaas.tools.chaos.participants import kill
+from mbaas.tools.chaos.storage import Trouble, images, troubled
 
 FEED = "chaos"
 SAMPLES = 2003
@@ -49,6 +52,12 @@ AGAIN_S = 0.5
 
 LOOK_S = 0.1
 """Interval between checks for the end of trials."""
+
+SERVES = "serves"
+"""Output of the program when its feed is open."""
+
+SERVER_END_S = 20.0
+"""Longest wait for the program to end; then it is killed."""
 
 STOP = "stop"
 """File that ends trials: each finishes its current epoch; ranks finish all epochs up to the number in the file."""
@@ -102,6 +111,87 @@ def dataset(folder: Path) -> Dataset:
     if not root.exists():
         images(root, SAMPLES)
     return read_images(str(root), filesystem=troubled(folder))
+
+
+# ---- the program that serves ----
+
+
+class Server:
+    """A context manager that runs the program that serves the feed, and restarts it like a service manager.
+
+    `trouble` disturbs the feed's storage.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self._folder, self._address, self.trouble = folder, address, Trouble(folder)
+        self._back_at = 0.0
+
+    def _start(self) -> None:
+        log = self._folder / "server.log"
+        with log.open("a") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mbaas.tools.chaos.search", str(self._folder)],
+                env={**os.environ, "RAY_ADDRESS": self._address},
+                # The program ends when this pipe is closed, so it cannot outlive the run.
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,  # Ctrl-C only goes to the run, which ends this program itself
+            )
+
+    def __enter__(self) -> Server:
+        self._start()
+        assert self._process.stdout is not None
+        try:
+            if SERVES not in self._process.stdout.readline():  # serving has its own deadlines
+                raise MbaasError(f"the search did not begin: {(self._folder / 'server.log').read_text()}")
+        except BaseException:  # including Ctrl-C: otherwise the program would keep running
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._end()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self, back_in_s: float) -> None:
+        """Kill the program; `look_after` restarts it after ``back_in_s`` seconds."""
+        self._back_at = time.monotonic() + back_in_s
+        kill(self.pid)
+        self._process.wait()
+
+    def look_after(self, *, at_once: bool = False) -> None:
+        """Restart the program if it has ended and its delay is over, or regardless of the delay if ``at_once``."""
+        if self._process.poll() is not None and (at_once or time.monotonic() >= self._back_at):
+            self._close()
+            self._start()
+
+    def _end(self) -> None:
+        self._close()
+        try:
+            self._process.wait(SERVER_END_S)
+        except subprocess.TimeoutExpired:
+            kill(self.pid)
+            self._process.wait()
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def main(folder: Path) -> None:
+    """Serve until the parent closes stdin or dies."""
+    with serve_search(dataset(folder)):
+        print(SERVES, flush=True)
+        sys.stdin.read()
+
+
+# ---- trials ----
 
 
 class Trials:
@@ -223,3 +313,7 @@ def reference(folder: Path, data: Dataset, epochs: int) -> dict[int, list[Row]]:
     writer.close()
     steps = records.history(records.read(folder)["reference"])
     return agreed([[step.delivery for step in steps]], SAMPLES)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

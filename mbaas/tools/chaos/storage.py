@@ -7,11 +7,9 @@ import io
 import os
 import random
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow.fs import FileInfo, FileSelector, FileSystemHandler, FileType, LocalFileSystem, PyFileSystem
 
@@ -30,15 +28,15 @@ LOOK_S = 0.05
 IMAGE_SIZE, CLASSES = 16, 3
 
 
-@dataclass(frozen=True)
 class Trouble:
     """A switch that disturbs storage, and a count of the reads affected, both stored in a folder."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self._switch, self._met = folder / "trouble", folder / "met"
 
     def begin(self, action: Action) -> None:
         # Renaming is atomic: a read must not find an empty file, and thus no action.
-        whole = self.folder / "next"
+        whole = self._switch.with_name("next")
         whole.write_text(action)
         whole.rename(self._switch)
 
@@ -53,23 +51,14 @@ class Trouble:
             return None
 
     def count(self) -> None:
-        # One byte appended by one system call: many processes count concurrently without losses.
-        descriptor = os.open(self._met, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
-        os.write(descriptor, b".")
-        os.close(descriptor)
+        # One byte appended by one unbuffered write: many processes count concurrently without losses.
+        with self._met.open("ab", buffering=0) as file:
+            file.write(b".")
 
     @property
     def met(self) -> int:
         """Number of reads affected so far."""
         return self._met.stat().st_size if self._met.exists() else 0
-
-    @property
-    def _switch(self) -> Path:
-        return self.folder / "trouble"
-
-    @property
-    def _met(self) -> Path:
-        return self.folder / "met"
 
 
 class TroubledFiles(FileSystemHandler):
@@ -142,13 +131,10 @@ class _CutShort(io.FileIO):
 def images(folder: Path, samples: int) -> Path:
     """Write small noise images in one folder per class; the same in every run."""
     computed = synthetic(samples, height=IMAGE_SIZE, width=IMAGE_SIZE, num_classes=CLASSES)
-    reader = computed.reader()
-    content = np.empty(int(computed.lengths(np.arange(1))[0]), np.uint8)  # all have the same size
     for label in range(CLASSES):
         (folder / str(label)).mkdir(parents=True)
     for number in range(samples):
-        reader.read_into(number, content)
-        (folder / str(number % CLASSES) / f"{number:06d}.png").write_bytes(content.data)
+        (folder / str(number % CLASSES) / f"{number:06d}.png").write_bytes(computed[number]["bytes"])
     return folder
 
 

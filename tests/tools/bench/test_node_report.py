@@ -56,12 +56,12 @@ def test_a_sound_result() -> None:
     [
         ({"storage_bytes": (100 * MB, 40 * MB, 42_100_000, 41 * MB)}, "epoch 3 read 42.10 MB from storage, 41.00 MB"),
         ({"storage_bytes": (102 * MB, 41 * MB, 41 * MB, 41 * MB)}, "epoch 1 read 102.00 MB"),
-        ({"cached_bytes": (28_800_000, 30_400_000)}, "28.80 to 30.40 MB, more than 5 % apart"),
+        ({"cached_bytes": (28_800_000, 30_400_000)}, "28.80 to 30.40 MB, which differs by more than 5 %"),
         ({"cached_bytes": (59 * MB,)}, "1 of 2 nodes have a cache"),
         ({"remote_bytes": (0, 6 * MB, 0, 0)}, "6.00 raw MB crossed nodes in epoch 2"),
-        ({"fastest_bytes_per_s": 6.4 * MB}, "storage gave a node 6.40 MB/s for two seconds"),
-        ({"missing": 3}, "3 samples were missing, 0 came again"),
-        ({"repeated": 2}, "0 samples were missing, 2 came again"),
+        ({"fastest_bytes_per_s": 6.4 * MB}, "storage delivered 6.40 MB/s to a node for two seconds"),
+        ({"missing": 3}, "3 samples were missing, 0 were repeated"),
+        ({"repeated": 2}, "0 samples were missing, 2 were repeated"),
     ],
 )
 def test_faults_of_sharing(wrong: dict[str, Any], said: str) -> None:
@@ -74,7 +74,7 @@ def test_faults_of_sharing(wrong: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"measured_bytes_per_s": 5.6 * MB}, "storage gave 5.60 MB/s, 6.00 MB/s were asked for"),
+        ({"measured_bytes_per_s": 5.6 * MB}, "storage delivered 5.60 MB/s instead of 6.00 MB/s"),
         ({"alone": replace(ALONE, missing=1)}, "alone: 1 samples were missing"),
         ({"remade": 1}, "1 parts of blocks were made more than once"),
         ({"spilled_bytes": 5 * MB}, "wrote 5 MB to disk"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.local_cluster import LocalCluster
+from benchmarks.local_cluster import local_cluster
 from benchmarks.scale.real_feeds import (
     ID_BYTES,
     SAMPLE_BYTES,
@@ -42,7 +42,7 @@ def test_a_run_as_the_model_sees_it() -> None:
 
 @pytest.mark.long
 def test_a_feed_that_is_watched(no_ray: None) -> None:
-    with LocalCluster(2, store_bytes=STORE_BYTES) as cluster:
+    with local_cluster(2, store_bytes=STORE_BYTES) as cluster:
         seen = watch(FeedRun(nodes=2, trials=2, block_samples=16, slow_prep=True, seconds=1.0), cluster)
         assert 0 < pull_s(cluster, repeats=3) < 5.0
     assert seen.blocks >= 2

@@ -52,10 +52,10 @@ def test_nothing_more_happens_until_a_trial_that_waits_for_long_has_gone_on(
     record.touch()
     os.utime(record, (time.time() - waited_s,) * 2)
     injector = FakeInjector(record, looks=10)
-    run._strike(injector, lambda: not run._hung)  # type: ignore[arg-type]
+    run._strike(injector, lambda: not run.report.hung)  # type: ignore[arg-type]
     if hung:
         assert injector.happened == ["first"]
-        assert run._hung == [f"trial-0 got nothing for {seconds(runner.HUNG_S)}"]
+        assert run.report.hung == (f"trial-0 got nothing for {seconds(runner.HUNG_S)}",)
     else:
         assert injector.happened == ["first", "the trial goes on", "second", "third"]
-        assert run._hung == []
+        assert run.report.hung == ()
