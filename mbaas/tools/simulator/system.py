@@ -1,4 +1,4 @@
-"""Inputs of a simulation: dataset, machines and training (NoPFS, SC 2021, section 4).
+"""Inputs of a simulation: dataset, machines and training (NoPFS, SC 2021, section 4). Aliases are keys in files.
 
 Shared storage is called the PFS here, as in the paper.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from mbaas.base.units import BYTES, Seconds
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 from mbaas.model.quantity import check_fields
@@ -20,6 +23,8 @@ from mbaas.model.tiers import StagingClass, StorageClass
 from mbaas.samples.order import check_seed
 
 Sizes = NDArray[np.float32]
+
+Size = Annotated[int | float, BYTES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +42,10 @@ class DatasetShape:
     """
 
     samples: int
-    sample_bytes: float
-    sigma_bytes: float = 0.0
-    pixel_bytes: float | None = None
-    decoded_bytes: float | None = None
+    sample_bytes: Annotated[Size, Field(alias="sample")]
+    sigma_bytes: Annotated[Size, Field(alias="sigma")] = 0.0
+    pixel_bytes: Annotated[Size | None, Field(alias="pixels")] = None
+    decoded_bytes: Annotated[Size | None, Field(alias="decoded")] = None
     decoded_speedup: float = 1.0
 
     def __post_init__(self) -> None:
@@ -108,12 +113,12 @@ class Cores:
     """
 
     count: int
-    prep_cpu_s: float = 0.0
-    staging_cpu_s: float = 0.0
-    delivery_cpu_s: float = 0.0
-    step_cpu_s: float = 0.0
-    read_cpu_s: float = 0.0
-    decoded_cpu_s: float | None = None
+    prep_cpu_s: Annotated[Seconds, Field(alias="prep")] = 0.0
+    staging_cpu_s: Annotated[Seconds, Field(alias="staging")] = 0.0
+    delivery_cpu_s: Annotated[Seconds, Field(alias="delivery")] = 0.0
+    step_cpu_s: Annotated[Seconds, Field(alias="step")] = 0.0
+    read_cpu_s: Annotated[Seconds, Field(alias="read")] = 0.0
+    decoded_cpu_s: Annotated[Seconds | None, Field(alias="decoded")] = None
     background: float = 0.0
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ begins when a whole minibatch is ready. With minibatches of one sample, this is 
 There are two additions. Workers synchronize at the end of each step to sum gradients, so a step begins when the slowest
 worker has its minibatch. The staging buffer is finite, which limits read-ahead.
 
-If a machine's cores are given, prep, reading and training share them (`Load`), as in the row ``cores`` of
+If a machine's cores are given, prep, reading and training share them, as in the row ``cores`` of
 `mbaas.model.pace`. With T trials on N workers, a step needs, in CPU seconds on each machine,
 
     made (prep + staging) + read from shared storage x read + T / N x trained (delivery + step)
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from mbaas.model.tiers import StorageClass
 from mbaas.samples.order import SampleOrder, Shuffle
-from mbaas.tools.simulator.system import Cores, Machine, Sizes, System
+from mbaas.tools.simulator.system import Machine, Sizes, System
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -236,48 +236,6 @@ def _one_by_one(gates: Floats, lengths_s: Floats, last_s: Floats) -> Floats:
     return sums + np.maximum.accumulate(lead, axis=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """CPU demand of steps: seconds of all cores of a machine, for raw bytes [H, N, tiers].
-
-    ``sample_bytes`` is the mean size of a sample. The N workers' machines share T trials evenly.
-    """
-
-    cores: Cores
-    sample_bytes: float
-    workers: int
-    trials: int
-
-    def making_s(self, nbytes: Floats, *, tiers: Tiers) -> Floats:
-        """Return the seconds to read, prepare and stage these bytes once: [H, N]."""
-        # Pixels from other workers were prepared, and counted, there. Only reading from the PFS costs CPU time.
-        prepared = self._per_core(nbytes[..., : tiers.staged].sum(axis=-1))
-        read = self._per_core(nbytes[..., tiers.pfs])
-        return prepared * (self.cores.prep_cpu_s + self.cores.staging_cpu_s) + read * self.cores.read_cpu_s
-
-    def saved_s(self, nbytes: Floats, *, speedup: float) -> Floats:
-        """Return the seconds of prep saved if samples with these raw bytes are cached decoded: [H, N]."""
-        cores = self.cores
-        decoded_cpu_s = cores.prep_cpu_s / speedup if cores.decoded_cpu_s is None else cores.decoded_cpu_s
-        return self._per_core(nbytes) * (cores.prep_cpu_s - decoded_cpu_s)
-
-    def delivering_s(self, nbytes: Floats) -> Floats:
-        """Return the seconds of delivering minibatches to trials: [H]."""
-        return self._taken_per_core(nbytes) * self.cores.delivery_cpu_s
-
-    def training_s(self, nbytes: Floats) -> Floats:
-        """Return the seconds of the trials' steps: [H]."""
-        return self._taken_per_core(nbytes) * self.cores.step_cpu_s
-
-    def _taken_per_core(self, nbytes: Floats) -> Floats:
-        """Return the samples that a machine's trials take, per core: [H]."""
-        return self._per_core(nbytes.sum(axis=(1, 2))) * (self.trials / self.workers)
-
-    def _per_core(self, nbytes: Floats) -> Floats:
-        """Return the number of mean-sized samples in these bytes, per core."""
-        return nbytes / (self.sample_bytes * (self.cores.count - self.cores.background))
-
-
 Samples = NDArray[np.int32]
 
 KEPT_BYTES = 1 << 30
@@ -368,18 +326,15 @@ class World:
     def classes(self) -> tuple[StorageClass, ...]:
         return self.system.machine.classes
 
-    @cached_property
-    def load(self) -> Load | None:
-        """CPU demand of steps on each machine; None if there are enough cores."""
-        system = self.system
-        if system.machine.cores is None:
-            return None
-        return Load(
-            cores=system.machine.cores,
-            sample_bytes=system.dataset.sample_bytes,
-            workers=self.workers,
-            trials=system.training.trials,
-        )
+    def per_core(self, nbytes: Floats) -> Floats:
+        """Return the number of mean-sized samples in these bytes, per free core of a machine that shares its cores."""
+        cores = self.system.machine.cores
+        assert cores is not None
+        return nbytes / (self.system.dataset.sample_bytes * (cores.count - cores.background))
+
+    def taken_per_core(self, traffic: Traffic) -> Floats:
+        """Return the samples that a machine's part of the trials takes in each step, per core: [H]."""
+        return self.per_core(traffic.nbytes.sum(axis=(1, 2))) * (self.system.training.trials / self.workers)
 
     def sampler_order(self, epoch: int) -> Samples:
         """Return the samples of an epoch in the order of a distributed sampler: int32[H B N]."""
