@@ -209,18 +209,20 @@ def imbalance(
     Samples are cached on random nodes, so some nodes have more than their part of a minibatch and some less; only the
     difference is transferred.
     """
+    import numpy as np
+
     from mbaas.tools.simulator import imbalance
     from mbaas.tools.simulator.results import imbalance_figure
 
     found = imbalance(nodes=nodes, local_batch=local_batch, steps=steps, seed=seed)
-    low, high = found.quantile(0.25), found.quantile(0.75)
+    low, median, high = np.quantile(found, (0.25, 0.5, 0.75)).tolist()
     _draw(plot, imbalance_figure, found, nodes=nodes, local_batch=local_batch)
     asked = {"nodes": nodes, "local_batch": local_batch, "steps": steps, "seed": seed}
     sentence = (
-        f"{percent(found.median)} of a global minibatch is transferred (median of {steps:,} steps; middle half: "
+        f"{percent(median)} of a global minibatch is transferred (median of {steps:,} steps; middle half: "
         f"{percent(low)} to {percent(high)})."
     )
-    _write({**asked, "median": found.median, "p25": low, "p75": high}, sentence, as_json=as_json)
+    _write({**asked, "median": median, "p25": low, "p75": high}, sentence, as_json=as_json)
 
 
 @command(app, "mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")

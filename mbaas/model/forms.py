@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -118,6 +118,7 @@ class FormPlan(Struct, frozen=True, kw_only=True):
         return self.memory_encoded + self.disk_encoded + self.decoded
 
 
+@lru_cache(4096)  # answering one question about a setup needs each plan several times
 def plan_forms(
     costs: SampleCosts, *, samples: float, threads: float, memory_bytes: float, disk_bytes: float = 0
 ) -> FormPlan:

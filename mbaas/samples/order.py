@@ -1,6 +1,6 @@
 """Sample order and random numbers as pure functions of (seed, epoch, position or sample id), without tables or state.
 
-`Permutation` maps a position to a sample and back in O(1) memory. `Shuffle` defines the order of an epoch,
+`Permutation` maps a position to a sample in O(1) memory. `Shuffle` defines the order of an epoch,
 `SampleOrder` computes it and cuts the epoch into blocks. `uniforms` and `generator` give each sample its random
 numbers, and `id_hash` shows whether an epoch held each sample once.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, NamedTuple
 
@@ -33,7 +33,6 @@ Whole = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
 """A block number, a session number or a count. Values from other processes are checked when they are decoded."""
 
 _Words = NDArray[np.uint64]
-_Pass = Callable[[_Words], _Words]
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -129,31 +128,19 @@ class Permutation:
 
     def __call__(self, positions: Ids) -> Ids:
         """Return the elements at ``positions``: int64[n] in [0, size) -> int64[n] in [0, size)."""
-        values = self._checked(positions)
-        return self._walk(values, self._encrypt) if self._tiny is None else self._tiny[values]
-
-    def inverse(self, values: Ids) -> Ids:
-        """Return the positions of ``values``: int64[n] in [0, size) -> int64[n] in [0, size)."""
-        values = self._checked(values)
-        return self._walk(values, self._decrypt) if self._tiny is None else np.argsort(self._tiny)[values]
-
-    def _checked(self, values: Ids) -> Ids:
-        values = np.asarray(values, dtype=np.int64)
-        inside = values.view(np.uint64) < self.size  # one comparison, because negative numbers become huge
+        positions = np.asarray(positions, dtype=np.int64)
+        inside = positions.view(np.uint64) < self.size  # one comparison, because negative numbers become huge
         if not inside.all():
-            wrong = values[~inside][0]
-            raise ConfigError(f"a position or sample id must be in [0, {self.size}), got {wrong}")
-        return values
-
-    def _walk(self, values: Ids, one_pass: _Pass) -> Ids:
-        # In chunks: see _CHUNK.
-        out = np.empty(len(values), dtype=np.uint64)
+            raise ConfigError(f"a position must be in [0, {self.size}), got {positions[~inside][0]}")
+        if self._tiny is not None:
+            return self._tiny[positions]
+        out = np.empty(len(positions), dtype=np.uint64)
         for start in range(0, len(out), _CHUNK):
             chunk = out[start : start + _CHUNK]
-            chunk[:] = one_pass(values[start : start + _CHUNK].view(np.uint64))
+            chunk[:] = self._encrypt(positions[start : start + _CHUNK].view(np.uint64))
             outside = np.flatnonzero(chunk >= self.size)
             while len(outside):
-                again = one_pass(chunk[outside])
+                again = self._encrypt(chunk[outside])
                 chunk[outside] = again
                 outside = outside[again >= self.size]
         return out.view(np.int64)
@@ -164,16 +151,6 @@ class Permutation:
         for i in range(0, _ROUNDS, 2):
             self._add(left, self._left, self._hash(right, self._keys[i], self._left, scratch))
             self._add(right, self._right, self._hash(left, self._keys[i + 1], self._right, scratch))
-        left *= self._right
-        left += right
-        return left
-
-    def _decrypt(self, values: _Words) -> _Words:
-        left, right = np.divmod(values, self._right)
-        scratch = np.empty_like(left), np.empty_like(left)
-        for i in range(_ROUNDS - 2, -1, -2):
-            self._subtract(right, self._right, self._hash(left, self._keys[i + 1], self._right, scratch))
-            self._subtract(left, self._left, self._hash(right, self._keys[i], self._left, scratch))
         left *= self._right
         left += right
         return left
@@ -197,13 +174,6 @@ class Permutation:
         """Set digit to (digit + term) mod radix, in place, for both in [0, radix); overwrite ``term``."""
         digit += term
         np.subtract(digit, radix, out=term)  # wraps to a huge number where no reduction is due
-        np.minimum(digit, term, out=digit)
-
-    @staticmethod
-    def _subtract(digit: _Words, radix: np.uint64, term: _Words) -> None:
-        """Set digit to (digit - term) mod radix, in place, for both in [0, radix); overwrite ``term``."""
-        digit -= term
-        np.add(digit, radix, out=term)  # the smaller of the two is the one that did not wrap
         np.minimum(digit, term, out=digit)
 
 
@@ -363,12 +333,6 @@ class SampleOrder(Struct, frozen=True):
         """Return the samples at positions [start, stop) of an epoch, in order: int64[stop - start]."""
         positions = np.arange(start, stop, dtype=np.int64)
         return self._shuffled(positions, shuffle) if self.shuffled else positions
-
-    def positions(self, epoch: int, sample_ids: Ids) -> Ids:
-        """Return the positions of samples in an epoch that is shuffled as a whole: int64[n] -> int64[n]."""
-        if not self.shuffled:
-            return sample_ids
-        return _permutation(self.num_samples, self.seed, _FOR_ORDER, epoch).inverse(sample_ids)
 
     def _shuffled(self, positions: Ids, shuffle: Shuffle) -> Ids:
         while shuffle.base is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from mbaas.model.curves import ThroughputCurve
 from mbaas.model.tiers import StagingClass, StorageClass
-from mbaas.tools.simulator.chance import Frequency, Imbalance, frequency, hit_fractions, imbalance
+from mbaas.tools.simulator.chance import Frequency, frequency, hit_fractions, imbalance
 from mbaas.tools.simulator.policies import POLICIES
 from mbaas.tools.simulator.simulation import Axis, Outcome, Sweep, locations_of, policies_of, simulate, sweep
 from mbaas.tools.simulator.system import Cores, DatasetShape, Machine, System, Training, system_of
@@ -26,7 +26,6 @@ __all__ = [
     "Cores",
     "DatasetShape",
     "Frequency",
-    "Imbalance",
     "Machine",
     "Outcome",
     "StagingClass",

@@ -75,15 +75,11 @@ def binomial(trials: int, chance: float) -> Floats:
     if chance == 1:  # a single worker reads everything, and log(1 - chance) would be infinite
         return np.append(np.zeros(trials), 1.0)
     # Logarithms, because factorials of a thousand epochs overflow a float.
-    logs = [
-        math.lgamma(trials + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(trials - k + 1)
-        + k * math.log(chance)
-        + (trials - k) * math.log1p(-chance)
-        for k in range(trials + 1)
-    ]
-    return np.exp(np.array(logs))
+    k = np.arange(trials + 1)
+    log_factorials = np.cumsum(np.log(np.maximum(k, 1)))
+    log_choices = log_factorials[-1] - log_factorials - log_factorials[::-1]
+    found: Floats = np.exp(log_choices + k * math.log(chance) + (trials - k) * math.log1p(-chance))
+    return found
 
 
 def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> Ints:
@@ -101,28 +97,18 @@ def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> In
     return np.bincount(times, minlength=epochs + 1)
 
 
-@dataclass(frozen=True)
-class Imbalance:
-    """Share of each global minibatch that travels: sum of deficits / samples, float64[K]."""
+def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Floats:
+    """Draw K steps in which each sample of the global minibatch is cached on a uniformly random node.
 
-    fractions: Floats
-
-    def quantile(self, share: float) -> float:
-        return float(np.quantile(self.fractions, share))
-
-    @property
-    def median(self) -> float:
-        return self.quantile(0.5)
-
-
-def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Imbalance:
-    """Draw K steps in which each sample of the global minibatch is cached on a uniformly random node."""
+    Return the share of each global minibatch that travels, sum of deficits / samples: float64[K].
+    """
     check_counts(nodes=nodes, local_batch=local_batch, steps=steps)
     check_seed(seed)
     # Each surplus fills a deficit, so the sum of the deficits travels.
     chance = np.random.default_rng(seed)
     owned = chance.multinomial(nodes * local_batch, [1 / nodes] * nodes, size=steps)
-    return Imbalance(np.maximum(local_batch - owned, 0).sum(axis=1) / (nodes * local_batch))
+    fractions: Floats = np.maximum(local_batch - owned, 0).sum(axis=1) / (nodes * local_batch)
+    return fractions
 
 
 CachePolicy = Literal["minio", "lru"]

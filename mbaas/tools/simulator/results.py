@@ -14,9 +14,10 @@ from rich.text import Text
 from mbaas.base import units
 from mbaas.model.quantity import plain_fields, stated
 from mbaas.tools.analysis import plots
-from mbaas.tools.simulator.chance import Frequency, Imbalance
+from mbaas.tools.simulator.chance import Frequency
 from mbaas.tools.simulator.simulation import Axis, Outcome, Sweep, locations_of
 from mbaas.tools.simulator.system import System
+from mbaas.tools.simulator.world import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,9 +189,9 @@ def frequency_figure(found: Frequency, *, samples: int, workers: int, epochs: in
     )
 
 
-def imbalance_figure(found: Imbalance, *, nodes: int, local_batch: int) -> Figure:
+def imbalance_figure(fractions: Floats, *, nodes: int, local_batch: int) -> Figure:
     """Return a histogram of the share of a global minibatch that travels."""
-    percent = 100 * found.fractions
+    percent = 100 * fractions
     # Small minibatches have few possible shares: more bins than these would leave gaps.
     counts, edges = np.histogram(percent, bins=min(30, len(np.unique(percent))))
     return plots.histogram(
@@ -199,5 +200,5 @@ def imbalance_figure(found: Imbalance, *, nodes: int, local_batch: int) -> Figur
         axis=("share of the global minibatch that travels, %", "steps"),
         first=float(edges[0] + edges[1]) / 2,
         step=float(edges[1] - edges[0]),
-        marks={"median": 100 * found.median},
+        marks={"median": float(np.median(percent))},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import mean
 from typing import Any, TypeVar
 
@@ -258,19 +259,17 @@ def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None =
     # Check everything first: a sweep takes minutes, and an invalid name or value should fail immediately.
     policies_of(system, names)
     systems = [[changed(changed(system, x.name, at), y.name, up) for at in x.values] for up in y.values]
-    kept: dict[int, Orders] = {}
-    seconds = np.array([[_seconds(each, names, kept) for each in row] for row in systems])
-    return Sweep(policy, versus, x, y, seconds[..., 0], seconds[..., 1] if versus is not None else None)
 
+    @lru_cache(1)  # up to `KEPT_BYTES` each, so keep only the last ones
+    def orders(samples: int) -> Orders:
+        return Orders(samples, seed=system.training.seed)
 
-def _seconds(system: System, names: Sequence[str], kept: dict[int, Orders]) -> list[float]:
-    """Simulate policies, reusing the orders of the last number of samples, which are slow to make."""
-    samples = system.dataset.samples
-    if samples not in kept:
-        kept.clear()  # up to `KEPT_BYTES` each, so keep only the last ones
-        kept[samples] = Orders(samples, seed=system.training.seed)
-    found = {each.policy: each.total_s for each in simulate(system, names, orders=kept[samples])}
-    return [found[name] for name in names]
+    def seconds(changed_system: System) -> list[float]:
+        kept = orders(changed_system.dataset.samples)
+        return [next(simulate(changed_system, [name], orders=kept)).total_s for name in names]
+
+    total_s = np.array([[seconds(each) for each in row] for row in systems])
+    return Sweep(policy, versus, x, y, total_s[..., 0], total_s[..., 1] if versus is not None else None)
 
 
 def simulated_epoch_s(rates: Rates, setup: Setup) -> float:

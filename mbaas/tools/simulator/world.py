@@ -25,10 +25,9 @@ and takes that time divided by the number of cores.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -246,34 +245,26 @@ _PIECE = 1 << 20
 
 
 class Orders:
-    """Order of the samples in each epoch, by mbaas's own keyed permutation.
-
-    Recent orders are cached, up to ``kept_bytes`` of memory; at least one is cached.
-    """
+    """Order of the samples in each epoch, by mbaas's own keyed permutation; the last ones are cached."""
 
     def __init__(self, samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> None:
-        self.samples = samples
-        self.seed = seed
-        self._order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
-        self._kept: OrderedDict[int, Samples] = OrderedDict()
-        self._room = max(kept_bytes // (4 * samples), 1)
+        order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
+
+        # A function without `self`, which it would otherwise keep alive together with up to ``kept_bytes``.
+        @lru_cache(max(kept_bytes // (4 * samples), 1))
+        def made(epoch: int) -> Samples:
+            found = np.empty(samples, dtype=np.int32)
+            for start in range(0, samples, _PIECE):
+                stop = min(start + _PIECE, samples)
+                found[start:stop] = order.samples_at(Shuffle(epoch), start, stop)
+            found.flags.writeable = False
+            return found
+
+        self._made = made
 
     def __call__(self, epoch: int) -> Samples:
         """Return the sample ids in the order of ``epoch``: int32[F], read-only."""
-        if epoch not in self._kept:
-            while len(self._kept) >= self._room:
-                self._kept.popitem(last=False)
-            self._kept[epoch] = self._made(epoch)
-        self._kept.move_to_end(epoch)
-        return self._kept[epoch]
-
-    def _made(self, epoch: int) -> Samples:
-        order = np.empty(self.samples, dtype=np.int32)
-        for start in range(0, self.samples, _PIECE):
-            stop = min(start + _PIECE, self.samples)
-            order[start:stop] = self._order.samples_at(Shuffle(epoch), start, stop)
-        order.flags.writeable = False
-        return order
+        return self._made(epoch)
 
 
 Codes = NDArray[np.int8]
