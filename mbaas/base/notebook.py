@@ -6,7 +6,6 @@ import base64
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -51,20 +50,6 @@ def is_running() -> bool:
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
-@dataclass(frozen=True)
-class _Shown:
-    text: str
-    done: int
-    total: int
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        bar = f'<progress value="{self.done}" max="{max(1, self.total)}" style="width:20em"></progress>'
-        return f"{bar} {escape(self.text)}"
-
-
 class Bar:
     """A bar in a notebook cell's output, updated in place; it stays there when the work is done."""
 
@@ -82,8 +67,10 @@ class Bar:
             return
         self._next = now + BAR_EVERY_S
         elapsed = f", {units.seconds(now - self._began)}" if is_over else ""
-        state = _Shown(f"{done:,} of {total:,} {things}{elapsed}", done, total)
+        text = f"{done:,} of {total:,} {things}{elapsed}"
+        bar = f'<progress value="{done}" max="{max(1, total)}" style="width:20em"></progress>'
+        state = {"text/plain": text, "text/html": f"{bar} {escape(text)}"}
         if self._handle is None:
-            self._handle = display(state, display_id=True)
+            self._handle = display(state, raw=True, display_id=True)
         else:
-            self._handle.update(state)
+            self._handle.update(state, raw=True)

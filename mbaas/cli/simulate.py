@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-    from mbaas.tools.simulator import Axis, Outcome, System
+    from mbaas.tools.simulator.simulation import Axis, Outcome
+    from mbaas.tools.simulator.system import System
 
 app = group(
     help="Simulate training time and its breakdown for each loading strategy, without a cluster.",
@@ -176,7 +177,7 @@ def frequency(
     Each epoch assigns a sample to one of N workers at random, so a worker reads it Binomial(E, 1/N) times. Samples that
     a worker reads far more often than others are worth keeping close to it.
     """
-    from mbaas.tools.simulator import frequency
+    from mbaas.tools.simulator.chance import frequency
     from mbaas.tools.simulator.results import frequency_figure
 
     found = frequency(workers=workers, epochs=epochs, samples=samples, delta=delta, monte_carlo=monte_carlo, seed=seed)
@@ -211,7 +212,7 @@ def imbalance(
     """
     import numpy as np
 
-    from mbaas.tools.simulator import imbalance
+    from mbaas.tools.simulator.chance import imbalance
     from mbaas.tools.simulator.results import imbalance_figure
 
     found = imbalance(nodes=nodes, local_batch=local_batch, steps=steps, seed=seed)
@@ -288,8 +289,7 @@ def _changed(system: System, changes: list[str]) -> System:
 
 
 def _axis(system: System, option: str, text: str) -> Axis:
-    from mbaas.tools.simulator import Axis
-    from mbaas.tools.simulator.simulation import parse
+    from mbaas.tools.simulator.simulation import Axis, parse
 
     name, equals, values = text.partition("=")
     if not equals:

@@ -14,7 +14,6 @@ left by earlier ones. GPUs belong to trials: a worker that prepares on a GPU res
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,18 +104,9 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
 
 
 def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: int) -> None:
-    # The head has the most workers beyond its need. Indices are negated so that the last job gives first in a tie.
-    heap = [(jobs[i].needed - count, -i) for i, count in enumerate(counts) if count > floors[i]]
-    heapq.heapify(heap)
-    excess = sum(counts) - pool
-    while excess > 0 and heap:
-        lack, negative = heap[0]
-        counts[-negative] -= 1
-        excess -= 1
-        if counts[-negative] > floors[-negative]:
-            heapq.heapreplace(heap, (lack + 1, negative))
-        else:
-            heapq.heappop(heap)
+    while sum(counts) > pool and (givers := [i for i, count in enumerate(counts) if count > floors[i]]):
+        # The job with the most workers beyond its need gives; in a tie, the last one.
+        counts[max(givers, key=lambda i: (counts[i] - jobs[i].needed, i))] -= 1
 
 
 def _job_workers(job: Job, workers: int, *, pool: int) -> JobWorkers:

@@ -145,8 +145,12 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 def check_fields(thing: object, wanted: str, *names: str) -> None:
     """Check numbers, and the low ends of quantities, against one of `RANGES`; None is valid. Raises ConfigError."""
-    for name in names:
-        value = getattr(thing, name)
+    check_numbers(wanted, **{name: getattr(thing, name) for name in names})
+
+
+def check_numbers(wanted: str, **values: float | Quantity | None) -> None:
+    """Check these values as `check_fields` does."""
+    for name, value in values.items():
         number, unit = (value.low, f" {value.unit}") if isinstance(value, Quantity) else (value, "")
         if number is not None and not RANGES[wanted](number):
             raise ConfigError(f"{name} must be {wanted}, got {units.exact(number)}{unit}", option=name)

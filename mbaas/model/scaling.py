@@ -62,15 +62,12 @@ class Observation:
         """Workers beyond which training or fetch is the bottleneck, within the bounds; None without a rate."""
         if self.useful_per_s and not self.worker_per_s:
             return None
-        return self.workers_for(self.useful_per_s, self.worker_per_s)
+        return bounded_workers(self.useful_per_s, self.worker_per_s, reserved=self.reserved, most=self.most)
 
     @property
     def useful_per_s(self) -> float:
         """Useful samples/s of prep: workers beyond the fetch rate would only wait for bytes."""
         return min(self.demand_per_s, self.fetch_per_s)
-
-    def workers_for(self, useful_per_s: float, worker_per_s: float) -> int:
-        return bounded_workers(useful_per_s, worker_per_s, reserved=self.reserved, most=self.most)
 
     def spare(self, wanted: int) -> float:
         """Return the share of ``wanted`` workers that had nothing to prepare or is not up yet."""
@@ -223,7 +220,8 @@ class Scaler:
         hold_s = self._settings.idle_hold_s
         if now - self._seen_since < hold_s or not (slowest := self._slowest(now)):
             return None
-        return seen.workers_for(max(each.useful_per_s for each in self._within(hold_s, now)), slowest)
+        useful_per_s = max(each.useful_per_s for each in self._within(hold_s, now))
+        return bounded_workers(useful_per_s, slowest, reserved=seen.reserved, most=seen.most)
 
     def _slowest(self, now: float) -> float:
         return min((each.worker_per_s for each in self._within(self._idle.held_s(now), now)), default=0.0)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from mbaas.base import units
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
+from mbaas.model.quantity import check_numbers
 
 Floats = NDArray[np.float64]
 
@@ -47,8 +48,8 @@ class StorageClass:
     def __post_init__(self) -> None:
         if self.name in RESERVED:
             raise ConfigError(f"a storage class may not be called {', '.join(RESERVED)}, got {self.name!r}")
-        _check_least(f"capacity_bytes of {self.name}", self.capacity_bytes, 0)
-        _check_least(f"threads of {self.name}", self.threads, 1)
+        check_numbers("0 or more", **{f"capacity_bytes of {self.name}": self.capacity_bytes})
+        check_numbers("at least 1", **{f"threads of {self.name}": self.threads})
 
     @property
     def thread_bytes_per_s(self) -> float:
@@ -71,18 +72,13 @@ class StagingClass:
     write: ThroughputCurve | None = None
 
     def __post_init__(self) -> None:
-        _check_least("capacity_bytes of staging", self.capacity_bytes, 0)
-        _check_least("threads of staging", self.threads, 1)
+        check_numbers("0 or more", **{"capacity_bytes of staging": self.capacity_bytes})
+        check_numbers("at least 1", **{"threads of staging": self.threads})
 
     @property
     def thread_bytes_per_s(self) -> float:
         """Bytes/s that one of its threads writes: w_0(p_0) / p_0."""
         return math.inf if self.write is None else self.write.rate_of_each(self.threads)
-
-
-def _check_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True)

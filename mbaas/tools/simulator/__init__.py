@@ -13,33 +13,8 @@ questions.
 
 from __future__ import annotations
 
-from mbaas.model.curves import ThroughputCurve
-from mbaas.model.tiers import StagingClass, StorageClass
-from mbaas.tools.simulator.chance import Frequency, frequency, hit_fractions, imbalance
 from mbaas.tools.simulator.policies import POLICIES
-from mbaas.tools.simulator.simulation import Axis, Outcome, Sweep, locations_of, policies_of, simulate, sweep
-from mbaas.tools.simulator.system import Cores, DatasetShape, Machine, System, Training, system_of
+from mbaas.tools.simulator.simulation import simulate, sweep
+from mbaas.tools.simulator.system import system_of
 
-__all__ = [
-    "POLICIES",
-    "Axis",
-    "Cores",
-    "DatasetShape",
-    "Frequency",
-    "Machine",
-    "Outcome",
-    "StagingClass",
-    "StorageClass",
-    "Sweep",
-    "System",
-    "ThroughputCurve",
-    "Training",
-    "frequency",
-    "hit_fractions",
-    "imbalance",
-    "locations_of",
-    "policies_of",
-    "simulate",
-    "sweep",
-    "system_of",
-]
+__all__ = ["POLICIES", "simulate", "sweep", "system_of"]

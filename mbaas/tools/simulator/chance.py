@@ -18,14 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import check_numbers
 from mbaas.samples.order import SampleOrder, Shuffle, check_seed
 from mbaas.tools.simulator.world import Floats, Ints, Orders
-
-
-def check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if not value >= 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ def frequency(
 
     With ``monte_carlo``, also count in the orders of a feed with this seed.
     """
-    check_counts(workers=workers, epochs=epochs, samples=samples)
+    check_numbers("at least 1", workers=workers, epochs=epochs, samples=samples)
     if not -1 <= delta < math.inf:
         raise ConfigError(f"delta must be at least -1 and finite, got {delta}")
     check_seed(seed)
@@ -102,7 +97,7 @@ def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Flo
 
     Return the share of each global minibatch that travels, sum of deficits / samples: float64[K].
     """
-    check_counts(nodes=nodes, local_batch=local_batch, steps=steps)
+    check_numbers("at least 1", nodes=nodes, local_batch=local_batch, steps=steps)
     check_seed(seed)
     # Each surplus fills a deficit, so the sum of the deficits travels.
     chance = np.random.default_rng(seed)
@@ -128,7 +123,7 @@ def hit_fractions(
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     if not 0 <= cached <= 1:
         raise ConfigError(f"cached must be a share from 0 to 1, got {cached}")
-    check_counts(epochs=epochs, samples=samples)
+    check_numbers("at least 1", epochs=epochs, samples=samples)
     room = int(cached * samples + 1e-9)  # 0.29 * 100 is slightly less than 29 in floating point
     if policy == "minio":
         return (0.0, *[room / samples] * (epochs - 1))

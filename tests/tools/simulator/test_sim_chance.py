@@ -9,7 +9,7 @@ import pytest
 
 from mbaas.errors import ConfigError
 from mbaas.model.balance import assign
-from mbaas.tools.simulator import frequency, imbalance
+from mbaas.tools.simulator.chance import frequency, imbalance
 
 
 def test_frequency_by_hand() -> None:
