@@ -56,11 +56,8 @@ class Peak(Struct, frozen=True):
 class ThroughputCurve(Struct, frozen=True):
     """Total rate against the number of workers: lines from the origin through ``knots``, never below 0.
 
-    Rates may be in any unit, usually samples/s or bytes/s.
-
-    Attributes:
-        knots: (count, rate) at each bend, counts ascending; three stages need at most two.
-        slope: rate that one more worker adds beyond the last knot; negative if more workers are slower.
+    ``knots`` are (count, rate) at each bend, counts ascending, usually samples/s or bytes/s; three stages need at most
+    two. ``slope`` is the rate that one more worker adds beyond the last; negative if more workers are slower.
     """
 
     knots: tuple[tuple[float, float], ...]
@@ -77,7 +74,6 @@ class ThroughputCurve(Struct, frozen=True):
 
     @classmethod
     def linear(cls, worker_per_s: float) -> ThroughputCurve:
-        """Return the curve without contention."""
         return cls((), worker_per_s)
 
     @classmethod
@@ -300,14 +296,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """Rates measured at several counts of workers or readers, with a piecewise linear fit.
-
-    Attributes:
-        points: (count, rate) pairs; counts ascend, rates are above 0.
-
-    Raises:
-        ConfigError: no points, counts that do not ascend from above 0, or a rate of 0 or less.
-    """
+    """Rates above 0, measured at ascending counts of workers or readers, with a piecewise linear fit."""
 
     points: tuple[tuple[float, Quantity], ...]
 
@@ -338,7 +327,6 @@ class MeasuredCurve:
 
     @property
     def most(self) -> float:
-        """The highest measured count; beyond it the curve is an extrapolation."""
         return self.points[-1][0]
 
     @property
@@ -391,7 +379,6 @@ class MeasuredCurve:
         return MeasuredCurve(tuple((count, rate.scaled(factor)) for count, rate in self.points))
 
     def to_json(self) -> list[list[Any]]:
-        """Return [count, quantity] pairs."""
         listed: list[list[Any]] = plain(self.points)
         return listed
 

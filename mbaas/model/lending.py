@@ -34,10 +34,8 @@ Limit = Literal["prep", "training", "pool"]
 class Job:
     """A feed that competes for workers.
 
-    Attributes:
-        demand_per_s: samples/s that its training could consume, measured.
-        prep: samples/s against workers, measured; `ThroughputCurve.linear` of one worker's rate is enough.
-        reserved: workers that it keeps when the pool is short, if it can use them.
+    ``demand_per_s`` is measured, as is ``prep``, samples/s against workers; `ThroughputCurve.linear` of one worker's
+    rate is enough. It keeps ``reserved`` workers when the pool is short, if it can use them.
     """
 
     name: str
@@ -129,11 +127,8 @@ class DemandReport(Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: properties of its workers (engine, GPU share, allowed nodes); workers move only between feeds of one kind.
-        workers: workers that are up and stay, including borrowed ones.
-        borrowed: lending feed -> borrowed workers.
-        reserved: workers reserved for the feed when it was served.
-        demand_per_s: samples/s of prep at which none of its trials would wait; 0 without trials, or if everything that
-            they will request is ready.
+        workers: workers that are up and stay, including ``borrowed`` ones, by lending feed.
+        demand_per_s: samples/s of prep at which none of its trials would wait; 0 without trials, or if all is ready.
         worker_per_s: samples/s that one worker prepares; 0 if not known yet.
     """
 

@@ -103,10 +103,8 @@ def resource_times(
 ) -> ResourceTimes:
     """Compute the seconds of each resource in the table above.
 
-    Args:
-        steady: later than the first epoch, in which nothing is cached yet.
-        step, prep, supply: ends of the measured intervals for training; for prep and the work of cores; for memory,
-            disk and storage. "low" is slow.
+    ``steady`` is later than the first epoch, in which nothing is cached yet. The ends of the measured intervals are
+    those of ``step`` for training, ``prep`` for prep and cores, ``supply`` for memory, disk and storage; "low" is slow.
     """
     shares, cost = read_shares(rates, setup, steady=steady), OPPOSITE[prep]
     made, trials = setup.made_on_node, setup.node_trials

@@ -68,13 +68,8 @@ def split_threads(
     """Split ``total`` threads, at least two, between prep and fetch.
 
     Prep is the bottleneck when it takes longer than both fetch and the step. Threads also stop moving when a move makes
-    a minibatch no faster, for example when storage is saturated.
-
-    Args:
-        prep: samples/s against prep threads.
-        samples: samples of a minibatch.
-        tiers: sources of its bytes; the same fetch threads read one tier after the other.
-        step_s: training time between two minibatches, in seconds.
+    a minibatch no faster, for example when storage is saturated. ``prep`` are samples/s against threads, ``samples``
+    those of a minibatch; the same fetch threads read one tier after the other; ``step_s`` is between two minibatches.
     """
     counts = np.arange(1.0, total + 1)
     prep_s, fetch_s = TierBytes(samples, prep).seconds(counts), sum((s.seconds(counts) for s in tiers), 0 * counts)

@@ -34,10 +34,7 @@ RESERVED = ("compute", "staging", "remote", "pfs")
 class StorageClass:
     """Memory or disk of a node that caches samples (class j, from 1).
 
-    Attributes:
-        capacity_bytes: capacity (d_j).
-        threads: concurrent readers (p_j).
-        read: total bytes/s against the number of threads (r_j).
+    ``capacity_bytes`` is d_j, ``threads`` p_j; ``read`` are total bytes/s against the number of threads (r_j).
     """
 
     name: str
@@ -53,7 +50,6 @@ class StorageClass:
 
     @property
     def thread_bytes_per_s(self) -> float:
-        """Bytes/s that one of its threads reads: r_j(p_j) / p_j."""
         return self.read.rate_of_each(self.threads)
 
 
@@ -61,10 +57,8 @@ class StorageClass:
 class StagingClass:
     """The staging buffer (class 0): minibatches that are ready or in preparation.
 
-    Attributes:
-        capacity_bytes: capacity (d_0).
-        threads: threads that each fetch a sample, prepare it and write it here (p_0).
-        write: total bytes/s against the number of threads (w_0); None if the measured prep rate includes writing.
+    ``capacity_bytes`` is d_0. ``threads`` (p_0) each fetch a sample, prepare it and write it here; ``write`` are their
+    total bytes/s (w_0), None if the measured prep rate includes writing.
     """
 
     capacity_bytes: float
@@ -77,7 +71,7 @@ class StagingClass:
 
     @property
     def thread_bytes_per_s(self) -> float:
-        """Bytes/s that one of its threads writes: w_0(p_0) / p_0."""
+        """Bytes/s that one of its threads writes."""
         return math.inf if self.write is None else self.write.rate_of_each(self.threads)
 
 
@@ -108,11 +102,7 @@ def readahead_depth(
     waits if and only if no run i..k of blocks takes longer to read than the time from the end of block i - depth to the
     start of block k.
 
-    Args:
-        read_s: float64[n], seconds of one thread for each block, in the order of consumption.
-        nbytes: int64[n], bytes of each block, at least one block.
-        consume_bytes_per_s: rate at which the same bytes are consumed, above 0.
-        threads: number of reading threads, at least 1.
+    ``read_s`` are float64[n], seconds of one thread for each block, in the order of consumption; ``nbytes`` int64[n].
     """
     sizes, work = np.asarray(nbytes, np.int64), np.asarray(read_s, np.float64)
     read_before = _before(work / threads)

@@ -27,11 +27,8 @@ from mbaas.tools.simulator.world import Floats, Ints, Orders
 class Frequency:
     """Numbers of samples by how often one worker reads them.
 
-    Attributes:
-        least: smallest number of reads above (1 + delta) times the mean.
-        expected: expected samples with at least that many reads, F P(X >= least); usually not an integer.
-        expected_counts: expected samples with 0, 1, ... E reads: float64[E + 1].
-        simulated, simulated_counts: the same for worker 0 of a simulation (int64[E + 1]), or None.
+    At least ``least`` reads are above (1 + delta) times the mean; ``expected`` samples have that many, F P(X >= least).
+    ``expected_counts`` have 0, 1, ... E reads: float64[E + 1]. The simulated ones, int64[E + 1], are those of worker 0.
     """
 
     least: int

@@ -189,7 +189,6 @@ class System:
 
     @property
     def steps(self) -> int:
-        """Minibatches of an epoch; the last may not be full."""
         return -(-self.dataset.samples // (self.training.workers * self.training.batch))
 
 

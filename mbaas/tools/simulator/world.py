@@ -55,7 +55,6 @@ class Tiers:
 
     @property
     def remote(self) -> int:
-        """Number of the first class of other workers."""
         return len(self.machine.classes)
 
     @property
@@ -101,14 +100,9 @@ def fetch_seconds(nbytes: Floats, *, tiers: Tiers, other_s: float = 0.0) -> Floa
     """Return the thread-seconds of fetching, by tier: [..., tiers].
 
     t(gamma) / gamma needs gamma, the concurrent readers of the PFS. These are fewer than all threads, which also read
-    elsewhere and prepare. Here each reader gets the highest rate that a reader can get, until the total demand exceeds
-    t(all threads). Beyond that, all readers together get exactly that rate. If t has saturated, this is exact, because
-    the PFS is then busy all the time.
-
-    Args:
-        nbytes: raw bytes from each tier.
-        tiers: rates; its readers are all threads that fetch.
-        other_s: thread-seconds that the same threads spend on other work.
+    elsewhere and prepare, for ``other_s``. Here each reader gets the highest rate that a reader can get, until the
+    total demand exceeds t(all threads). Beyond that, all readers together get exactly that rate. If t has saturated,
+    this is exact, because the PFS is then busy all the time.
     """
     seconds = nbytes * tiers.fetch_s_per_byte()
     # If the PFS is saturated, moving these bytes at t(all threads) takes as long as the threads are busy, there and
@@ -130,14 +124,10 @@ def write_seconds(nbytes: Floats, *, machine: Machine) -> Floats:
 
 @dataclass(frozen=True)
 class Steps:
-    """Results of consecutive steps.
+    """Results of H consecutive steps, and the end of the last.
 
-    Attributes:
-        waits_s: float64[H], wait of training before each step.
-        slowest: int64[H], the worker whose minibatch came last.
-        late_fetch: bool[H], whether that worker's prep only waited for its fetching; always True if the same threads do
-            both.
-        end_s: end of the last step.
+    ``waits_s`` are the waits of training before each step, ``slowest`` the worker whose minibatch came last, and
+    ``late_fetch`` whether that worker's prep only waited for its fetching; always True if the same threads do both.
     """
 
     waits_s: Floats
@@ -155,13 +145,8 @@ class StepTimeline:
         t[h] = max(max_i avail[h, i], t[h-1] + compute[h-1]).
 
     If separate threads prepare, the first line is ``fetched[h, i]``, and
-    ``avail[h, i] = max(avail[h-1, i], fetched[h, i]) + prep[h, i]``. Within ``ahead`` steps no term depends on the
-    steps' own t, so all are running maxima of differences of sums. A stretch is computed ``ahead`` steps at a time.
-
-    Args:
-        workers: N.
-        ahead: minibatches that the staging buffer holds; each leaves it when its step begins.
-        start_s: start of reading.
+    ``avail[h, i] = max(avail[h-1, i], fetched[h, i]) + prep[h, i]``. Within ``ahead`` steps, which the staging buffer
+    holds, no term depends on the steps' own t, so all are running maxima of differences of sums.
     """
 
     def __init__(self, *, workers: int, ahead: int, start_s: float = 0.0) -> None:
@@ -175,10 +160,8 @@ class StepTimeline:
     def run(self, reads_s: Floats, compute_s: Floats, *, prep_s: Floats | None = None) -> Steps:
         """Run the next steps.
 
-        Args:
-            reads_s: float64[H, N], seconds of reading for each step, by all threads of a worker together.
-            compute_s: float64[H], seconds of training.
-            prep_s: float64[H, N], seconds of prep by separate threads; None if the same threads prepare.
+        ``reads_s`` are float64[H, N], seconds of reading by all threads of a worker together, ``compute_s`` float64[H],
+        and ``prep_s`` float64[H, N], seconds of separate threads.
         """
         steps = len(reads_s)
         waits, slowest, late = np.empty(steps), np.empty(steps, dtype=np.int64), np.empty(steps, dtype=bool)
@@ -277,12 +260,10 @@ NOWHERE = np.int8(-1)
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that the workers read for the steps of one epoch.
+    """Bytes that the workers read for the steps of one epoch, by step, reading worker and tier: float64[H, N, tiers].
 
-    Attributes:
-        nbytes: raw bytes by step, reading worker and tier: float64[H, N, tiers].
-        samples: samples by tier, int64[tiers]; their sum is F.
-        decoded: the part of ``nbytes`` whose samples are cached decoded; None for none.
+    ``samples`` are by tier, int64[tiers]; their sum is F. ``decoded`` is the part of ``nbytes`` whose samples are
+    cached decoded; None for none.
     """
 
     nbytes: Floats
@@ -366,10 +347,7 @@ class World:
         return table.reshape(-1)
 
     def admit(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
-        """Return the class of each sample if samples are admitted in order, filling the fastest class first: int8[n].
-
-        ``used_bytes`` are in use already.
-        """
+        """Return the class of each sample if samples are admitted in order, filling the fastest class first: int8[n]."""
         # In double precision: a sum of millions of float32 sizes would be off by whole samples.
         ends = used_bytes + np.cumsum(sizes, dtype=np.float64)
         cuts = np.searchsorted(ends, np.cumsum([each.capacity_bytes for each in classes]), side="right")
@@ -392,11 +370,8 @@ class World:
     ) -> Traffic:
         """Count bytes by step, worker and tier.
 
-        Args:
-            samples: int32[H B N], step after step.
-            tiers: tier that each sample is read from.
-            workers: worker that reads each sample; None for worker q % N at position q.
-            decoded: bool[H B N], whether the sample is cached decoded.
+        Samples, [H B N], come step after step, each with its tier, its reader (worker q % N at position q if None), and
+        whether it is cached decoded.
         """
         # One number for each (step, worker, tier), so that a single bincount adds up all bytes.
         count = self.tiers.count
@@ -408,13 +383,11 @@ class World:
         )
 
     def _by_cell(self, cells: NDArray[np.intp], weights: NDArray[np.float32]) -> Floats:
-        """Sum weights by step, worker and tier: float64[H, N, tiers]."""
         shape = (self.steps, self.workers, self.tiers.count)
         sums = np.bincount(cells, weights=weights, minlength=math.prod(shape))
         return np.asarray(sums, dtype=np.float64).reshape(shape)
 
     def from_pfs(self, samples: Samples, *, workers: Owners | None = None) -> Traffic:
-        """Count an epoch that is read from the PFS only, as before anything is cached."""
         return self.traffic(samples, np.full(len(samples), self.tiers.pfs, dtype=np.int8), workers=workers)
 
     @cached_property
