@@ -92,7 +92,6 @@ class DevicePlan:
     """The best division of prep between CPUs and GPUs.
 
     Attributes:
-        trial_per_s: samples/s that each trial gets and trains on.
         limit: the bottleneck, one of `PACE`.
         cpu_cores, prep_gpus: cores busy with samples that no GPU prepares; GPUs used for prep.
         told: reasons for excluding routes from the comparison, one clause each.

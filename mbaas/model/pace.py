@@ -193,11 +193,9 @@ PARAMETERS = (
 
 @dataclass(frozen=True)
 class Enough(AsJson):
-    """The smallest sufficient amount by the medians of the rates, with its uncertainty; None: no amount suffices.
+    """The smallest sufficient amount by the medians of the rates, and at their favourable and unfavourable ends.
 
-    Attributes:
-        low, high: sufficient at the favourable and at the unfavourable ends of the rates' intervals.
-        reason: the answer as a clause.
+    None: no amount suffices. ``reason`` is the answer as a clause.
     """
 
     amount: int | None
@@ -209,12 +207,9 @@ class Enough(AsJson):
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The resource that sets the pace of steady epochs, by its name in `mbaas.model.supply`.
+    """The resource that sets the pace of steady epochs, ``certain`` at all ends of the rates, and the ``next`` one.
 
-    Attributes:
-        certain: whether it is the bottleneck at all ends of the rates' intervals.
-        gain, next: speedup if this resource were unlimited, and the resource that would set the pace then.
-        sentence: the answer as a clause.
+    ``gain`` is the speedup if it were unlimited.
     """
 
     resource: str

@@ -36,11 +36,9 @@ class Observation:
     Attributes:
         prep_stall, fetch_stall, peer_stall: shares of the trials' time, in [0, 1], that they waited for data while prep
             was computing, while prep waited for bytes, and while prep was idle because trials wait for each other.
-        demand_per_s: samples/s of prep at which no trial would wait, from the trials' step times; 0 without trials, or
-            if everything that they will request is ready.
-        worker_per_s: samples/s that one worker prepares from memory; 0 if not known yet.
-        fetch_per_s: samples/s that caches and storage can deliver; infinite if not known.
-        workers, pending: workers that are up, and workers that were requested and are not up yet.
+        demand_per_s: samples/s of prep at which no trial would wait; 0 without trials, or if everything is ready.
+        worker_per_s, fetch_per_s: samples/s of one worker from memory, and of caches and storage; 0 and inf if unknown.
+        workers, pending: workers that are up, and that were requested and are not up yet.
         idle: share of time, in [0, 1], that workers that are up had nothing to prepare.
         reserved, most: bounds on the number of workers.
     """
@@ -263,12 +261,10 @@ GROWTH = 0.01
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """A machine with prep workers that stay there, at least one.
+    """A machine with prep workers that stay there, at least one; ``own`` ones may be released.
 
-    Attributes:
-        own: workers that may be released; the others belong to other feeds.
-        keeps_bytes, room_bytes: bytes that its cache holds or is going to hold, and its free bytes.
-        is_of_use: False if nothing is prepared there while another machine is available; it is then released first.
+    Its cache holds, or is going to hold, ``keeps_bytes``. If nothing is prepared there while another machine is
+    available, it is not ``is_of_use``, and is released first.
     """
 
     node: str

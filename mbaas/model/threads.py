@@ -199,8 +199,7 @@ class NodeLoad(Struct, frozen=True, kw_only=True):
     """Measurements of a node over the last seconds, with constant numbers of threads.
 
     Attributes:
-        prep_threads, fetch_threads: prep threads of all workers together; threads that may read storage concurrently.
-        most_prep, most: limits of prep threads, and of both kinds together.
+        most_prep, most: limits of prep threads (of all workers), and of both kinds together.
         demand_per_s: samples/s from this node at which no trial would wait; 0 without trials.
         batch_samples: samples of a minibatch that are prepared here, on average.
         prep_per_s: samples/s of its workers while they prepare; 0 if not known.

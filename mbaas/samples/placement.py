@@ -217,7 +217,7 @@ class Holdings(NamedTuple):
 
 
 class MovedIn(NamedTuple):
-    """Samples that came from their former nodes since the request, not from storage, and those not in time (``left``)."""
+    """Samples that came from their former nodes since the request, and those not in time (``left``)."""
 
     samples: int = 0
     left: int = 0
@@ -315,7 +315,7 @@ class PlacementHistory:
         return ids if rows is None else ids[rows]
 
     def stored(self, request: PartRequest) -> Ids:
-        """Return the stored samples that a part needs, each once, ascending if each epoch draws its samples: int64[k]."""
+        """Return the stored samples that a part needs, each once, ascending if epochs draw samples: int64[k]."""
         if not self._order.redrawn:
             return self.ids(request)
         stored, rows = self._stored(request), self.rows(request)

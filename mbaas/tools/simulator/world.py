@@ -347,7 +347,7 @@ class World:
         return table.reshape(-1)
 
     def admit(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
-        """Return the class of each sample if samples are admitted in order, filling the fastest class first: int8[n]."""
+        """Return the class of each sample if they are admitted in order, filling the fastest class first: int8[n]."""
         # In double precision: a sum of millions of float32 sizes would be off by whole samples.
         ends = used_bytes + np.cumsum(sizes, dtype=np.float64)
         cuts = np.searchsorted(ends, np.cumsum([each.capacity_bytes for each in classes]), side="right")

@@ -181,11 +181,7 @@ def assign_workers(owned: Owners, world: World) -> Owners:
     """Assign each sample of each global minibatch to a worker: uint16[H B N].
 
     Each worker takes samples from its own cache, at most B. Workers with fewer get uncached samples, then the surplus
-    of other workers.
-
-    Args:
-        owned: uint16[H, B N], number of the worker that caches each sample, from 1; 0 if it is not cached.
-        world: source of N and B.
+    of other workers. ``owned``, uint16[H, B N], is the worker that caches a sample, from 1; 0 if it is not cached.
     """
     workers, batch = world.workers, world.batch
     # All minibatches at once. Each row is sorted by owner, so a sample's rank within its owner's group shows whether
