@@ -35,12 +35,10 @@ def picture(png: bytes, caption: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a plain text as a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """Return the first names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
@@ -59,7 +57,6 @@ class Bar:
         self._next = self._began + BAR_AFTER_S
 
     def show(self, things: str, done: int, total: int) -> None:
-        """Update the number of finished things."""
         from IPython.display import display
 
         now, is_over = time.monotonic(), done >= total

@@ -137,7 +137,6 @@ def exact(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Format a whole number: "12,345"."""
     return f"{value:,.0f}"
 
 

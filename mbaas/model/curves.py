@@ -150,7 +150,6 @@ class ThroughputCurve(Struct, frozen=True):
         return ThroughputCurve(tuple((count, rate * factor) for count, rate in self.knots), self.slope * factor)
 
     def flat_beyond(self, most: float) -> ThroughputCurve:
-        """Return the same curve up to ``most`` workers, and flat beyond."""
         return ThroughputCurve((*(knot for knot in self.knots if knot[0] < most), (most, self.rate(most))), 0.0)
 
     def over(self, machines: float) -> ThroughputCurve:
@@ -331,7 +330,6 @@ class MeasuredCurve:
 
     @property
     def fastest(self) -> tuple[float, Quantity]:
-        """The point with the highest rate: (count, rate)."""
         return max(self.points, key=lambda point: point[1].value)
 
     @property
@@ -341,7 +339,6 @@ class MeasuredCurve:
 
     @cached_property
     def worst_error(self) -> float:
-        """Largest relative error of a fitted rate against its median."""
         return max(abs(self.rate(count) / rate.value - 1) for count, rate in self.points)
 
     @cached_property
@@ -353,14 +350,12 @@ class MeasuredCurve:
         return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
 
     def rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the total rate of ``count`` workers; a fraction is a worker that helps part of the time."""
         return self._fitted(count) * self._factors[bound]
 
     def quantity(self, count: float) -> Quantity:
         return spanning(*(self.rate(count, bound) for bound in BOUNDS), unit=self.points[0][1].unit)
 
     def best_rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the highest rate that ``count`` or fewer workers reach."""
         # a piecewise linear curve peaks at a knot or at its end
         bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
         return max(self.rate(n, bound) for n in (count, *bends))

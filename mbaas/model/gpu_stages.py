@@ -106,7 +106,6 @@ class DevicePlan:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Feed options that implement the plan."""
         on_cpus = self.shares.get("normalize", 0.0)
         if on_cpus == 1:
             return {"engine": "cpu"}

@@ -87,7 +87,6 @@ class Observation:
 
 
 def bounded_workers(useful_per_s: float, worker_per_s: float, *, reserved: int, most: int) -> int:
-    """Return the workers that prepare ``useful_per_s`` at ``worker_per_s`` each, within the bounds."""
     count = whole(ThroughputCurve.linear(worker_per_s).workers_for(useful_per_s)) if useful_per_s else 0
     return min(max(count, reserved), most)
 
@@ -214,7 +213,6 @@ class Scaler:
         )
 
     def _needed_if_faster(self, seen: Observation, now: float) -> int | None:
-        """Return the workers that recent demand would have needed at the present rate per worker."""
         hold_s = self._settings.idle_hold_s
         if now - self._seen_since < hold_s or not (slowest := self._slowest(now)):
             return None

@@ -70,7 +70,6 @@ class ResourceTimes:
 
     @property
     def pace_s(self) -> float:
-        """Seconds of the slowest resource."""
         return max(self.compute_s, self.prep_s, self.fetch_s)
 
     @property

@@ -71,7 +71,6 @@ class StagingClass:
 
     @property
     def thread_bytes_per_s(self) -> float:
-        """Bytes/s that one of its threads writes."""
         return math.inf if self.write is None else self.write.rate_of_each(self.threads)
 
 

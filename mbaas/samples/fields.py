@@ -131,7 +131,6 @@ class Packed:
         return self.values[first:end], self.bounds - first if first else self.bounds
 
     def copy(self) -> Packed:
-        """Return a copy that shares no memory."""
         values, bounds = self.own()
         return Packed(values.copy(), bounds.copy(), None if self.shapes is None else self.shapes.copy())
 
@@ -233,7 +232,6 @@ def memory(column: Column) -> tuple[NDArray[Any], ...]:
 
 
 def concatenated(columns: Sequence[Column]) -> Column:
-    """Return the values of several runs of samples, concatenated, as a copy."""
     if not isinstance(columns[0], Packed):
         return np.concatenate(cast("Sequence[NDArray[Any]]", columns))
     runs = cast("Sequence[Packed]", columns)

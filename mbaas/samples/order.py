@@ -275,7 +275,6 @@ class SampleOrder(Struct, frozen=True):
         return self.epoch_of(block) if shuffle is None else shuffle.epoch
 
     def span(self, block: int) -> tuple[int, int]:
-        """Return the positions [start, stop) of ``block`` within its epoch."""
         start = block % self.blocks_per_epoch * self.block_samples
         return start, min(start + self.block_samples, self.num_samples)
 

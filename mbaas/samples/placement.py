@@ -267,7 +267,6 @@ class PlacementHistory:
 
     @property
     def all(self) -> tuple[Placement, ...]:
-        """The known versions, oldest first."""
         return tuple(self._versions[version] for version in sorted(self._versions))
 
     # ---- cutting ----
@@ -310,7 +309,6 @@ class PlacementHistory:
         return np.flatnonzero(placement.of(self._stored(request)) == placement.index(request.block_part.home))
 
     def ids(self, request: PartRequest) -> Ids:
-        """Return the samples of a part, in order: int64[k]."""
         ids, rows = self._order.sample_ids(request.block, request.shuffle), self.rows(request)
         return ids if rows is None else ids[rows]
 

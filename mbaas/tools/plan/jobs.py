@@ -170,5 +170,4 @@ class TrainingJob:
         return low, high
 
     def worker_per_s(self, decoded: float = 0.0) -> float:
-        """Return the samples/s of one worker if the share ``decoded`` of the samples is cached decoded."""
         return self.prep_curve(self.prep_cores or 1, decoded).rate(1)

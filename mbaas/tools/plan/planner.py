@@ -237,7 +237,6 @@ def _epochs_per_s(jobs: Sequence[TrainingJob], dataset: str, demands: Mapping[st
 
 
 def quality(curve: MeasuredCurve, *, lines: ThroughputCurve | None = None) -> FitQuality:
-    """Return how well a curve, or other ``lines`` for it, agrees with its points."""
     lines = curve.fit.curve if lines is None else lines
     return FitQuality(
         points=len(curve.points),
@@ -338,7 +337,6 @@ class _Decision:
         )
 
     def _limit(self) -> tuple[Limit, str]:
-        """Return the bottleneck as a word and as a sentence."""
         full_per_s, fetch, workers = self.job.step_per_s, self.fetch, self.given.workers
         prepared = f"{units.counted(workers, 'worker')} {'prepares' if workers == 1 else 'prepare'}"
         prepared = f"{prepared} {_rate(self.prep_per_s)}"

@@ -49,11 +49,11 @@ class Fleet:
     @cached_property
     def staging_bytes(self) -> int:
         """Staging budgets of all feeds on each node: their own settings, or the default of `mbaas.serve`."""
-        total = 0
+        total = sum(job.staging_bytes or 0 for job in self.jobs)
         for job in self.jobs:
-            prep = Job(name=job.name, demand_per_s=job.step_per_s, prep=self.prep_curve(job))
-            default = default_staging(self.cluster.node.store_bytes, wanted_staging(min(prep.useful, self.pool)))
-            total += default if job.staging_bytes is None else job.staging_bytes
+            if job.staging_bytes is None:
+                prep = Job(name=job.name, demand_per_s=job.step_per_s, prep=self.prep_curve(job))
+                total += default_staging(self.cluster.node.store_bytes, wanted_staging(min(prep.useful, self.pool)))
         return total
 
     @property

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def plain_outcomes(system: System, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the inputs and each policy's results, in the order of ``outcomes``."""
     policies = {each.policy: plain_fields(each) for each in outcomes}
     for said in policies.values():
         del said["policy"]
@@ -148,7 +147,6 @@ def policies_figure(system: System, outcomes: Sequence[Outcome]) -> Figure:
 
 
 def sweep_figure(system: System, swept: Sweep) -> Figure:
-    """Return a heat map of seconds, or of the speedup over the policy that it is compared with."""
     speedup = swept.speedup
     return plots.heat_map(
         swept.total_s if speedup is None else speedup,
@@ -160,7 +158,6 @@ def sweep_figure(system: System, swept: Sweep) -> Figure:
 
 
 def hit_rates_figure(policy: str, cached: float, hits: Sequence[float]) -> Figure:
-    """Return a plot of the hit rate in each epoch, and of the cache's share of the samples."""
     return plots.lines(
         {
             f"{policy} serves": [(epoch, stated(100 * hit, unit="%")) for epoch, hit in enumerate(hits)],
@@ -173,7 +170,6 @@ def hit_rates_figure(policy: str, cached: float, hits: Sequence[float]) -> Figur
 
 
 def frequency_figure(found: Frequency, *, samples: int, workers: int, epochs: int) -> Figure:
-    """Return a histogram of samples by the number of times that one worker reads them."""
     # The tails are long and invisible: show only counts with at least half a sample expected.
     shown = np.flatnonzero(found.expected_counts >= 0.5)
     first, last = (int(shown[0]), int(shown[-1]) + 1) if len(shown) else (0, epochs + 1)
@@ -190,7 +186,6 @@ def frequency_figure(found: Frequency, *, samples: int, workers: int, epochs: in
 
 
 def imbalance_figure(fractions: Floats, *, nodes: int, local_batch: int) -> Figure:
-    """Return a histogram of the share of a global minibatch that travels."""
     percent = 100 * fractions
     # Small minibatches have few possible shares: more bins than these would leave gaps.
     counts, edges = np.histogram(percent, bins=min(30, len(np.unique(percent))))

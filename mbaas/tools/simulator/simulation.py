@@ -46,12 +46,10 @@ class Outcome:
 
 
 def locations_of(system: System) -> tuple[str, ...]:
-    """Return the locations of results, in display order."""
     return ("compute", "staging", *(each.name for each in system.machine.classes), "remote", "pfs")
 
 
 def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the policies to simulate: the given ones, or the system's own, or all."""
     chosen = tuple(names or system.policies or POLICIES)
     unknown = [name for name in chosen if name not in POLICIES]
     if unknown:
@@ -224,8 +222,6 @@ PARAMETERS: dict[str, Change] = {
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of a parameter, in its units."""
-
     name: str
     values: tuple[float, ...]
 
@@ -247,12 +243,10 @@ class Sweep:
 
     @property
     def speedup(self) -> NDArray[np.float64] | None:
-        """Speedup of the policy over the other one: float64[y, x]."""
         return None if self.versus_s is None else self.versus_s / self.total_s
 
 
 def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None = None) -> Sweep:
-    """Simulate a policy, and another to compare with, at each pair of values."""
     if x.name == y.name:
         raise ConfigError(f"x and y must be two parameters, got {x.name!r} twice")
     names = [policy] if versus is None else [policy, versus]
