@@ -155,13 +155,10 @@ class ThroughputCurve(Struct, frozen=True):
     def over(self, machines: float) -> ThroughputCurve:
         """Return the curve of d workers spread over n machines, contending only within each: n P(d / n).
 
-        A machine with twice the cores counts as two.
+        A machine with twice the cores counts as two. For n = 1 / m, it is the rate of one of m machines that each
+        have d workers on something shared: P(m d) / m.
         """
         return ThroughputCurve(tuple((count * machines, rate * machines) for count, rate in self.knots), self.slope)
-
-    def shared_by(self, machines: int) -> ThroughputCurve:
-        """Return the rate of one machine with d workers if each of n machines uses as many: P(n d) / n."""
-        return ThroughputCurve(tuple((count / machines, rate / machines) for count, rate in self.knots), self.slope)
 
     def blended(self, other: ThroughputCurve, share: float) -> ThroughputCurve:
         """Return the curve of workers that prepare ``share`` of the samples at the rates of ``other``; seconds add up.

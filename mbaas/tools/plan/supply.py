@@ -271,6 +271,6 @@ def bytes_by_tier(fleet: Fleet, job: TrainingJob, fetch: Fetch) -> list[TierByte
         "memory": ThroughputCurve.flat(node.memory_bytes_per_s),
         "disk": None if node.disk_bytes_per_s is None else ThroughputCurve.flat(node.disk_bytes_per_s),
         # the rate of one node with a number of readers, while all nodes read with as many
-        "storage": fleet.cluster.storage_curve.shared_by(fleet.nodes if fleet.cluster.storage_shared else 1),
+        "storage": fleet.cluster.storage_curve.over(1 / fleet.nodes if fleet.cluster.storage_shared else 1),
     }
     return [TierBytes(samples * fetch.nbytes[tier], curve) for tier, curve in curves.items() if curve is not None]
