@@ -43,7 +43,7 @@ class Cost:
     Attributes:
         samples: size of the dataset.
         ns_per_sample: part -> CPU nanoseconds for each prepared sample, median over repeats. Parts: "order" (position
-            to sample), "inverse" (sample to position), "chance" (random numbers of crop and flip), "labels" (and
+            to sample), "chance" (random numbers of crop and flip), "labels" (and
             lengths), "miss" and "hit" (the cache's plan for a block to read, and for a cached one), "staging" (all
             events of eight consumers in step), "ledger" (count and hash of one consumer), "total" (the sum, an upper
             bound).
@@ -95,7 +95,6 @@ def _parts(dataset: Dataset) -> Iterator[tuple[str, Block]]:
     order = SampleOrder(len(dataset), 0, min(BLOCK_SAMPLES, len(dataset)))
     some = [order.sample_ids(block) for block in range(SOME)]
     yield "order", order.sample_ids
-    yield "inverse", lambda g: order.positions(order.epoch_of(g % SOME), some[g % SOME])
     yield "chance", lambda g: uniforms(0, order.epoch_of(g), some[g % SOME], substream=1, draws=DRAWS)
     yield "labels", lambda g: (dataset.labels(some[g % SOME]), dataset.lengths(some[g % SOME]))
     yield "miss", _fetch(Planner(order, dataset.lengths, cache_bytes=0, readahead_bytes=0))

@@ -71,16 +71,9 @@ class Section(BaseModel):
 
 @dataclass(frozen=True)
 class Located:
-    """A value of a file.
+    """A value of a file, in its ``file`` and ``line`` (from 1), with its ``items`` or ``fields``.
 
-    Attributes:
-        value: the value as plain Python: dict, list, str, int, float, bool, None.
-        file: the file that contains it; for messages.
-        line: its line, from 1.
-        path: keys and list indices that lead here.
-        items: the values of a list.
-        fields: the values of a mapping, each located at its key.
-        written: the source text, shortened; for messages.
+    ``path`` are keys and list indices that lead here; ``written`` is the source text, shortened, for messages.
     """
 
     value: Any
@@ -92,7 +85,6 @@ class Located:
     written: str = ""
 
     def error(self, sentence: str) -> ConfigError:
-        """Return an error with file and line."""
         return ConfigError(f"{self.file}:{self.line}: {sentence}")
 
     @property
@@ -122,15 +114,10 @@ class Located:
             raise self.fields.get(error.option, self).error(_about(in_yaml(str(error)), self.path)) from None
 
     def to(self, kind: type[Read], *, elsewhere: Mapping[str, tuple[str, ...]] | None = None, **given: Any) -> Read:
-        """Read this value as a dataclass or a model.
+        """Read this value as a dataclass or a model, with ``given`` further fields that are not in the file.
 
-        Args:
-            kind: the dataclass or the model.
-            elsewhere: keys that belong to a group -> their full names.
-            given: further fields that are not in the file.
-
-        Raises:
-            ConfigError: contains the line, the key, the value and the expected value.
+        ``elsewhere`` are keys that belong to a group, and their full names. Raises ConfigError, with the line, the key,
+        the value and the expected value.
         """
         value = _given(self)
         if given and isinstance(value, dict):
@@ -180,18 +167,13 @@ class Located:
 def read(file: Path) -> Located:
     """Read a YAML file that contains one mapping.
 
-    Raises:
-        ConfigError: the file is missing, unreadable, not YAML or not a mapping, or has a duplicate key.
+    Raises ConfigError if it is missing, unreadable, not YAML or not a mapping, or has a duplicate key.
     """
     return parse(_text_of(file), file)
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file that contains one object.
-
-    Raises:
-        ConfigError: the file is missing, unreadable, not JSON or not an object.
-    """
+    """Read a JSON file that contains one object. Raises ConfigError."""
     text = _text_of(file)
     try:
         found = json.loads(text)

@@ -8,12 +8,7 @@ from typing import Any
 
 
 def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package, which Python calls for missing names (PEP 562).
-
-    Args:
-        package: its name.
-        names: public name -> the module that defines it.
-    """
+    """Return a ``__getattr__`` for a package, from public names to their modules (PEP 562)."""
 
     def attribute(name: str) -> Any:
         if name not in names:

@@ -13,15 +13,10 @@ from mbaas.errors import ConfigError
 
 
 def import_named(path: str, folder: Path, *, what: str) -> Callable[..., Any]:
-    """Import the function named by "module:function".
+    """Import the function named by "module:function"; ``what`` describes it in errors: "the step".
 
-    Args:
-        folder: searched for the module first. Other processes cannot import from there, so functions of that module are
-            pickled by value.
-        what: description of the function, for errors: "the step".
-
-    Raises:
-        ConfigError: no such module or function, or the module cannot be imported.
+    ``folder`` is searched first. Other processes cannot import from there, so functions of that module are pickled by
+    value. Raises ConfigError.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name or not all(part.isidentifier() for part in module_name.split(".")):

@@ -6,7 +6,6 @@ import base64
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -36,12 +35,10 @@ def picture(png: bytes, caption: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a plain text as a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """Return the first names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
@@ -49,20 +46,6 @@ def is_running() -> bool:
     """Return whether this process is a notebook kernel; IPython in a terminal does not count."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
-
-
-@dataclass(frozen=True)
-class _Shown:
-    text: str
-    done: int
-    total: int
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        bar = f'<progress value="{self.done}" max="{max(1, self.total)}" style="width:20em"></progress>'
-        return f"{bar} {escape(self.text)}"
 
 
 class Bar:
@@ -74,7 +57,6 @@ class Bar:
         self._next = self._began + BAR_AFTER_S
 
     def show(self, things: str, done: int, total: int) -> None:
-        """Update the number of finished things."""
         from IPython.display import display
 
         now, is_over = time.monotonic(), done >= total
@@ -82,8 +64,10 @@ class Bar:
             return
         self._next = now + BAR_EVERY_S
         elapsed = f", {units.seconds(now - self._began)}" if is_over else ""
-        state = _Shown(f"{done:,} of {total:,} {things}{elapsed}", done, total)
+        text = f"{done:,} of {total:,} {things}{elapsed}"
+        bar = f'<progress value="{done}" max="{max(1, total)}" style="width:20em"></progress>'
+        state = {"text/plain": text, "text/html": f"{bar} {escape(text)}"}
         if self._handle is None:
-            self._handle = display(state, display_id=True)
+            self._handle = display(state, raw=True, display_id=True)
         else:
-            self._handle.update(state)
+            self._handle.update(state, raw=True)

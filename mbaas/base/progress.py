@@ -19,12 +19,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Progress:
-    """State of a piece of work.
-
-    Attributes:
-        things: the kind of items, in the plural: "classes", "shards", "files".
-        done, total: number of items.
-    """
+    """State of a piece of work; ``things`` are the kind of items, in the plural: "classes", "shards", "files"."""
 
     things: str
     done: int
@@ -47,13 +42,9 @@ def watched(tell: Watch) -> Iterator[None]:
 
 
 def track(items: Iterable[_T], things: str, total: int, *, amount: Callable[[Any], int] = lambda _: 1) -> Iterator[_T]:
-    """Yield items, and report their number to the observer or the notebook.
+    """Yield items, and report their number to the observer or the notebook; an item stands for ``amount`` things.
 
-    Args:
-        items: results, in order of arrival; for results of a thread pool, iterate in the observing thread.
-        things: the kind of items, in the plural.
-        total: the expected number of things.
-        amount: number of things that an item stands for.
+    For results of a thread pool, iterate in the observing thread.
     """
     tell, done = _watch.get() or _in_notebook(), 0
     if tell is None:

@@ -79,7 +79,6 @@ def _finite(number: float) -> float | None:
 
 
 def _plain(value: object) -> float | None:
-    """Return a number of 0 or more as a float; None for others, including True."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         return None
     return float(value)
@@ -87,11 +86,7 @@ def _plain(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class Unit:
-    """Annotation with which a pydantic field accepts strings with units.
-
-    Attributes:
-        wanted: description of valid values, for errors: "must be {wanted}".
-        parse: returns the number for a value, or None.
+    """Annotation with which a pydantic field accepts strings with units; ``parse`` returns None for invalid ones.
 
     pydantic is imported when a field is built, not with this module, which is imported everywhere.
     """
@@ -142,7 +137,6 @@ def exact(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Format a whole number: "12,345"."""
     return f"{value:,.0f}"
 
 

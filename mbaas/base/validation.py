@@ -136,14 +136,12 @@ def options(*, within: str | None = None) -> Callable[[Class], Class]:
 def takes(
     request: Callable[Parameters, Made], *, elsewhere: Mapping[str, tuple[str, ...]] | None = None
 ) -> Callable[[Callable[[Made], Returned]], Callable[Parameters, Returned]]:
-    """Turn a function of one ``request`` into a function of its fields, with their defaults, types and descriptions.
+    """Turn a function of one ``request``, a dataclass, into a function of its fields, with defaults, types,
+    descriptions.
 
     Type checkers and editors see the fields as parameters. ``help`` also shows their docstrings, as a section "Args"
-    before the section "Raises" of the function's docstring.
-
-    Args:
-        request: a dataclass.
-        elsewhere: options that belong to another class, and their full names there, for errors.
+    before the section "Raises" of the function's docstring. ``elsewhere`` are options of another class, and their names
+    there.
     """
 
     def decorated(function: Callable[[Made], Returned]) -> Callable[Parameters, Returned]:
@@ -200,7 +198,6 @@ def descriptions_of(kind: type) -> dict[str, str]:
 
 
 def has_default(option: Field[Any]) -> bool:
-    """Return whether an option may be left out."""
     return option.default is not MISSING or option.default_factory is not MISSING
 
 
@@ -213,14 +210,9 @@ def _checks_of(kind: type) -> TypeAdapter[Any]:
 
 @dataclass(frozen=True)
 class Checked:
-    """Annotation with a function that pydantic applies to a field's value, which returns the result or raises
-    `ConfigError`.
+    """Annotation with a function that pydantic applies to a field's value, ``first``, or as the ``only`` check.
 
-    Attributes:
-        check: the function.
-        first: True to call it before the type is validated.
-        only: True to call it instead.
-        says: additional JSON schema of the value.
+    It returns the result or raises `ConfigError`. ``says`` is an addition to the value's JSON schema.
     """
 
     check: Callable[[Any], Any]
@@ -258,15 +250,9 @@ def sentence(error: ValidationError, *, within: str | None, known: Iterable[str]
 
 
 def read(kind: Any, text: str, *, name: str) -> Any:
-    """Parse a value of the command line, such as "20 GB", "4" or "off".
+    """Parse a value of the command line, such as "20 GB", "4" or "off", by the annotation of its field.
 
-    Args:
-        kind: the annotation of its field.
-        text: the user's input.
-        name: its name in errors.
-
-    Raises:
-        ConfigError: the value is invalid; the message contains the expected value.
+    Raises ConfigError, with the expected value.
     """
     import yaml
     from pydantic import TypeAdapter, ValidationError
@@ -324,11 +310,7 @@ def wrong(details: ErrorDetails, name: str) -> str:
 
 
 def instead(name: str, known: Iterable[str], elsewhere: Mapping[str, tuple[str, ...]] | None = None) -> str:
-    """Return a hint for an unknown name: its place, the nearest known name, or all known names.
-
-    Args:
-        elsewhere: names that belong to another place -> their full names.
-    """
+    """Return a hint for an unknown name: its place in ``elsewhere``, the nearest known name, or all known names."""
     if elsewhere is not None and name in elsewhere:
         return f"it is {' or '.join(map(repr, elsewhere[name]))}"
     names = list(known)

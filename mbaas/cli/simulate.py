@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-    from mbaas.tools.simulator import Axis, Outcome, System
+    from mbaas.tools.simulator.simulation import Axis, Outcome
+    from mbaas.tools.simulator.system import System
 
 app = group(
     help="Simulate training time and its breakdown for each loading strategy, without a cluster.",
@@ -176,7 +177,7 @@ def frequency(
     Each epoch assigns a sample to one of N workers at random, so a worker reads it Binomial(E, 1/N) times. Samples that
     a worker reads far more often than others are worth keeping close to it.
     """
-    from mbaas.tools.simulator import frequency
+    from mbaas.tools.simulator.chance import frequency
     from mbaas.tools.simulator.results import frequency_figure
 
     found = frequency(workers=workers, epochs=epochs, samples=samples, delta=delta, monte_carlo=monte_carlo, seed=seed)
@@ -209,18 +210,20 @@ def imbalance(
     Samples are cached on random nodes, so some nodes have more than their part of a minibatch and some less; only the
     difference is transferred.
     """
-    from mbaas.tools.simulator import imbalance
+    import numpy as np
+
+    from mbaas.tools.simulator.chance import imbalance
     from mbaas.tools.simulator.results import imbalance_figure
 
     found = imbalance(nodes=nodes, local_batch=local_batch, steps=steps, seed=seed)
-    low, high = found.quantile(0.25), found.quantile(0.75)
+    low, median, high = np.quantile(found, (0.25, 0.5, 0.75)).tolist()
     _draw(plot, imbalance_figure, found, nodes=nodes, local_batch=local_batch)
     asked = {"nodes": nodes, "local_batch": local_batch, "steps": steps, "seed": seed}
     sentence = (
-        f"{percent(found.median)} of a global minibatch is transferred (median of {steps:,} steps; middle half: "
+        f"{percent(median)} of a global minibatch is transferred (median of {steps:,} steps; middle half: "
         f"{percent(low)} to {percent(high)})."
     )
-    _write({**asked, "median": found.median, "p25": low, "p75": high}, sentence, as_json=as_json)
+    _write({**asked, "median": median, "p25": low, "p75": high}, sentence, as_json=as_json)
 
 
 @command(app, "mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")
@@ -286,8 +289,7 @@ def _changed(system: System, changes: list[str]) -> System:
 
 
 def _axis(system: System, option: str, text: str) -> Axis:
-    from mbaas.tools.simulator import Axis
-    from mbaas.tools.simulator.simulation import parse
+    from mbaas.tools.simulator.simulation import Axis, parse
 
     name, equals, values = text.partition("=")
     if not equals:

@@ -87,11 +87,8 @@ def assign(homes: ArrayLike, *, rank_nodes: ArrayLike) -> Ints:
 
     Every rank gets `even_targets`. A node's samples go to its own ranks until these are full, earlier ones first.
     Uncached samples go to nodes with a deficit, smallest first, which closes the most deficits without a message. The
-    rest moves as in `balance`. A home without ranks gives all its samples away.
-
-    Args:
-        homes: int[n], index of the node that holds each sample, `NOWHERE` if uncached.
-        rank_nodes: int[p], index of each rank's node. Ranks may share a node, and the node need not be a home.
+    rest moves as in `balance`. A home without ranks gives all its samples away. ``homes`` are node indices, or
+    `NOWHERE`; ``rank_nodes``, int64[p], are node indices. Ranks may share a node, and a node need not be a home.
     """
     sample_homes, nodes_of_ranks = np.asarray(homes, dtype=np.int64), np.asarray(rank_nodes, dtype=np.int64)
     nodes = _Nodes.see(sample_homes, nodes_of_ranks)

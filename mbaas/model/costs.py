@@ -9,20 +9,15 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class LoadingCosts:
-    """CPU time of a feed's processes so far, and the number of samples delivered.
+    """CPU time of a feed's processes so far, and the number of samples delivered to all trials.
 
     CPU-seconds count all threads of the feed's own processes, in user and system mode, since each process started; for
     a borrowed prep worker, since it started to work for this feed. They include samples prepared ahead and not
     delivered yet. The trials' processes and Ray's daemons are not included.
 
-    Every delivered sample has the same cost, whichever trial received it: ``cpu_s`` / ``delivered_samples``.
-
-    Attributes:
-        prep_cpu_s, cache_cpu_s, coordinator_cpu_s: CPU-seconds by kind of process.
-        delivered_samples: samples delivered, summed over trials.
-        encoded_cpu_s, encoded_samples: the part of ``prep_cpu_s`` for blocks of which no sample was already decoded,
-            without the start of workers, and the number of these samples.
-        cpu_price_per_h: price of one CPU-hour, in any currency, or None.
+    Every delivered sample has the same cost, whichever trial received it. ``encoded_cpu_s`` is the part of
+    ``prep_cpu_s`` for blocks of which no sample was already decoded, without the start of workers, for
+    ``encoded_samples``.
     """
 
     prep_cpu_s: float = 0.0
@@ -55,9 +50,7 @@ class LoadingCosts:
         return samples * self.sample_cpu_s / HOUR_S
 
     def alone_cpu_hours(self, samples: int) -> float:
-        """See `alone_sample_cpu_s`."""
         return samples * self.alone_sample_cpu_s / HOUR_S
 
     def price(self, cpu_hours: float) -> float | None:
-        """None if ``cpu_price_per_h`` is not set."""
         return None if self.cpu_price_per_h is None else cpu_hours * self.cpu_price_per_h

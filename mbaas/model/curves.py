@@ -56,11 +56,8 @@ class Peak(Struct, frozen=True):
 class ThroughputCurve(Struct, frozen=True):
     """Total rate against the number of workers: lines from the origin through ``knots``, never below 0.
 
-    Rates may be in any unit, usually samples/s or bytes/s.
-
-    Attributes:
-        knots: (count, rate) at each bend, counts ascending; three stages need at most two.
-        slope: rate that one more worker adds beyond the last knot; negative if more workers are slower.
+    ``knots`` are (count, rate) at each bend, counts ascending, usually samples/s or bytes/s; three stages need at most
+    two. ``slope`` is the rate that one more worker adds beyond the last; negative if more workers are slower.
     """
 
     knots: tuple[tuple[float, float], ...]
@@ -77,7 +74,6 @@ class ThroughputCurve(Struct, frozen=True):
 
     @classmethod
     def linear(cls, worker_per_s: float) -> ThroughputCurve:
-        """Return the curve without contention."""
         return cls((), worker_per_s)
 
     @classmethod
@@ -154,19 +150,15 @@ class ThroughputCurve(Struct, frozen=True):
         return ThroughputCurve(tuple((count, rate * factor) for count, rate in self.knots), self.slope * factor)
 
     def flat_beyond(self, most: float) -> ThroughputCurve:
-        """Return the same curve up to ``most`` workers, and flat beyond."""
         return ThroughputCurve((*(knot for knot in self.knots if knot[0] < most), (most, self.rate(most))), 0.0)
 
     def over(self, machines: float) -> ThroughputCurve:
         """Return the curve of d workers spread over n machines, contending only within each: n P(d / n).
 
-        A machine with twice the cores counts as two.
+        A machine with twice the cores counts as two. For n = 1 / m, it is the rate of one of m machines that each
+        have d workers on something shared: P(m d) / m.
         """
         return ThroughputCurve(tuple((count * machines, rate * machines) for count, rate in self.knots), self.slope)
-
-    def shared_by(self, machines: int) -> ThroughputCurve:
-        """Return the rate of one machine with d workers if each of n machines uses as many: P(n d) / n."""
-        return ThroughputCurve(tuple((count / machines, rate / machines) for count, rate in self.knots), self.slope)
 
     def blended(self, other: ThroughputCurve, share: float) -> ThroughputCurve:
         """Return the curve of workers that prepare ``share`` of the samples at the rates of ``other``; seconds add up.
@@ -300,14 +292,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True)
 class MeasuredCurve:
-    """Rates measured at several counts of workers or readers, with a piecewise linear fit.
-
-    Attributes:
-        points: (count, rate) pairs; counts ascend, rates are above 0.
-
-    Raises:
-        ConfigError: no points, counts that do not ascend from above 0, or a rate of 0 or less.
-    """
+    """Rates above 0, measured at ascending counts of workers or readers, with a piecewise linear fit."""
 
     points: tuple[tuple[float, Quantity], ...]
 
@@ -338,12 +323,10 @@ class MeasuredCurve:
 
     @property
     def most(self) -> float:
-        """The highest measured count; beyond it the curve is an extrapolation."""
         return self.points[-1][0]
 
     @property
     def fastest(self) -> tuple[float, Quantity]:
-        """The point with the highest rate: (count, rate)."""
         return max(self.points, key=lambda point: point[1].value)
 
     @property
@@ -353,7 +336,6 @@ class MeasuredCurve:
 
     @cached_property
     def worst_error(self) -> float:
-        """Largest relative error of a fitted rate against its median."""
         return max(abs(self.rate(count) / rate.value - 1) for count, rate in self.points)
 
     @cached_property
@@ -365,14 +347,12 @@ class MeasuredCurve:
         return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
 
     def rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the total rate of ``count`` workers; a fraction is a worker that helps part of the time."""
         return self._fitted(count) * self._factors[bound]
 
     def quantity(self, count: float) -> Quantity:
         return spanning(*(self.rate(count, bound) for bound in BOUNDS), unit=self.points[0][1].unit)
 
     def best_rate(self, count: float, bound: Bound = "value") -> float:
-        """Return the highest rate that ``count`` or fewer workers reach."""
         # a piecewise linear curve peaks at a knot or at its end
         bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
         return max(self.rate(n, bound) for n in (count, *bends))
@@ -391,7 +371,6 @@ class MeasuredCurve:
         return MeasuredCurve(tuple((count, rate.scaled(factor)) for count, rate in self.points))
 
     def to_json(self) -> list[list[Any]]:
-        """Return [count, quantity] pairs."""
         listed: list[list[Any]] = plain(self.points)
         return listed
 

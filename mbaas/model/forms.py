@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -52,14 +52,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class SampleCosts:
-    """Average costs of a sample on one node.
+    """Average costs of a sample on one node: CPU seconds of one thread from each form; storage seconds, 1 / rate.
 
-    Attributes:
-        encoded_s, decoded_s: CPU seconds of one thread to prepare a sample from each form.
-        storage_s: seconds of a node for each sample that it reads from storage, many at a time: 1 / rate.
-        disk_bytes_per_s: total read rate of the node's disk with all threads; None if not measured.
-        decodable: share of the samples that may be cached decoded; a GPU prepares the others, without these CPU
-            seconds.
+    The disk's rate is of all threads; None if not measured. ``decodable`` is the share of the samples that may be
+    cached decoded; a GPU prepares the others, without these CPU seconds.
     """
 
     encoded_bytes: float
@@ -88,12 +84,10 @@ class SampleCosts:
 
     @property
     def is_worthwhile(self) -> bool:
-        """See `WORTHWHILE`."""
         return self.saved_s >= WORTHWHILE * self.encoded_s
 
     @property
     def disk_s_per_byte(self) -> float:
-        """Disk seconds of a byte; 0 if not measured."""
         return 0.0 if self.disk_bytes_per_s is None else 1 / self.disk_bytes_per_s
 
 
@@ -118,6 +112,7 @@ class FormPlan(Struct, frozen=True, kw_only=True):
         return self.memory_encoded + self.disk_encoded + self.decoded
 
 
+@lru_cache(4096)  # answering one question about a setup needs each plan several times
 def plan_forms(
     costs: SampleCosts, *, samples: float, threads: float, memory_bytes: float, disk_bytes: float = 0
 ) -> FormPlan:

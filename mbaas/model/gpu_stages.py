@@ -59,9 +59,8 @@ BEFORE: dict[Stage, str] = {"decode": "decoding", "resize": "resizing", "normali
 class Route(Struct, frozen=True, kw_only=True):
     """A measured way of preparing samples; they cross to the GPU before the stage ``first_on_gpu``.
 
-    Attributes:
-        cpu_s, gpu_s: CPU seconds and GPU seconds for a sample, the latter lost to its trials' steps; see `gpu_seconds`.
-        up_bytes, down_bytes: bytes of a sample sent to the GPU that prepares it, and sent back.
+    ``gpu_s`` are lost to the trials' steps (`gpu_seconds`); ``up_bytes`` and ``down_bytes`` of a sample cross to the
+    GPU that prepares it, and back.
     """
 
     first_on_gpu: Stage
@@ -73,14 +72,10 @@ class Route(Struct, frozen=True, kw_only=True):
 
 
 class Devices(Struct, frozen=True, kw_only=True):
-    """Resources shared by trials and prep.
+    """Resources shared by trials and prep; trials are spread evenly over the GPUs.
 
-    Attributes:
-        gpus, trials: GPUs for training; trials are spread evenly over them.
-        step_per_s: G, samples/s of a trial that has a GPU for itself.
-        pixel_bytes: bytes of a prepared sample.
-        memory_bytes: memory of each GPU that training leaves free.
-        link_bytes_per_s: rate between the host and each GPU, in each direction.
+    ``step_per_s`` is G, samples/s of a trial that has a GPU for itself. Training leaves ``memory_bytes`` of each GPU
+    free. The link between the host and each GPU has a rate in each direction.
     """
 
     cpus: float
@@ -97,7 +92,6 @@ class DevicePlan:
     """The best division of prep between CPUs and GPUs.
 
     Attributes:
-        trial_per_s: samples/s that each trial gets and trains on.
         limit: the bottleneck, one of `PACE`.
         cpu_cores, prep_gpus: cores busy with samples that no GPU prepares; GPUs used for prep.
         told: reasons for excluding routes from the comparison, one clause each.
@@ -112,7 +106,6 @@ class DevicePlan:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Feed options that implement the plan."""
         on_cpus = self.shares.get("normalize", 0.0)
         if on_cpus == 1:
             return {"engine": "cpu"}

@@ -14,7 +14,6 @@ left by earlier ones. GPUs belong to trials: a worker that prepares on a GPU res
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,10 +34,8 @@ Limit = Literal["prep", "training", "pool"]
 class Job:
     """A feed that competes for workers.
 
-    Attributes:
-        demand_per_s: samples/s that its training could consume, measured.
-        prep: samples/s against workers, measured; `ThroughputCurve.linear` of one worker's rate is enough.
-        reserved: workers that it keeps when the pool is short, if it can use them.
+    ``demand_per_s`` is measured, as is ``prep``, samples/s against workers; `ThroughputCurve.linear` of one worker's
+    rate is enough. It keeps ``reserved`` workers when the pool is short, if it can use them.
     """
 
     name: str
@@ -105,18 +102,9 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
 
 
 def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: int) -> None:
-    # The head has the most workers beyond its need. Indices are negated so that the last job gives first in a tie.
-    heap = [(jobs[i].needed - count, -i) for i, count in enumerate(counts) if count > floors[i]]
-    heapq.heapify(heap)
-    excess = sum(counts) - pool
-    while excess > 0 and heap:
-        lack, negative = heap[0]
-        counts[-negative] -= 1
-        excess -= 1
-        if counts[-negative] > floors[-negative]:
-            heapq.heapreplace(heap, (lack + 1, negative))
-        else:
-            heapq.heappop(heap)
+    while sum(counts) > pool and (givers := [i for i, count in enumerate(counts) if count > floors[i]]):
+        # The job with the most workers beyond its need gives; in a tie, the last one.
+        counts[max(givers, key=lambda i: (counts[i] - jobs[i].needed, i))] -= 1
 
 
 def _job_workers(job: Job, workers: int, *, pool: int) -> JobWorkers:
@@ -139,11 +127,8 @@ class DemandReport(Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: properties of its workers (engine, GPU share, allowed nodes); workers move only between feeds of one kind.
-        workers: workers that are up and stay, including borrowed ones.
-        borrowed: lending feed -> borrowed workers.
-        reserved: workers reserved for the feed when it was served.
-        demand_per_s: samples/s of prep at which none of its trials would wait; 0 without trials, or if everything that
-            they will request is ready.
+        workers: workers that are up and stay, including ``borrowed`` ones, by lending feed.
+        demand_per_s: samples/s of prep at which none of its trials would wait; 0 without trials, or if all is ready.
         worker_per_s: samples/s that one worker prepares; 0 if not known yet.
     """
 

@@ -114,45 +114,40 @@ def speedup(now: Prediction, then: Prediction) -> Quantity:
     return spanning(*(before.at(bound) / after.at(bound) for bound in BOUNDS), unit="times")
 
 
-@dataclass(frozen=True)
-class _Times:
-    """Seconds per sample of the three runs: synthetic data, all data in memory, and the real workload."""
-
-    synthetic_s: float
-    prepared_s: float
-    whole_s: float
-
-    @classmethod
-    def of(cls, found: ResourceTimes, overlap: float) -> _Times:
-        # Each run adds one part to the previous run; the added time is that part's stall, as in DS-Analyzer.
-        parts = (found.compute_s, found.prep_s, found.fetch_s)
-        first, second, third = (overlap * max(parts[:n]) + (1 - overlap) * sum(parts[:n]) for n in (1, 2, 3))
-        return cls(first, second, third)
+def _run_times(found: ResourceTimes, overlap: float) -> tuple[float, ...]:
+    """Return seconds per sample of three runs: synthetic data, all data in memory, and the real workload."""
+    # Each run adds one part to the previous run; the added time is that part's stall, as in DS-Analyzer.
+    parts = (found.compute_s, found.prep_s, found.fetch_s)
+    return tuple(overlap * max(parts[:n]) + (1 - overlap) * sum(parts[:n]) for n in (1, 2, 3))
 
 
 def _epoch(rates: Rates, setup: Setup, *, steady: bool) -> Epoch:
     middle, slow, fast = (resource_times(rates, setup, steady=steady, step=b, prep=b, supply=b) for b in BOUNDS)
-    at_middle, at_slow, at_fast = times = [_Times.of(found, rates.overlap) for found in (middle, slow, fast)]
     samples = rates.samples
+    # Each run's seconds at the three ends.
+    synthetic_s, prepared_s, whole_s = zip(
+        *(_run_times(found, rates.overlap) for found in (middle, slow, fast)), strict=True
+    )
 
-    def stall_s(earlier: str, later: str) -> Quantity:
+    def seconds(ends: Sequence[float]) -> Quantity:
+        return spanning(*(samples * s for s in ends), unit="s")
+
+    def stall_s(earlier: Sequence[float], later: Sequence[float]) -> Quantity:
         # A difference is widest if one run was slow and the other fast. The runs are measured one after the other, and
         # the machine's load may change between them.
-        least = getattr(at_fast, later) - getattr(at_slow, earlier)
-        most = getattr(at_slow, later) - getattr(at_fast, earlier)
-        value = getattr(at_middle, later) - getattr(at_middle, earlier)
-        return spanning(*(samples * max(0.0, s) for s in (value, least, most)), unit="s")
+        pairs = ((later[0], earlier[0]), (later[2], earlier[1]), (later[1], earlier[2]))
+        return seconds([max(0.0, after - before) for after, before in pairs])
 
-    trial_per_s = spanning(*(1 / t.whole_s for t in times), unit="samples/s")
+    trial_per_s = spanning(*(1 / s for s in whole_s), unit="samples/s")
     # the limit at the median comes first; further names mean that the limit is uncertain
     limits = tuple(dict.fromkeys(found.limit for found in (middle, slow, fast)))
     return Epoch(
         trial_per_s=trial_per_s,
         total_per_s=trial_per_s.scaled(setup.trials),
-        epoch_s=spanning(*(samples * t.whole_s for t in times), unit="s"),
-        compute_s=spanning(*(samples * t.synthetic_s for t in times), unit="s"),
-        prep_stall_s=stall_s("synthetic_s", "prepared_s"),
-        fetch_stall_s=stall_s("prepared_s", "whole_s"),
+        epoch_s=seconds(whole_s),
+        compute_s=seconds(synthetic_s),
+        prep_stall_s=stall_s(synthetic_s, prepared_s),
+        fetch_stall_s=stall_s(prepared_s, whole_s),
         limit=middle.limit,
         limits=limits,
         bounds=_bounds(middle, slow, fast),
@@ -198,11 +193,9 @@ PARAMETERS = (
 
 @dataclass(frozen=True)
 class Enough(AsJson):
-    """The smallest sufficient amount by the medians of the rates, with its uncertainty; None: no amount suffices.
+    """The smallest sufficient amount by the medians of the rates, and at their favourable and unfavourable ends.
 
-    Attributes:
-        low, high: sufficient at the favourable and at the unfavourable ends of the rates' intervals.
-        reason: the answer as a clause.
+    None: no amount suffices. ``reason`` is the answer as a clause.
     """
 
     amount: int | None
@@ -214,12 +207,9 @@ class Enough(AsJson):
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The resource that sets the pace of steady epochs, by its name in `mbaas.model.supply`.
+    """The resource that sets the pace of steady epochs, ``certain`` at all ends of the rates, and the ``next`` one.
 
-    Attributes:
-        certain: whether it is the bottleneck at all ends of the rates' intervals.
-        gain, next: speedup if this resource were unlimited, and the resource that would set the pace then.
-        sentence: the answer as a clause.
+    ``gain`` is the speedup if it were unlimited.
     """
 
     resource: str
@@ -296,7 +286,6 @@ def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> 
 
 
 def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
-    """Return the resource that sets the pace of steady epochs, and the next one if it were unlimited."""
     found = resource_times(rates, setup, steady=True)
     rest = found.without(found.limit)
     limits = predict(rates, setup).steady.limits

@@ -75,7 +75,6 @@ class Quantity(AsJson):
         return (self.high - self.low) / 2 / abs(self.value) if self.value else 0.0
 
     def scaled(self, factor: float, *, unit: str | None = None) -> Quantity:
-        """Multiply by an exact factor of 0 or more."""
         return Quantity(
             self.value * factor,
             low=self.low * factor,
@@ -99,7 +98,6 @@ class Quantity(AsJson):
 
 
 def stated(value: float, *, unit: str) -> Quantity:
-    """Return a quantity for a number taken as exact."""
     return Quantity(value, low=value, high=value, unit=unit)
 
 
@@ -145,8 +143,11 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 def check_fields(thing: object, wanted: str, *names: str) -> None:
     """Check numbers, and the low ends of quantities, against one of `RANGES`; None is valid. Raises ConfigError."""
-    for name in names:
-        value = getattr(thing, name)
+    check_numbers(wanted, **{name: getattr(thing, name) for name in names})
+
+
+def check_numbers(wanted: str, **values: float | Quantity | None) -> None:
+    for name, value in values.items():
         number, unit = (value.low, f" {value.unit}") if isinstance(value, Quantity) else (value, "")
         if number is not None and not RANGES[wanted](number):
             raise ConfigError(f"{name} must be {wanted}, got {units.exact(number)}{unit}", option=name)

@@ -31,25 +31,21 @@ LEAST_FREE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Rates(AsJson):
-    """G, P, S, C and the costs of a sample, measured on one machine.
+    """G, P, S, C and the costs of a sample, measured on one machine. Raises ConfigError for a number out of range.
 
     Attributes:
         samples: number of samples in the dataset (D).
-        sample_bytes: mean size of an encoded sample.
-        pixel_bytes: size of a prepared sample.
-        cores: number of cores of the machine.
+        sample_bytes, pixel_bytes: mean size of an encoded sample; size of a prepared one.
         batch_size: minibatch size at which ``step`` was measured.
         step: G, samples/s of a single trial that never waits for data.
         prep: P, samples/s against workers, with all data in memory and no training.
         storage: S, samples/s against readers, with nothing cached.
         cache: C, bytes/s at which cached samples are read from memory.
         disk: bytes/s of the local disk that caches the samples that do not fit in memory; None: no disk.
-        decoded_bytes: size of a cached decoded sample, after the deterministic prefix of the pipeline; None: the
-            decoded tier was not measured.
-        decoded_prep: P of decoded samples, samples/s against workers; None as for ``decoded_bytes``.
-        decoded_cpu_s: CPU-seconds of a prep worker per decoded sample while all cores are busy; None: 1 /
-            decoded_prep(1).
-        prep_cpu_s: the same per encoded sample; None: 1 / P(1).
+        decoded_bytes, decoded_prep: size and P of cached decoded samples, after the deterministic prefix of the
+            pipeline; None: not measured.
+        prep_cpu_s, decoded_cpu_s: CPU-seconds of a prep worker per encoded and per decoded sample while all cores are
+            busy; None: 1 / P(1).
         serving_s: additional seconds per sample of a prep worker in a feed, compared with a worker that prepares alone
             (P). A feed's worker also hands its samples over, while their consumers run on the same node.
         read_cpu_s: additional CPU-seconds per sample that is read from storage and moved to a worker instead of cached.
@@ -60,9 +56,6 @@ class Rates(AsJson):
         step_overhead_s: seconds of a step that do not depend on the batch size (see `step_overhead`).
         on_gpu: rates of preparing on a GPU; None: not measured.
         overlap: degree to which steps, prep and fetch overlap, from 0 (one after the other) to 1 (perfectly).
-
-    Raises:
-        ConfigError: a number is out of range.
     """
 
     samples: int
@@ -109,12 +102,10 @@ class Rates(AsJson):
 
     @property
     def prepared_cpu_s(self) -> Quantity:
-        """CPU-seconds to prepare an encoded sample, as measured or as 1 / P(1)."""
         # prep only computes, so a worker that never waits for bytes keeps one core busy
         return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
 
     def cpu_s(self, decoded: float) -> Quantity:
-        """Return the mean CPU-seconds to prepare a sample if the share ``decoded`` of samples is cached decoded."""
         if not decoded or self.decoded_prep is None:
             return self.prepared_cpu_s
         cost = self.decoded_cpu_s
@@ -230,11 +221,8 @@ PerS = Annotated[float, Gt(0)]
 class OnGpu:
     """Rates of preparing on a GPU that also trains.
 
-    Attributes:
-        per_s: samples/s of one prep worker.
-        step_per_s: samples/s of the training step on that GPU at the same time.
-        cpu_s: CPU-seconds of the worker per sample.
-        memory_bytes: GPU memory used by all of a feed's workers on that GPU.
+    ``per_s`` are samples/s of one prep worker, ``step_per_s`` of the training step on that GPU at the same time.
+    ``cpu_s`` are the worker's CPU-seconds per sample, ``memory_bytes`` those of all of a feed's workers on that GPU.
     """
 
     per_s: PerS
@@ -248,13 +236,11 @@ class GpuRates:
     """The GPUs of a node and their rates.
 
     Attributes:
-        gpus: number of GPUs on each node.
         memory_bytes: memory of each GPU left by training; None: enough.
         link_bytes_per_s: rate between the host and each GPU, in each direction; None: unlimited.
-        decode: workers that start from encoded samples; None: not measured.
-        resize: workers that start from cached decoded samples; None: not measured.
-        cpu_s: CPU-seconds of the CPU engine per sample; None: as given by the prep rates.
-        decoded_cpu_s: CPU-seconds of the CPU engine per cached decoded sample; None: as ``cpu_s``.
+        decode, resize: workers that start from encoded, and from cached decoded samples; None: not measured.
+        cpu_s, decoded_cpu_s: CPU-seconds of the CPU engine per sample, and per cached decoded one; None: as given by
+            the prep rates, and as ``cpu_s``.
     """
 
     gpus: Annotated[int, Ge(1)]
@@ -275,29 +261,25 @@ class GpuRates:
 class Setup(AsJson):
     """Nodes, caches and trials. The default is one trial on the measured machine, without a cache.
 
+    Raises ConfigError for a number out of range.
+
     Attributes:
         nodes: number of machines like the measured one; their caches and prep workers add up.
-        cores: cores of each node; None: as many as the measured machine.
-        prep_workers: prep workers on each node; None: one per core.
+        cores, prep_workers: of each node; None: as many cores as the measured machine, and one worker per core.
         readers: threads of each node that read storage; None: the fastest measured number.
         cache_bytes: memory of each node that caches samples permanently (MinIO).
         disk_bytes: capacity of each node's local disk for samples that do not fit in memory.
         decoded: cache samples decoded where this shortens epochs; otherwise all are cached encoded.
-        dram_bytes: memory of each node available to the operating system's page cache; 0 if storage is not a file
-            system.
-        storage_factor: speed of storage relative to the measured one.
+        dram_bytes: memory of each node for the operating system's page cache; 0 if storage is not a file system.
+        storage_factor, accelerator_factor: speed of storage and of the step relative to the measured one.
         storage_shared: all nodes read one storage of the measured rate; otherwise each node has a separate one.
         network_bytes_per_s: rate of each node's network in each direction.
-        accelerator_factor: speed of the training step relative to the measured one.
         accelerators: accelerators of each node; None: one for each trial.
         trials: number of trials, spread evenly over the nodes.
         sharing: all trials share one feed, which fetches and prepares a sample once per epoch. Otherwise each trial
             fetches and prepares on its node, with an equal part of the cache there.
         batch_size: samples in a trial's minibatch; None: as measured.
         cpu_price_per_h: price of one CPU for an hour, in any currency; None: unknown.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
 
     nodes: int = 1

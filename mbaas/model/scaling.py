@@ -36,11 +36,9 @@ class Observation:
     Attributes:
         prep_stall, fetch_stall, peer_stall: shares of the trials' time, in [0, 1], that they waited for data while prep
             was computing, while prep waited for bytes, and while prep was idle because trials wait for each other.
-        demand_per_s: samples/s of prep at which no trial would wait, from the trials' step times; 0 without trials, or
-            if everything that they will request is ready.
-        worker_per_s: samples/s that one worker prepares from memory; 0 if not known yet.
-        fetch_per_s: samples/s that caches and storage can deliver; infinite if not known.
-        workers, pending: workers that are up, and workers that were requested and are not up yet.
+        demand_per_s: samples/s of prep at which no trial would wait; 0 without trials, or if everything is ready.
+        worker_per_s, fetch_per_s: samples/s of one worker from memory, and of caches and storage; 0 and inf if unknown.
+        workers, pending: workers that are up, and that were requested and are not up yet.
         idle: share of time, in [0, 1], that workers that are up had nothing to prepare.
         reserved, most: bounds on the number of workers.
     """
@@ -62,15 +60,12 @@ class Observation:
         """Workers beyond which training or fetch is the bottleneck, within the bounds; None without a rate."""
         if self.useful_per_s and not self.worker_per_s:
             return None
-        return self.workers_for(self.useful_per_s, self.worker_per_s)
+        return bounded_workers(self.useful_per_s, self.worker_per_s, reserved=self.reserved, most=self.most)
 
     @property
     def useful_per_s(self) -> float:
         """Useful samples/s of prep: workers beyond the fetch rate would only wait for bytes."""
         return min(self.demand_per_s, self.fetch_per_s)
-
-    def workers_for(self, useful_per_s: float, worker_per_s: float) -> int:
-        return bounded_workers(useful_per_s, worker_per_s, reserved=self.reserved, most=self.most)
 
     def spare(self, wanted: int) -> float:
         """Return the share of ``wanted`` workers that had nothing to prepare or is not up yet."""
@@ -92,7 +87,6 @@ class Observation:
 
 
 def bounded_workers(useful_per_s: float, worker_per_s: float, *, reserved: int, most: int) -> int:
-    """Return the workers that prepare ``useful_per_s`` at ``worker_per_s`` each, within the bounds."""
     count = whole(ThroughputCurve.linear(worker_per_s).workers_for(useful_per_s)) if useful_per_s else 0
     return min(max(count, reserved), most)
 
@@ -219,11 +213,11 @@ class Scaler:
         )
 
     def _needed_if_faster(self, seen: Observation, now: float) -> int | None:
-        """Return the workers that recent demand would have needed at the present rate per worker."""
         hold_s = self._settings.idle_hold_s
         if now - self._seen_since < hold_s or not (slowest := self._slowest(now)):
             return None
-        return seen.workers_for(max(each.useful_per_s for each in self._within(hold_s, now)), slowest)
+        useful_per_s = max(each.useful_per_s for each in self._within(hold_s, now))
+        return bounded_workers(useful_per_s, slowest, reserved=seen.reserved, most=seen.most)
 
     def _slowest(self, now: float) -> float:
         return min((each.worker_per_s for each in self._within(self._idle.held_s(now), now)), default=0.0)
@@ -265,12 +259,10 @@ GROWTH = 0.01
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """A machine with prep workers that stay there, at least one.
+    """A machine with prep workers that stay there, at least one; ``own`` ones may be released.
 
-    Attributes:
-        own: workers that may be released; the others belong to other feeds.
-        keeps_bytes, room_bytes: bytes that its cache holds or is going to hold, and its free bytes.
-        is_of_use: False if nothing is prepared there while another machine is available; it is then released first.
+    Its cache holds, or is going to hold, ``keeps_bytes``. If nothing is prepared there while another machine is
+    available, it is not ``is_of_use``, and is released first.
     """
 
     node: str

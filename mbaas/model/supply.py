@@ -33,7 +33,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from mbaas.base.units import size
 from mbaas.errors import ConfigError
@@ -41,9 +40,6 @@ from mbaas.model.curves import ROUNDING
 from mbaas.model.forms import FormPlan, SampleCosts, plan_forms
 from mbaas.model.quantity import OPPOSITE, Bound
 from mbaas.model.rates import Rates, Setup
-
-PLANS = 4096
-"""Number of memoized plans: answering one question needs each plan several times."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,6 @@ class ResourceTimes:
 
     @property
     def pace_s(self) -> float:
-        """Seconds of the slowest resource."""
         return max(self.compute_s, self.prep_s, self.fetch_s)
 
     @property
@@ -107,10 +102,8 @@ def resource_times(
 ) -> ResourceTimes:
     """Compute the seconds of each resource in the table above.
 
-    Args:
-        steady: later than the first epoch, in which nothing is cached yet.
-        step, prep, supply: ends of the measured intervals for training; for prep and the work of cores; for memory,
-            disk and storage. "low" is slow.
+    ``steady`` is later than the first epoch, in which nothing is cached yet. The ends of the measured intervals are
+    those of ``step`` for training, ``prep`` for prep and cores, ``supply`` for memory, disk and storage; "low" is slow.
     """
     shares, cost = read_shares(rates, setup, steady=steady), OPPOSITE[prep]
     made, trials = setup.made_on_node, setup.node_trials
@@ -243,12 +236,13 @@ def form_plan(rates: Rates, setup: Setup) -> FormPlan | None:
         storage_s=storage_s(rates, setup) / setup.made_on_node,
         disk_bytes_per_s=rates.disk.value / copies if rates.disk is not None else None,
     )
-    return _planned(costs, rates.samples / nodes, workers, setup.cache_bytes / copies, setup.disk_bytes / copies)
-
-
-@lru_cache(PLANS)
-def _planned(costs: SampleCosts, samples: float, threads: float, memory_bytes: float, disk_bytes: float) -> FormPlan:
-    return plan_forms(costs, samples=samples, threads=threads, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
+    return plan_forms(
+        costs,
+        samples=rates.samples / nodes,
+        threads=workers,
+        memory_bytes=setup.cache_bytes / copies,
+        disk_bytes=setup.disk_bytes / copies,
+    )
 
 
 def lru_hits(share: float) -> float:

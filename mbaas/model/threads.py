@@ -31,16 +31,16 @@ Seconds = tuple[float, float]
 
 
 class TierBytes(Struct, frozen=True):
-    """Bytes of a minibatch from one tier: local memory, another node's memory, or storage.
+    """Bytes of a minibatch from one tier: local memory, another node's memory, or storage; or samples to prepare.
 
-    ``curve`` is the total bytes/s against the number of threads (alpha T(alpha) in the paper).
+    ``curve`` is their total rate against the number of threads (alpha T(alpha) in the paper).
     """
 
     nbytes: float
     curve: ThroughputCurve
 
     def seconds(self, threads: Floats) -> Floats:
-        """float64[n] threads -> float64[n] seconds to read the bytes; infinite at a rate of 0."""
+        """float64[n] threads -> float64[n] seconds for all of it; infinite at a rate of 0."""
         if not self.nbytes:
             return np.zeros_like(threads)
         with np.errstate(divide="ignore"):
@@ -62,32 +62,17 @@ class ThreadSplit:
     reason: str
 
 
-def load_time_s(tiers: Sequence[TierBytes], *, threads: Sequence[int]) -> float:
-    """Return the seconds to load a rank's minibatch from its tiers, one after the other.
-
-    B_local / (alpha T_l(alpha)) + B_remote / (beta T_r(beta)) + B_storage / (gamma T_s(gamma)), with ``threads``
-    (alpha, beta, gamma) in the order of the tiers.
-    """
-    each = zip(tiers, threads, strict=True)
-    return float(sum(tier.seconds(np.array([count], dtype=np.float64))[0] for tier, count in each))
-
-
 def split_threads(
     total: int, *, prep: ThroughputCurve, samples: float, tiers: Sequence[TierBytes], step_s: float
 ) -> ThreadSplit:
     """Split ``total`` threads, at least two, between prep and fetch.
 
     Prep is the bottleneck when it takes longer than both fetch and the step. Threads also stop moving when a move makes
-    a minibatch no faster, for example when storage is saturated.
-
-    Args:
-        prep: samples/s against prep threads.
-        samples: samples of a minibatch.
-        tiers: sources of its bytes; the same fetch threads read one tier after the other.
-        step_s: training time between two minibatches, in seconds.
+    a minibatch no faster, for example when storage is saturated. ``prep`` are samples/s against threads, ``samples``
+    those of a minibatch; the same fetch threads read one tier after the other; ``step_s`` is between two minibatches.
     """
     counts = np.arange(1.0, total + 1)
-    prep_s, fetch_s = _prep_seconds(prep, samples, counts), sum((s.seconds(counts) for s in tiers), 0 * counts)
+    prep_s, fetch_s = TierBytes(samples, prep).seconds(counts), sum((s.seconds(counts) for s in tiers), 0 * counts)
     # Storage slows down past its peak: threads that would only hinder fetch stay idle.
     best_fetch_s = np.minimum.accumulate(fetch_s)
 
@@ -121,11 +106,6 @@ def _why_stay(now: Seconds, then: Seconds | None, step_s: float) -> str:
     if not sum(then) < sum(now):
         return f"longer than the step of {units.seconds(step_s)}, but one more to fetch makes it no shorter"
     return ""
-
-
-def _prep_seconds(prep: ThroughputCurve, samples: float, counts: Floats) -> Floats:
-    with np.errstate(divide="ignore"):
-        return samples / prep.rates(counts) if samples else np.zeros_like(counts)
 
 
 PATIENCE = 2
@@ -219,8 +199,7 @@ class NodeLoad(Struct, frozen=True, kw_only=True):
     """Measurements of a node over the last seconds, with constant numbers of threads.
 
     Attributes:
-        prep_threads, fetch_threads: prep threads of all workers together; threads that may read storage concurrently.
-        most_prep, most: limits of prep threads, and of both kinds together.
+        most_prep, most: limits of prep threads (of all workers), and of both kinds together.
         demand_per_s: samples/s from this node at which no trial would wait; 0 without trials.
         batch_samples: samples of a minibatch that are prepared here, on average.
         prep_per_s: samples/s of its workers while they prepare; 0 if not known.
@@ -360,32 +339,34 @@ class _View:
         return self.measured.curve(most=None if self.load.is_filled else self.load.fetch_threads)
 
     @cached_property
-    def _prep_s(self) -> Floats:
-        with np.errstate(divide="ignore"):
-            seconds: Floats = self.load.batch_samples / self.prep.rates(np.arange(self.load.most + 1.0))
+    def prep_s(self) -> list[float]:
+        """Seconds of a minibatch for 0, 1, ... threads."""
+        seconds: list[float] = TierBytes(self.load.batch_samples, self.prep).seconds(self._counts).tolist()
         return seconds
 
     @cached_property
-    def _fetch_s(self) -> Floats:
-        storage = TierBytes(self.load.batch_samples * self.load.sample_bytes, self.storage)
-        seconds: Floats = storage.seconds(np.arange(self.load.most + 1.0))
+    def fetch_s(self) -> list[float]:
+        """The same to read its bytes from storage."""
+        seconds: list[float] = self._from_storage.seconds(self._counts).tolist()
         return seconds
 
-    def prep_s(self, threads: int) -> float:
-        return float(self._prep_s[threads])
+    @property
+    def _counts(self) -> Floats:
+        return np.arange(self.load.most + 1.0)
 
-    def fetch_s(self, threads: int) -> float:
-        return float(self._fetch_s[threads])
+    @property
+    def _from_storage(self) -> TierBytes:
+        return TierBytes(self.load.batch_samples * self.load.sample_bytes, self.storage)
 
     def more_for_prep_or_fetch(self) -> Tuned | None:
         """Return Lobster's split if it gains enough."""
-        load, storage_bytes = self.load, self.load.batch_samples * self.load.sample_bytes
+        load = self.load
         # Lobster keeps one thread for prep, a node one for each worker, so the others are not counted.
         split = split_threads(
             load.most - load.workers + 1,
             prep=_beyond_one_each(self.prep, workers=load.workers, most=load.most_prep),
             samples=load.batch_samples,
-            tiers=[TierBytes(storage_bytes, self.storage), *load.others],
+            tiers=[self._from_storage, *load.others],
             step_s=load.step_s,
         )
         preparing = split.prep + load.workers - 1
@@ -400,22 +381,22 @@ class _View:
 
     def _both_s(self, preparing: int, fetching: int) -> float:
         """Return the seconds of a minibatch, one stage after the other as in Lobster, including other tiers."""
-        others_s = sum(load_time_s([other], threads=[1]) for other in self.load.others)
-        return self.prep_s(preparing) + self.fetch_s(fetching) + others_s
+        others_s = float(sum(other.seconds(np.ones(1))[0] for other in self.load.others))
+        return self.prep_s[preparing] + self.fetch_s[fetching] + others_s
 
     def _enough(self, preparing: int, most: int) -> int:
         load = self.load
-        pace_s = max(load.step_s, self.prep_s(preparing))
+        pace_s = max(load.step_s, self.prep_s[preparing])
         here = min(load.fetch_threads, most)
-        if self.fetch_s(here) <= NEAR * pace_s:
+        if self.fetch_s[here] <= NEAR * pace_s:
             return here
         # At most twice as many: untried counts are optimistic, and storage may be shared.
         reach = range(here, min(2 * load.fetch_threads, most) + 1)
-        times = [self.fetch_s(count) for count in reach]
+        times = [self.fetch_s[count] for count in reach]
         ample = (count for count, time_s in zip(reach, times, strict=True) if time_s <= AMPLE * pace_s)
         best = reach[times.index(min(times))]
         found = min(next(ample, best), best)
-        return found if self.fetch_s(found) <= (1 - GAIN) * self.fetch_s(here) else here
+        return found if self.fetch_s[found] <= (1 - GAIN) * self.fetch_s[here] else here
 
     def fewer_for_fetch(self) -> Tuned | None:
         load, points = self.load, self.measured.points
@@ -433,11 +414,11 @@ class _View:
 
     def _why(self, preparing: int, fetching: int) -> str:
         load = self.load
-        fetch_s, prep_s = self.fetch_s(load.fetch_threads), self.prep_s(load.prep_threads)
+        fetch_s, prep_s = self.fetch_s[load.fetch_threads], self.prep_s[load.prep_threads]
         return (
             f"a minibatch takes {units.seconds(fetch_s)} to fetch, {units.seconds(prep_s)} to prepare, "
             f"{units.seconds(load.step_s)} of training; "
-            f"fetch may take {units.seconds(self.fetch_s(fetching))} and prep {units.seconds(self.prep_s(preparing))}"
+            f"fetch may take {units.seconds(self.fetch_s[fetching])} and prep {units.seconds(self.prep_s[preparing])}"
         )
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from mbaas.base import units
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
+from mbaas.model.quantity import check_numbers
 
 Floats = NDArray[np.float64]
 
@@ -33,10 +34,7 @@ RESERVED = ("compute", "staging", "remote", "pfs")
 class StorageClass:
     """Memory or disk of a node that caches samples (class j, from 1).
 
-    Attributes:
-        capacity_bytes: capacity (d_j).
-        threads: concurrent readers (p_j).
-        read: total bytes/s against the number of threads (r_j).
+    ``capacity_bytes`` is d_j, ``threads`` p_j; ``read`` are total bytes/s against the number of threads (r_j).
     """
 
     name: str
@@ -47,12 +45,11 @@ class StorageClass:
     def __post_init__(self) -> None:
         if self.name in RESERVED:
             raise ConfigError(f"a storage class may not be called {', '.join(RESERVED)}, got {self.name!r}")
-        _check_least(f"capacity_bytes of {self.name}", self.capacity_bytes, 0)
-        _check_least(f"threads of {self.name}", self.threads, 1)
+        check_numbers("0 or more", **{f"capacity_bytes of {self.name}": self.capacity_bytes})
+        check_numbers("at least 1", **{f"threads of {self.name}": self.threads})
 
     @property
     def thread_bytes_per_s(self) -> float:
-        """Bytes/s that one of its threads reads: r_j(p_j) / p_j."""
         return self.read.rate_of_each(self.threads)
 
 
@@ -60,10 +57,8 @@ class StorageClass:
 class StagingClass:
     """The staging buffer (class 0): minibatches that are ready or in preparation.
 
-    Attributes:
-        capacity_bytes: capacity (d_0).
-        threads: threads that each fetch a sample, prepare it and write it here (p_0).
-        write: total bytes/s against the number of threads (w_0); None if the measured prep rate includes writing.
+    ``capacity_bytes`` is d_0. ``threads`` (p_0) each fetch a sample, prepare it and write it here; ``write`` are their
+    total bytes/s (w_0), None if the measured prep rate includes writing.
     """
 
     capacity_bytes: float
@@ -71,18 +66,12 @@ class StagingClass:
     write: ThroughputCurve | None = None
 
     def __post_init__(self) -> None:
-        _check_least("capacity_bytes of staging", self.capacity_bytes, 0)
-        _check_least("threads of staging", self.threads, 1)
+        check_numbers("0 or more", **{"capacity_bytes of staging": self.capacity_bytes})
+        check_numbers("at least 1", **{"threads of staging": self.threads})
 
     @property
     def thread_bytes_per_s(self) -> float:
-        """Bytes/s that one of its threads writes: w_0(p_0) / p_0."""
         return math.inf if self.write is None else self.write.rate_of_each(self.threads)
-
-
-def _check_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -112,11 +101,7 @@ def readahead_depth(
     waits if and only if no run i..k of blocks takes longer to read than the time from the end of block i - depth to the
     start of block k.
 
-    Args:
-        read_s: float64[n], seconds of one thread for each block, in the order of consumption.
-        nbytes: int64[n], bytes of each block, at least one block.
-        consume_bytes_per_s: rate at which the same bytes are consumed, above 0.
-        threads: number of reading threads, at least 1.
+    ``read_s`` are float64[n], seconds of one thread for each block, in the order of consumption; ``nbytes`` int64[n].
     """
     sizes, work = np.asarray(nbytes, np.int64), np.asarray(read_s, np.float64)
     read_before = _before(work / threads)

@@ -61,7 +61,6 @@ class SpeedWeights:
         return found if now - self._off_since >= HOLD_S and now >= self._rests_until else None
 
     def rebalance(self, work: Sequence[Work], now: float, *, because_off: bool) -> Mapping[str, float]:
-        """Set and return new weights for these workers' nodes."""
         rates = self._rates()
         known = [rates[w.worker] for w in work if w.worker in rates]
         # A worker without a measurement counts as average, so that a new node gets samples at all.

@@ -1,6 +1,6 @@
 """Sample order and random numbers as pure functions of (seed, epoch, position or sample id), without tables or state.
 
-`Permutation` maps a position to a sample and back in O(1) memory. `Shuffle` defines the order of an epoch,
+`Permutation` maps a position to a sample in O(1) memory. `Shuffle` defines the order of an epoch,
 `SampleOrder` computes it and cuts the epoch into blocks. `uniforms` and `generator` give each sample its random
 numbers, and `id_hash` shows whether an epoch held each sample once.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, NamedTuple
 
@@ -33,7 +33,6 @@ Whole = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
 """A block number, a session number or a count. Values from other processes are checked when they are decoded."""
 
 _Words = NDArray[np.uint64]
-_Pass = Callable[[_Words], _Words]
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -56,7 +55,6 @@ _CHUNK = 8192  # keeps the scratch arrays of a pass (3 x 64 KiB) in a core's sec
 
 
 def _mix_word(word: int) -> int:
-    """Apply `_mix` to one word, as a Python integer."""
     word &= _MASK
     word = (word ^ (word >> 30)) * _MIX_1 & _MASK
     word = (word ^ (word >> 27)) * _MIX_2 & _MASK
@@ -64,7 +62,7 @@ def _mix_word(word: int) -> int:
 
 
 def _mix(words: _Words) -> _Words:
-    """Scramble 64-bit words one to one, in place, and return them."""
+    """Scramble 64-bit words one to one, in place."""
     words ^= words >> _W_30
     words *= _W_MIX_1
     words ^= words >> _W_27
@@ -74,7 +72,6 @@ def _mix(words: _Words) -> _Words:
 
 
 def _keyed_words(key: int, count: int) -> _Words:
-    """Return the first ``count`` words of a key's random sequence: uint64[count]."""
     return _mix(np.arange(1, count + 1, dtype=np.uint64) * _W_GAMMA + np.uint64(_mix_word(key)))
 
 
@@ -91,33 +88,22 @@ MOST_SEED = 2**63 - 1
 
 
 def check_seed(seed: int) -> None:
-    """Check that a seed is in [0, 2**63).
-
-    Raises:
-        ConfigError: the seed is out of range or not an integer.
-    """
+    """Raise ConfigError for a seed that is not an integer in [0, 2**63)."""
     if not isinstance(seed, (int, np.integer)) or not 0 <= seed <= MOST_SEED:
         raise ConfigError(f"seed must be an integer in [0, 2**63), got {seed!r}")
 
 
 class Permutation:
-    """A keyed bijection of range(size) on itself, computed without a table.
+    """A keyed bijection of range(size) on itself, computed without a table; for 1 to 2**62 elements.
 
     A value is written as two digits, left * right_radix + right, with nearly equal radices whose product is ``size`` or
     just above. Eight Feistel rounds add a keyed hash of one digit to the other. The few results between ``size`` and
     the product (a fraction of about 1 / sqrt(size)) are permuted again until they are in range. With halves of a binary
-    word, up to half of the results would be out of range; this choice keeps small batches cheap. Up to 256 elements are
-    shuffled exactly instead, by the ranks of 256 keyed hashes.
-
-    Instances are immutable and may be shared between threads.
+    word, up to half of the results would be out of range. Up to 256 elements are shuffled exactly instead, by the ranks
+    of 256 keyed hashes. Instances are immutable and may be shared between threads.
     """
 
     def __init__(self, size: int, key: int) -> None:
-        """
-        Args:
-            size: number of elements, in [1, 2**62].
-            key: any integer; its low 64 bits choose the permutation.
-        """
         if not 1 <= size <= 2**62:
             raise ConfigError(f"the size of a permutation must be in [1, 2**62], got {size}")
         self.size = size
@@ -129,31 +115,19 @@ class Permutation:
 
     def __call__(self, positions: Ids) -> Ids:
         """Return the elements at ``positions``: int64[n] in [0, size) -> int64[n] in [0, size)."""
-        values = self._checked(positions)
-        return self._walk(values, self._encrypt) if self._tiny is None else self._tiny[values]
-
-    def inverse(self, values: Ids) -> Ids:
-        """Return the positions of ``values``: int64[n] in [0, size) -> int64[n] in [0, size)."""
-        values = self._checked(values)
-        return self._walk(values, self._decrypt) if self._tiny is None else np.argsort(self._tiny)[values]
-
-    def _checked(self, values: Ids) -> Ids:
-        values = np.asarray(values, dtype=np.int64)
-        inside = values.view(np.uint64) < self.size  # one comparison, because negative numbers become huge
+        positions = np.asarray(positions, dtype=np.int64)
+        inside = positions.view(np.uint64) < self.size  # one comparison, because negative numbers become huge
         if not inside.all():
-            wrong = values[~inside][0]
-            raise ConfigError(f"a position or sample id must be in [0, {self.size}), got {wrong}")
-        return values
-
-    def _walk(self, values: Ids, one_pass: _Pass) -> Ids:
-        # In chunks: see _CHUNK.
-        out = np.empty(len(values), dtype=np.uint64)
+            raise ConfigError(f"a position must be in [0, {self.size}), got {positions[~inside][0]}")
+        if self._tiny is not None:
+            return self._tiny[positions]
+        out = np.empty(len(positions), dtype=np.uint64)
         for start in range(0, len(out), _CHUNK):
             chunk = out[start : start + _CHUNK]
-            chunk[:] = one_pass(values[start : start + _CHUNK].view(np.uint64))
+            chunk[:] = self._encrypt(positions[start : start + _CHUNK].view(np.uint64))
             outside = np.flatnonzero(chunk >= self.size)
             while len(outside):
-                again = one_pass(chunk[outside])
+                again = self._encrypt(chunk[outside])
                 chunk[outside] = again
                 outside = outside[again >= self.size]
         return out.view(np.int64)
@@ -164,16 +138,6 @@ class Permutation:
         for i in range(0, _ROUNDS, 2):
             self._add(left, self._left, self._hash(right, self._keys[i], self._left, scratch))
             self._add(right, self._right, self._hash(left, self._keys[i + 1], self._right, scratch))
-        left *= self._right
-        left += right
-        return left
-
-    def _decrypt(self, values: _Words) -> _Words:
-        left, right = np.divmod(values, self._right)
-        scratch = np.empty_like(left), np.empty_like(left)
-        for i in range(_ROUNDS - 2, -1, -2):
-            self._subtract(right, self._right, self._hash(left, self._keys[i + 1], self._right, scratch))
-            self._subtract(left, self._left, self._hash(right, self._keys[i], self._left, scratch))
         left *= self._right
         left += right
         return left
@@ -199,29 +163,16 @@ class Permutation:
         np.subtract(digit, radix, out=term)  # wraps to a huge number where no reduction is due
         np.minimum(digit, term, out=digit)
 
-    @staticmethod
-    def _subtract(digit: _Words, radix: np.uint64, term: _Words) -> None:
-        """Set digit to (digit - term) mod radix, in place, for both in [0, radix); overwrite ``term``."""
-        digit -= term
-        np.add(digit, radix, out=term)  # the smaller of the two is the one that did not wrap
-        np.minimum(digit, term, out=digit)
-
 
 class Shuffle(Struct, frozen=True, array_like=True):
-    """The shuffle of an epoch: of all samples, or within the segments of another epoch.
+    """The shuffle of an epoch: of all samples, or within the segments of another epoch, its ``base``.
 
     A consumer that joins mid-epoch at position c takes the rest of that epoch, and then the first c positions of the
     next. These contain the samples that it lacks only if both epochs have the same samples before c, in whatever order.
     So while a consumer's epochs begin at c, the following epochs are shuffled within the segments that c cuts.
 
-    Attributes:
-        epoch: the epoch number that determines the order and the samples' random numbers.
-        cuts: positions, ascending, above 0, before which this epoch has the same samples as ``base``; empty in an epoch
-            that is shuffled as a whole.
-        base: the shuffle whose segments are shuffled; None for an epoch that is shuffled as a whole.
-
-    Raises:
-        ConfigError: cuts without a base, a base without cuts, or cuts that do not ascend.
+    ``epoch`` determines the order and the samples' random numbers; before each of the ascending ``cuts``, above 0, this
+    epoch has the same samples as ``base``. Raises ConfigError for cuts without a base or the reverse.
     """
 
     epoch: Whole
@@ -238,7 +189,6 @@ class Shuffle(Struct, frozen=True, array_like=True):
 
     @property
     def levels(self) -> int:
-        """Number of nested shuffles."""
         return 1 + (self.base.levels if self.base is not None else 0)
 
     @property
@@ -273,16 +223,11 @@ ASIDE = 1 << 32
 
 
 class OwnEpoch(NamedTuple):
-    """The run of blocks in which one consumer gets each sample once: an epoch by the consumer's own count.
+    """The run of blocks, [first, end), in which one consumer gets each sample once: an epoch by its own count.
 
-    It begins where an epoch of the stream does, or in the middle of one, if the consumer joined there.
-
-    Attributes:
-        first: the first block.
-        end: one past the last block.
-        begin: position within the stream's epoch at which it begins, in block ``first``, and ends, in block ``end`` -
-            1. If this is in the middle of a block, as after a feed restart with another block size, the block is used
-            twice: first its end, an epoch later its beginning.
+    ``begin`` is the position within the stream's epoch at which it begins, in block ``first``, and ends, in block
+    ``end`` - 1. If this is in the middle of a block, as after a feed restart with another block size, the block is used
+    twice: first its end, an epoch later its beginning.
     """
 
     first: int
@@ -291,11 +236,9 @@ class OwnEpoch(NamedTuple):
 
     @classmethod
     def at(cls, first: int, blocks_per_epoch: int, block_samples: int) -> OwnEpoch:
-        """Return the epoch that begins with block ``first``."""
         return cls(first, first + blocks_per_epoch, first % blocks_per_epoch * block_samples)
 
     def moved(self, by: int) -> OwnEpoch:
-        """Return the same epoch with all block numbers increased by ``by``."""
         return OwnEpoch(self.first + by, self.end + by, self.begin)
 
 
@@ -303,18 +246,8 @@ class SampleOrder(Struct, frozen=True):
     """The order of a feed: an endless stream of blocks, with `blocks_per_epoch` blocks in each epoch.
 
     A block is a run of consecutive positions of one epoch; only an epoch's last block may be shorter. Block numbers run
-    over all epochs: epoch * blocks_per_epoch + number within the epoch.
-
-    Attributes:
-        num_samples: number of samples of the dataset, at least 1.
-        seed: determines the orders, in [0, 2**63).
-        block_samples: samples in a block, at least 1.
-        shuffled: True if each epoch has its own permutation; otherwise all have the dataset's order.
-        redrawn: True if each epoch draws its samples again (`mbaas.Dataset.resample`); ids are then the numbers of
-            draws.
-
-    Raises:
-        ConfigError: an attribute is out of range.
+    over all epochs: epoch * blocks_per_epoch + number within the epoch. If ``redrawn``, each epoch draws its samples
+    again (`mbaas.Dataset.resample`), and ids are numbers of draws. Raises ConfigError.
     """
 
     num_samples: int
@@ -332,43 +265,27 @@ class SampleOrder(Struct, frozen=True):
 
     @property
     def blocks_per_epoch(self) -> int:
-        """Number of blocks in an epoch; the last one may be shorter."""
         return -(-self.num_samples // self.block_samples)
 
     def epoch_of(self, block: int) -> int:
-        """Return the epoch that contains ``block``."""
         return block // self.blocks_per_epoch
 
     def chance_epoch(self, block: int, shuffle: Shuffle | None) -> int:
-        """Return the epoch number that determines the random numbers in ``block``: the shuffle's, or its own without a
-        shuffle.
-        """
+        """Return the epoch number that determines the random numbers in ``block``."""
         return self.epoch_of(block) if shuffle is None else shuffle.epoch
 
     def span(self, block: int) -> tuple[int, int]:
-        """Return the positions [start, stop) of ``block`` within its epoch."""
         start = block % self.blocks_per_epoch * self.block_samples
         return start, min(start + self.block_samples, self.num_samples)
 
     def sample_ids(self, block: int, shuffle: Shuffle | None = None) -> Ids:
-        """Return the samples of ``block``, in order: int64[stop - start], read-only.
-
-        Args:
-            block: its number.
-            shuffle: of the block's epoch; default: shuffled as a whole.
-        """
+        """Return the samples of ``block``, in order, by the shuffle of its epoch: int64[stop - start], read-only."""
         return _ids_of(self, block, shuffle or Shuffle(self.epoch_of(block)))
 
     def samples_at(self, shuffle: Shuffle, start: int, stop: int) -> Ids:
         """Return the samples at positions [start, stop) of an epoch, in order: int64[stop - start]."""
         positions = np.arange(start, stop, dtype=np.int64)
         return self._shuffled(positions, shuffle) if self.shuffled else positions
-
-    def positions(self, epoch: int, sample_ids: Ids) -> Ids:
-        """Return the positions of samples in an epoch that is shuffled as a whole: int64[n] -> int64[n]."""
-        if not self.shuffled:
-            return sample_ids
-        return _permutation(self.num_samples, self.seed, _FOR_ORDER, epoch).inverse(sample_ids)
 
     def _shuffled(self, positions: Ids, shuffle: Shuffle) -> Ids:
         while shuffle.base is not None:
@@ -413,8 +330,7 @@ def split_order(size: int, seed: int) -> Ids:
 def drawing_chance(size: int, seed: int, epoch: int | None = None) -> tuple[Ids, float]:
     """Return range(size) in a random order, and a number in [0, 1), by which samples are drawn.
 
-    Independent of the order of any epoch or split, even with the same seed. ``epoch`` is the epoch for which samples
-    are drawn; None if they are drawn only once.
+    Independent of the order of any epoch or split, even with the same seed. No ``epoch`` if they are drawn only once.
     """
     check_seed(seed)
     parts = ((), (1,)) if epoch is None else ((epoch, 0), (epoch, 1))
@@ -429,15 +345,8 @@ def uniforms(
     """Return random numbers for samples: float64[n, draws], uniform in [0, 1), in steps of 2**-53.
 
     Row i depends only on (seed, epoch, sample_ids[i], substream), not on the other samples. A larger ``draws`` appends
-    columns and leaves the first ones unchanged.
-
-    Args:
-        seed: in [0, 2**63).
-        epoch: number of the epoch, from 0.
-        sample_ids: int64[n], from 0.
-        substream: separates uses, for example the index of a transform in its pipeline.
-        draws: numbers per sample.
-        first: numbers to skip before these.
+    columns and leaves the first ones unchanged; ``first`` numbers are skipped. ``substream`` separates uses, for
+    example the index of a transform in its pipeline.
     """
     check_seed(seed)
     key = _derive_key(_FOR_UNIFORMS, seed, epoch, substream)
@@ -460,13 +369,9 @@ def generator(seed: int, epoch: int, sample_id: int, *, substream: int) -> np.ra
 
 
 def in_share(sample_ids: Ids, share: float) -> NDArray[np.bool_]:
-    """Return which samples belong to a fixed, evenly chosen fraction of all samples: bool[n].
+    """Return which samples belong to a fixed, evenly chosen fraction of all samples, in [0, 1]: bool[n].
 
     It depends only on the sample id. The samples of a smaller fraction are a subset of a larger one.
-
-    Args:
-        sample_ids: int64[n], from 0.
-        share: in [0, 1].
     """
     words = _mix(np.asarray(sample_ids, dtype=np.int64).view(np.uint64) + np.uint64(_derive_key(_FOR_SHARE)))
     return np.asarray((words >> _W_11) * 2.0**-53 < share)

@@ -52,13 +52,7 @@ MARGIN = 0.995
 
 
 class NodeWeight(Struct, frozen=True):
-    """A node that may be the home of samples.
-
-    Attributes:
-        node: its id.
-        cache_bytes: memory for raw samples; at least 0.
-        weight: its prep speed, in any common unit; above 0.
-    """
+    """A node that may be the home of samples: memory for raw samples, and prep speed in any common unit, above 0."""
 
     node: str
     cache_bytes: int
@@ -70,12 +64,9 @@ class NodeWeight(Struct, frozen=True):
 
 
 class Placement(Struct, frozen=True):
-    """The homes of all samples, as computed by `place_samples`.
+    """The homes of all samples. Indices of nodes refer to ``node_weights``, which is sorted by id.
 
-    Attributes:
-        version: increases with every change of nodes or weights.
-        node_weights: the nodes, in the order of their ids; a home is an index into this tuple.
-        limits: the largest draw that each node caches; infinity means no limit.
+    ``limits`` are the largest draws that each node caches; infinity means no limit.
     """
 
     version: int
@@ -84,7 +75,6 @@ class Placement(Struct, frozen=True):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Ids of the nodes."""
         return tuple(weight.node for weight in self.node_weights)
 
     def index(self, node: str) -> int:
@@ -92,7 +82,7 @@ class Placement(Struct, frozen=True):
         return self.nodes.index(node) if node in self.nodes else -1
 
     def of(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Return the homes of samples: int64[n] -> int64[n], indices into ``node_weights``."""
+        """Return the homes of samples: int64[n] -> int64[n]."""
         return self.homes_and_kept(sample_ids)[0]
 
     def homes_and_kept(self, sample_ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -110,17 +100,7 @@ class Placement(Struct, frozen=True):
 
 
 def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengths: Lengths, version: int) -> Placement:
-    """Return a placement that respects every node's memory.
-
-    Args:
-        node_weights: at least one, each node once.
-        num_samples: samples of the dataset.
-        lengths: returns the bytes of samples.
-        version: version of the result.
-
-    Raises:
-        ConfigError: no node, or a duplicate.
-    """
+    """Return a placement that respects every node's memory. Raises ConfigError for no node, or a duplicate."""
     node_weights = tuple(sorted(node_weights, key=lambda weight: weight.node))
     names = [weight.node for weight in node_weights]
     if not names or len(set(names)) != len(names):
@@ -195,12 +175,7 @@ KEPT_VERSIONS = 16
 
 
 class BlockPart(NamedTuple):
-    """The samples of a block with the same home node.
-
-    Attributes:
-        home: the home node.
-        version: version of the placement by which the block was cut.
-    """
+    """The samples of a block with the same home node, cut by a version of the placement."""
 
     home: str
     version: int
@@ -211,13 +186,7 @@ WHOLE = BlockPart("", 0)
 
 
 class PartRequest(NamedTuple):
-    """A part of a certain block, needed now or later.
-
-    Attributes:
-        block: number of the block.
-        block_part: the part.
-        shuffle: of the block's epoch; None if it is shuffled as a whole.
-    """
+    """A part of a certain block, needed now or later; no ``shuffle`` for an epoch that is shuffled as a whole."""
 
     block: int
     block_part: BlockPart = WHOLE
@@ -227,10 +196,8 @@ class PartRequest(NamedTuple):
 class Holders(Struct, frozen=True, eq=False):
     """Nodes that had samples in memory when the placement changed.
 
-    Attributes:
-        nodes: their ids.
-        index: int16[samples of the dataset], index into ``nodes``; -1 for samples that were not in memory.
-        decoded_bytes: int64[samples of the dataset], for samples cached decoded, 0 for others; None if all are 0.
+    ``index`` into ``nodes`` is int16[samples of the dataset], -1 for samples that were not in memory. ``decoded_bytes``
+    is int64[samples of the dataset], 0 for samples that were not cached decoded; None if all are 0.
     """
 
     nodes: tuple[str, ...]
@@ -239,12 +206,9 @@ class Holders(Struct, frozen=True, eq=False):
 
 
 class Holdings(NamedTuple):
-    """The samples cached by one node.
+    """The samples cached by one node, ascending, int64[k], and the version of its placement, 0 without one.
 
-    Attributes:
-        version: of its newest placement; 0 without a placement.
-        sample_ids: int64[k], ascending.
-        decoded_bytes: int64[k], for samples cached decoded, 0 for others; None if all are 0.
+    ``decoded_bytes`` as in `Holders`, int64[k].
     """
 
     version: int
@@ -253,12 +217,7 @@ class Holdings(NamedTuple):
 
 
 class MovedIn(NamedTuple):
-    """Progress in moving samples to their new home node from the nodes that cached them.
-
-    Attributes:
-        samples: samples that arrived since the request, not counting those read from storage.
-        left: samples that did not arrive in time.
-    """
+    """Samples that came from their former nodes since the request, and those not in time (``left``)."""
 
     samples: int = 0
     left: int = 0
@@ -267,11 +226,8 @@ class MovedIn(NamedTuple):
 class PlacementUpdate(Struct, frozen=True, eq=False):
     """A new placement, with the data that a cache node needs to apply it.
 
-    Attributes:
-        placement: the new version.
-        holders: nodes that cached samples before; None if no samples were cached.
-        caches: node id -> handle of its cache node.
-        older: versions by which unfinished blocks may have been cut.
+    ``holders`` cached samples before, if any; ``caches`` are handles of cache nodes by node id; unfinished blocks may
+    have been cut by ``older`` versions.
     """
 
     placement: Placement
@@ -286,13 +242,9 @@ class PlacementHistory:
     Older versions are kept, because a block that was cut by one may have to be prepared again with the same parts.
 
     Args:
-        order: whose blocks are cut.
         node: the node whose view this is; "" for a process that caches nothing.
         stored_ids: returns the stored samples of an order that draws samples again in each epoch. Without it such
             blocks can be cut, but the contents of parts are unknown. Homes belong to stored samples.
-
-    Attributes:
-        newest: the version by which blocks are cut now; None before the first, when one node has everything.
     """
 
     def __init__(self, order: SampleOrder, node: str = "", stored_ids: StoredIds | None = None) -> None:
@@ -310,19 +262,16 @@ class PlacementHistory:
             del self._versions[min(self._versions)]
 
     def add_older(self, placements: Iterable[Placement]) -> None:
-        """Add earlier versions, by which unfinished blocks may have been cut."""
         for placement in placements:
             self._versions.setdefault(placement.version, placement)
 
     @property
     def all(self) -> tuple[Placement, ...]:
-        """The known versions, oldest first."""
         return tuple(self._versions[version] for version in sorted(self._versions))
 
     # ---- cutting ----
 
     def knows(self, block_part: BlockPart) -> bool:
-        """Return whether the placement by which the part was cut is available."""
         return block_part == WHOLE or block_part.version in self._versions
 
     def parts(self, block: int, shuffle: Shuffle | None = None) -> tuple[BlockPart, ...]:
@@ -344,9 +293,7 @@ class PlacementHistory:
     def rows(self, request: PartRequest) -> NDArray[np.int64] | None:
         """Return the part's rows in the block, ascending: int64[k]; None for all.
 
-        Raises:
-            PlacementGoneError: the placement by which it was cut is no longer available.
-            PlacementUnknownError: the placement has not arrived yet.
+        Raises PlacementGoneError or PlacementUnknownError if the placement is no longer available, or not yet.
         """
         if request.block_part == WHOLE:
             return None
@@ -362,15 +309,11 @@ class PlacementHistory:
         return np.flatnonzero(placement.of(self._stored(request)) == placement.index(request.block_part.home))
 
     def ids(self, request: PartRequest) -> Ids:
-        """Return the samples of a part, in order: int64[k]."""
         ids, rows = self._order.sample_ids(request.block, request.shuffle), self.rows(request)
         return ids if rows is None else ids[rows]
 
     def stored(self, request: PartRequest) -> Ids:
-        """Return the stored samples that a part needs, each once: int64[k].
-
-        In order; or ascending, if each epoch draws its samples.
-        """
+        """Return the stored samples that a part needs, each once, ascending if epochs draw samples: int64[k]."""
         if not self._order.redrawn:
             return self.ids(request)
         stored, rows = self._stored(request), self.rows(request)
@@ -413,10 +356,7 @@ class PlacementHistory:
         return self.newest.of(sample_ids) == self.newest.index(self._node)
 
     def former_holders(self, sample_ids: Ids) -> NDArray[np.int16]:
-        """Return the index of another node that may still have a sample in memory, or -1: int16[n].
-
-        `holder` returns the node's id.
-        """
+        """Return the index of another node that may still have a sample in memory, or -1: int16[n]. See `holder`."""
         if self._holders is None:
             return np.full(len(sample_ids), -1, np.int16)
         index = self._holders.index[sample_ids]
@@ -430,10 +370,11 @@ class PlacementHistory:
         return self._holders.decoded_bytes[sample_ids]
 
     def lenders(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.int64]:
-        """Return the nodes that now cache samples of a part which this node has handed over: int64[n].
+        """Return the nodes that now cache samples of a part which this node has handed over: int64[n], or -1. See
+        `lender`.
 
-        Values are indices into the nodes of the newest placement, or -1. Only a part that was cut before samples moved
-        can have lenders: it is still prepared on this node, the samples' former home.
+        Only a part that was cut before samples moved can have lenders: it is still prepared on this node, the samples'
+        former home.
         """
         newest, part = self.newest, request.block_part
         if newest is None or part.home != self._node or part.version == newest.version:
@@ -451,11 +392,9 @@ class PlacementHistory:
         return np.concatenate([ids[self.admits(ids) & (self.former_holders(ids) >= 0)] for ids in chunks])
 
     def lender(self, index: int) -> str:
-        """Return the id of a node by its index in `lenders`."""
         assert self.newest is not None
         return self.newest.nodes[index]
 
     def holder(self, index: int) -> str:
-        """Return the id of a node by its index in `former_holders`."""
         assert self._holders is not None
         return self._holders.nodes[index]

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas.model.curves import ThroughputCurve
-from mbaas.model.threads import TierBytes, divide_threads, load_time_s, split_threads, straggler_threads
+from mbaas.model.threads import TierBytes, divide_threads, split_threads, straggler_threads
 
 PREP = ThroughputCurve(((6, 600),), slope=-20)
 """100 samples/s per thread, with the peak at 6 threads."""
@@ -20,20 +21,16 @@ STORAGE = TierBytes(60e6, ThroughputCurve.linear(100e6))
 """60 MB of a minibatch at 100 MB/s per thread."""
 
 
-def test_the_load_time_of_a_rank() -> None:
-    """10 MB / (2 x 1,000 MB/s) + 4 MB / (1 x 200 MB/s) + 6 MB / (3 x 20 MB/s) = 0.005 + 0.02 + 0.1 s."""
-    tiers = [
-        TierBytes(10e6, ThroughputCurve.linear(1000e6)),
-        TierBytes(4e6, ThroughputCurve.linear(200e6)),
-        TierBytes(6e6, ThroughputCurve.linear(20e6)),
-    ]
-    assert load_time_s(tiers, threads=(2, 1, 3)) == pytest.approx(0.125)
+def load_time_s(tier: TierBytes, threads: int) -> float:
+    return float(tier.seconds(np.array([threads], dtype=np.float64))[0])
 
 
-def test_load_time_of_nothing_and_of_bytes_that_nobody_reads() -> None:
-    storage = TierBytes(1e6, ThroughputCurve.linear(20e6))
-    assert load_time_s([TierBytes(0, ThroughputCurve.linear(0)), storage], threads=(0, 1)) == pytest.approx(0.05)
-    assert load_time_s([storage], threads=(0,)) == math.inf
+def test_load_time_of_a_tier() -> None:
+    """6 MB / (3 x 20 MB/s) = 0.1 s."""
+    storage = TierBytes(6e6, ThroughputCurve.linear(20e6))
+    assert load_time_s(storage, 3) == pytest.approx(0.1)
+    assert load_time_s(storage, 0) == math.inf
+    assert load_time_s(TierBytes(0, ThroughputCurve.linear(0)), 0) == 0
 
 
 def split(step_s: float, **changes: object) -> tuple[int, int]:
@@ -115,7 +112,7 @@ def test_the_split_is_never_worse_than_where_it_began(
     assert found.idle == total - found.prep - found.fetch >= 0
     first = min(prep.peak(most=total).count, total - 1)
     assert found.prep <= first
-    begun_s = samples / prep.rate(first) + load_time_s([tier], threads=[total - first])
+    begun_s = samples / prep.rate(first) + load_time_s(tier, total - first)
     assert found.prep_s + found.fetch_s <= begun_s * (1 + 1e-9)
     if found.prep_s > max(found.fetch_s, step_s):
         assert found.prep == first

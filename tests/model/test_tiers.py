@@ -102,7 +102,7 @@ def test_the_depth_is_the_smallest_with_which_the_consumer_never_waits(blocks: l
         (lambda: ThroughputCurve.through({}), r"must have points above 0, got \{\}"),
         (lambda: ThroughputCurve.through({0: 5.0}), r"must ascend from above 0, got \[0.0\]"),
         (lambda: ThroughputCurve.through({1: 0.0}), r"must have points above 0, got \{1: 0.0\}"),
-        (lambda: storage_class("SSD", -1, 5), "capacity_bytes of SSD must be at least 0, got -1"),
+        (lambda: storage_class("SSD", -1, 5), "capacity_bytes of SSD must be 0 or more, got -1"),
         (lambda: storage_class("SSD", 1, 5, threads=0), "threads of SSD must be at least 1, got 0"),
         (lambda: storage_class("remote", 1, 5), "may not be called compute, staging, remote, pfs, got 'remote'"),
         (lambda: StagingClass(capacity_bytes=1, threads=0), "threads of staging must be at least 1, got 0"),

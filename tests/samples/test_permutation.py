@@ -45,13 +45,12 @@ def z_of_chi_square(counts: NDArray[np.int64]) -> float:
 @example(size=4_096, key=7)
 @example(size=4_097, key=7)
 @settings(max_examples=60, deadline=None)
-def test_every_element_comes_once_and_its_position_is_found_again(size: int, key: int) -> None:
+def test_every_element_comes_once(size: int, key: int) -> None:
     permutation = Permutation(size, key)
     everything = np.arange(size)
     shuffled = permutation(everything)
     assert shuffled.dtype == np.int64
     assert np.array_equal(np.sort(shuffled), everything)
-    assert np.array_equal(permutation.inverse(shuffled), everything)
 
 
 @pytest.mark.parametrize("size", [999_983, 1_000_000, 2**20 + 1])
@@ -62,14 +61,13 @@ def test_a_million_elements_come_once_each(size: int) -> None:
 
 @given(size=st.sampled_from([10**12, 10**12 - 11, 2**40, 2**62 - 1, 2**62]), key=keys, data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_huge_domains_are_inverted_and_stay_inside(size: int, key: int, data: st.DataObject) -> None:
+def test_elements_of_huge_domains_differ_and_stay_inside(size: int, key: int, data: st.DataObject) -> None:
     positions = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50, unique=True))
     permutation = Permutation(size, key)
     shuffled = permutation(np.array(positions))
     assert len(set(shuffled.tolist())) == len(positions)
     assert (shuffled >= 0).all()
     assert (shuffled < size).all()
-    assert permutation.inverse(shuffled).tolist() == positions
 
 
 def test_a_batch_longer_than_a_chunk_equals_its_parts() -> None:
@@ -85,7 +83,6 @@ def test_the_input_is_left_alone_and_an_empty_batch_is_empty() -> None:
     for size in (1_000, 1):
         assert Permutation(size, 1)(positions[:0]).tolist() == []
     Permutation(1_000, 1)(positions)
-    Permutation(1_000, 1).inverse(positions)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
@@ -154,10 +151,8 @@ def test_the_arithmetic_never_changes() -> None:
 
 @pytest.mark.parametrize(("size", "position"), [(10, 10), (10, -1), (1_000, 1_000), (10**12, -5)])
 def test_a_position_outside_is_refused_with_both_values(size: int, position: int) -> None:
-    permutation = Permutation(size, 0)
-    for call in (permutation, permutation.inverse):
-        with pytest.raises(ConfigError, match=rf"\[0, {size}\), got {position}"):
-            call(np.array([0, position, 1]))
+    with pytest.raises(ConfigError, match=rf"\[0, {size}\), got {position}"):
+        Permutation(size, 0)(np.array([0, position, 1]))
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
@@ -196,12 +191,11 @@ def ten_steps(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @pytest.mark.parametrize("size", [5_000, 10**8])
 def test_a_sample_costs_less_than_150_multiplications_and_shifts(size: int) -> None:
-    """Measured: 40 and 50, in 90 and 130 ns (4,096 samples per call, slow core, 2 cores, 22 Nov 2026)."""
+    """Measured: 40, in 90 ns (4,096 samples per call, slow core, 2 cores, 22 Nov 2026)."""
     permutation, positions = Permutation(size, 1), np.arange(4_096)
     values = positions.astype(np.uint64)
-    for call in (permutation, permutation.inverse):
-        ratios = [seconds(partial(call, positions), 5) / seconds(partial(ten_steps, values), 5) for _ in range(15)]
-        assert median(ratios) < 15
+    ratios = [seconds(partial(permutation, positions), 5) / seconds(partial(ten_steps, values), 5) for _ in range(15)]
+    assert median(ratios) < 15
 
 
 def test_the_cost_of_a_sample_is_flat_from_a_thousand_to_a_hundred_million() -> None:

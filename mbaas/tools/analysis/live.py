@@ -21,9 +21,9 @@ from mbaas.tools.analysis.advice import costs_so_far
 from mbaas.tools.analysis.measuring.effort import Effort
 from mbaas.tools.analysis.measuring.storage import memory_rate
 from mbaas.tools.analysis.whole import Analysis, conclude
-from mbaas.tools.simulator import Outcome, System, simulate
-from mbaas.tools.simulator.simulation import simulated_epoch_s
-from mbaas.tools.simulator.system import EPOCHS, system_of
+from mbaas.tools.simulator import simulate
+from mbaas.tools.simulator.simulation import Outcome, simulated_epoch_s
+from mbaas.tools.simulator.system import EPOCHS, System, system_of
 from mbaas.wire.consumers import ConsumerReport, FeedInfo
 
 QUICK = Effort(least=6, most=6, window_s=0.02)

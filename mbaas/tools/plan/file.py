@@ -21,11 +21,7 @@ MEASURED = ("step_per_s", "prep", "batch_size", "pixel_bytes")
 
 
 def load(file: Path) -> tuple[list[TrainingJob], Cluster]:
-    """Read and check a YAML file.
-
-    Raises:
-        ConfigError: contains file, line, value and the expected value.
-    """
+    """Read and check a YAML file. Raises ConfigError, with file, line, value and the expected value."""
     top = files.read(file)
     described = top.to(PlanFile)
     cluster = top.fields["cluster"].made(described.cluster.cluster)
@@ -107,16 +103,7 @@ class JobSection(files.Section):
     decoded_bytes: Bytes | None = None
 
     def job(self, name: str, datasets: Mapping[str, Samples], *, folder: Path) -> TrainingJob:
-        """Return the planner's form.
-
-        Args:
-            name: its key in the file.
-            datasets: the datasets of the file.
-            folder: base folder for ``rates``.
-
-        Raises:
-            ConfigError: an unknown dataset, missing rates, or an invalid number.
-        """
+        """Return the planner's form; ``folder`` is the base for ``rates``. Raises ConfigError."""
         if self.dataset not in datasets:
             hint = validation.instead(self.dataset, datasets)
             raise ConfigError(f"unknown dataset {self.dataset!r}; {hint}", option="dataset")

@@ -32,13 +32,11 @@ class Node:
     Attributes:
         cores, gpus: cores for trials and prep workers; GPUs for trials.
         object_store_bytes: size of Ray's object store; None for Ray's default, 30 % of memory, at most 200 GB.
-        memory_bytes_per_s: read rate of samples cached in memory.
+        memory_bytes_per_s, disk_bytes_per_s: read rates of cached samples.
         disk_bytes: room on the local disk for samples that do not fit into memory.
-        disk_bytes_per_s: read rate of the disk.
         network_bytes_per_s: rate of the network in each direction.
         read_threads: reading threads of the cache node; they mostly wait, so they take no cores.
-        cpu_price_per_h: price of a core for an hour, in any currency; None if unknown. For a node with GPUs, it is the
-            price of a core on a node without.
+        cpu_price_per_h: price of a core (of a node without GPUs) for an hour, in any currency; None if unknown.
     """
 
     cores: AtLeast1
@@ -67,9 +65,7 @@ class Node:
 class Cluster:
     """Nodes, within the autoscaler's bounds, and their storage.
 
-    Attributes:
-        storage: bytes/s against readers; a single point applies to any number of readers.
-        storage_shared: whether all nodes share a storage with that rate; if False, each node has its own.
+    ``storage`` is bytes/s against readers, of all nodes if shared; a single point applies to any number of readers.
     """
 
     node: Node
@@ -116,12 +112,9 @@ class TrainingJob:
 
     Attributes:
         step: samples/s of each trial if it never waits.
-        prep: samples/s against workers, with the data in memory; one point is a line.
+        prep, decoded_prep: samples/s against workers, with the data in memory, for encoded and decoded samples; one
+            point is a line.
         prep_cores: cores of the machine where `prep` was measured; None for as many as a node has.
-        decoded_prep: the same as `prep` for decoded samples; None if not measured.
-        decoded_bytes, pixel_bytes: bytes of a decoded and of a prepared sample.
-        batch_size: samples in a minibatch.
-        trials: concurrent trials.
         cores_per_trial, gpus_per_trial: reservation of each trial.
         reserved_workers: prep workers that it keeps when other jobs need some too.
         staging_bytes: staging budget of its feed on each node; None for the default of `mbaas.serve`.
@@ -153,7 +146,6 @@ class TrainingJob:
 
     @property
     def step_per_s(self) -> float:
-        """The median of ``step``."""
         return self.step.value
 
     def prep_curve(self, cores: int, decoded: float = 0.0) -> ThroughputCurve:
@@ -178,5 +170,4 @@ class TrainingJob:
         return low, high
 
     def worker_per_s(self, decoded: float = 0.0) -> float:
-        """Return the samples/s of one worker if the share ``decoded`` of the samples is cached decoded."""
         return self.prep_curve(self.prep_cores or 1, decoded).rate(1)

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from mbaas.base import units
 from mbaas.errors import ConfigError
+from mbaas.model import words
 from mbaas.model.costs import HOUR_S
 from mbaas.model.curves import MeasuredCurve, ThroughputCurve
+from mbaas.model.forms import WORTHWHILE
 from mbaas.model.lending import Job, JobWorkers, allocate
-from mbaas.model.quantity import AsJson
+from mbaas.model.quantity import AsJson, spanning
 from mbaas.model.scaling import bounded_workers
 from mbaas.model.supply import ResourceTimes
 from mbaas.model.threads import ThreadSplit, divide_threads, split_threads
-from mbaas.tools.plan.jobs import Cluster, TrainingJob
+from mbaas.tools.plan.jobs import Cluster, Samples, TrainingJob
 from mbaas.tools.plan.supply import (
-    CachedPart,
+    CachePlan,
     DecodedPart,
     Fetch,
+    Fleet,
     bytes_by_tier,
-    cache_bytes,
-    decoding_clause,
     fetches,
     fill_caches,
     fill_with_decoded,
-    misfit,
     network_rates,
-    pool_of,
 )
 
 AS_GOOD = 0.99
@@ -110,25 +109,6 @@ class JobPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachePlan:
-    """Cached part of one dataset.
-
-    Attributes:
-        memory_bytes, disk_bytes: cached on each node by all feeds on the dataset, including decoded samples.
-        memory_share, disk_share: cached shares of the dataset, on all nodes together.
-        epochs_per_h: epochs that all jobs together would read if fetch were unlimited; caches are divided by it.
-    """
-
-    dataset: str
-    dataset_bytes: int
-    memory_bytes: int
-    disk_bytes: int
-    memory_share: float
-    disk_share: float
-    epochs_per_h: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan(AsJson):
     """A plan for a cluster.
 
@@ -152,34 +132,31 @@ class Plan(AsJson):
     caches: tuple[CachePlan, ...]
     storage: FitQuality
 
+    @property
+    def speed(self) -> float:
+        """Mean over jobs of predicted speed / full speed."""
+        return sum(job.trial_per_s / job.step_per_s for job in self.jobs) / len(self.jobs)
+
 
 def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
-    """Plan for the fewest nodes that are as good as any number within the bounds.
-
-    The measure is the mean over jobs of predicted speed / full speed.
-    """
+    """Plan for the fewest nodes that are as good as any number within the bounds, by `Plan.speed`."""
     if not jobs:
         raise ConfigError("a plan needs at least 1 job, got 0")
     names = [job.name for job in jobs]  # results are by name
     if len(set(names)) < len(names):
         raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
-    if why := misfit(jobs, cluster, cluster.most_nodes):  # jobs that do not fit the most nodes fit no fewer
-        raise ConfigError(why)
     # Tries every number of nodes: one node more may move a dataset from disk to memory, so speed grows unevenly.
-    counts = range(cluster.least_nodes, cluster.most_nodes + 1)
-    plans = [plan_on(jobs, cluster, nodes) for nodes in counts if not misfit(jobs, cluster, nodes)]
-    best = max(map(speed, plans))
-    chosen = next(index for index, made in enumerate(plans) if speed(made) >= AS_GOOD * best)
+    fleets = [Fleet(jobs, cluster, nodes) for nodes in range(cluster.least_nodes, cluster.most_nodes + 1)]
+    if why := fleets[-1].misfit:  # jobs that do not fit the most nodes fit no fewer
+        raise ConfigError(why)
+    plans = [plan_on(fleet) for fleet in fleets if not fleet.misfit]
+    best = max(made.speed for made in plans)
+    chosen = next(index for index, made in enumerate(plans) if made.speed >= AS_GOOD * best)
     # Only a comparison of all plans explains the number of nodes.
-    return replace(plans[chosen], why_nodes=_why_nodes(jobs, cluster, plans, chosen))
+    return replace(plans[chosen], why_nodes=_why_nodes(fleets, plans, chosen))
 
 
-def speed(made: Plan) -> float:
-    """Return the mean over jobs of predicted speed / full speed."""
-    return sum(job.trial_per_s / job.step_per_s for job in made.jobs) / len(made.jobs)
-
-
-def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
+def plan_on(fleet: Fleet) -> Plan:
     """Plan for a given number of nodes.
 
     1. Datasets get cache space by how often jobs would read them if fetch were unlimited. Decoded samples get the rest.
@@ -187,80 +164,79 @@ def plan_on(jobs: Sequence[TrainingJob], cluster: Cluster, nodes: int) -> Plan:
     3. Prep workers go to jobs by A-Dloader's rule: as fast as training, or as fetch if that is slower.
     4. The network is divided by the resulting traffic, and each node's threads by Lobster's rule.
     """
-    pool = pool_of(jobs, cluster, nodes)
+    jobs, memory_bytes = fleet.jobs, fleet.cache_bytes
     # Demand of each job if fetch were unlimited. Caches and storage are divided by it before workers are. A job that
     # gets fewer workers leaves part of its share unused, so the plan promises the others too little, not too much.
-    demands = {job.name: _demand(job, job.prep_curve(cluster.node.cores).over(nodes), pool) for job in jobs}
-    memory_bytes = cache_bytes(jobs, cluster, nodes)
-    kept = _kept(jobs, demands, nodes=nodes, memory_bytes=memory_bytes, disk_bytes=cluster.node.disk_bytes)
-    spare_bytes = memory_bytes - sum(each.memory_bytes for each in kept.values())
-    decoded = fill_with_decoded(
-        jobs,
-        nodes=nodes,
-        kept=kept,
-        spare_bytes=spare_bytes,
-        epochs_per_s={job.name: demands[job.name] / job.dataset.samples for job in jobs},
+    demands = {job.name: fleet.demand_per_s(job) for job in jobs}
+    kept = fill_caches(
+        [(dataset, _epochs_per_s(jobs, dataset.name, demands)) for dataset in _datasets(jobs)],
+        nodes=fleet.nodes,
+        memory_bytes=memory_bytes,
+        disk_bytes=fleet.cluster.node.disk_bytes,
     )
+    spare_bytes = memory_bytes - sum(each.memory_bytes for each in kept.values())
+    decoded = fill_with_decoded(fleet, kept=kept, spare_bytes=spare_bytes, demands=demands)
     spare_bytes -= sum(each.more_bytes for each in decoded.values())
     shares = {name: each.share for name, each in decoded.items()}
-    # Workers contend only within their own node.
-    curves = {job.name: job.prep_curve(cluster.node.cores, shares[job.name]).over(nodes) for job in jobs}
-    demands = {job.name: _demand(job, curves[job.name], pool) for job in jobs}
-    fetch = fetches(jobs, cluster, nodes, kept=kept, decoded=shares, demands=demands)
-    wanted = {job.name: min(job.step_per_s, fetch[job.name].per_s) for job in jobs}
+    demands = {job.name: fleet.demand_per_s(job, shares[job.name]) for job in jobs}
+    fetch = fetches(fleet, kept=kept, decoded=shares, demands=demands)
     wants = [
-        Job(name=j.name, demand_per_s=wanted[j.name], prep=curves[j.name], reserved=j.reserved_workers) for j in jobs
+        Job(
+            name=job.name,
+            demand_per_s=min(job.step_per_s, fetch[job.name].per_s),
+            prep=fleet.prep_curve(job, shares[job.name]),
+            reserved=job.reserved_workers,
+        )
+        for job in jobs
     ]
-    allocation = allocate(wants, pool=pool)
-    prepared = {given.job: curves[given.job].rate(given.workers) for given in allocation.by_job}
+    allocation = allocate(wants, pool=fleet.pool)
+    given = allocation.workers
     # Last, because only samples that workers really prepare travel.
-    network = network_rates(
-        jobs, cluster, nodes, rates={name: min(rate, prepared[name]) for name, rate in wanted.items()}
-    )
-    made = [
-        _JobDecision(
-            job,
-            want,
-            given,
-            fetch[job.name],
-            prepared[job.name],
-            network[job.name],
-            kept[job.dataset.name],
-            decoded[job.name],
-        )
-        for job, want, given in zip(jobs, wants, allocation.by_job, strict=True)
+    travels = {want.name: min(want.demand_per_s, want.prep.rate(given[want.name])) for want in wants}
+    network = network_rates(fleet, rates=travels)
+    decided = [
+        _Decision(fleet, job, want, workers, fetch[job.name], network[job.name], decoded[job.name])
+        for job, want, workers in zip(jobs, wants, allocation.by_job, strict=True)
     ]
-    threads, per_h = _threads(made, cluster, nodes), cluster.node.cpu_price_per_h
-    told = [
-        decoding_clause(
-            m.job,
-            cluster,
-            nodes,
-            workers=m.given.workers,
-            kept=m.decoded,
-            room_bytes=spare_bytes + m.kept.memory_bytes + m.decoded.more_bytes,
-        )
-        for m in made
-    ]
+    # Each job has a reading thread on a node; reading time decides on the others.
+    reader_per_s = fleet.cluster.storage_curve.rate(1)
+    reading = [each.rate_per_s() * each.fetch.nbytes["storage"] / reader_per_s for each in decided]
+    more = divide_threads(max(0, fleet.cluster.node.read_threads - len(jobs)), lengths=reading)
+    room = {name: spare_bytes + each.memory_bytes for name, each in kept.items()}
     return Plan(
-        nodes=nodes,
-        least_nodes=cluster.least_nodes,
-        most_nodes=cluster.most_nodes,
+        nodes=fleet.nodes,
+        least_nodes=fleet.cluster.least_nodes,
+        most_nodes=fleet.cluster.most_nodes,
         why_nodes="",
-        pool=pool,
+        pool=fleet.pool,
         idle_workers=allocation.idle,
         cache_memory_bytes=memory_bytes,
         jobs=tuple(
-            _job_plan(each, split, pool=pool, decoding=said, per_h=per_h)
-            for each, split, said in zip(made, threads, told, strict=True)
+            each.plan(readers=1 + readers, room_bytes=room[each.job.dataset.name] + each.decoded.more_bytes)
+            for each, readers in zip(decided, more, strict=True)
         ),
-        caches=_caches(jobs, kept, decoded, demands),
-        storage=quality(cluster.storage, lines=cluster.storage_curve),
+        caches=tuple(
+            replace(
+                kept[dataset.name],
+                memory_bytes=kept[dataset.name].memory_bytes
+                + sum(decoded[job.name].more_bytes for job in jobs if job.dataset.name == dataset.name),
+                epochs_per_h=HOUR_S * _epochs_per_s(jobs, dataset.name, demands),
+            )
+            for dataset in _datasets(jobs)
+        ),
+        storage=quality(fleet.cluster.storage, lines=fleet.cluster.storage_curve),
     )
 
 
+def _datasets(jobs: Sequence[TrainingJob]) -> Iterable[Samples]:
+    return {job.dataset.name: job.dataset for job in jobs}.values()
+
+
+def _epochs_per_s(jobs: Sequence[TrainingJob], dataset: str, demands: Mapping[str, float]) -> float:
+    return sum(demands[job.name] / job.dataset.samples for job in jobs if job.dataset.name == dataset)
+
+
 def quality(curve: MeasuredCurve, *, lines: ThroughputCurve | None = None) -> FitQuality:
-    """Return how well a curve, or other ``lines`` for it, agrees with its points."""
     lines = curve.fit.curve if lines is None else lines
     return FitQuality(
         points=len(curve.points),
@@ -273,33 +249,28 @@ def quality(curve: MeasuredCurve, *, lines: ThroughputCurve | None = None) -> Fi
 
 
 @dataclass(frozen=True)
-class _JobDecision:
-    """Decisions for one job; ``prepared_per_s`` and ``network_per_s`` in samples/s."""
+class _Decision:
+    """Resources of one job: ``given`` workers, and samples/s of the network."""
 
+    fleet: Fleet
     job: TrainingJob
     want: Job
     given: JobWorkers
     fetch: Fetch
-    prepared_per_s: float
     network_per_s: float
-    kept: CachedPart
     decoded: DecodedPart
+
+    @property
+    def prep_per_s(self) -> float:
+        return self.want.prep.rate(self.given.workers)
 
     def times(self, *, full_per_s: float, prep: float = 1.0) -> ResourceTimes:
         """Return the seconds of a sample at a rate of the step, with prep that many times as fast."""
         return ResourceTimes(
             compute={"training": 1 / full_per_s},
-            prep={"prep": 1 / (self.prepared_per_s * prep), "network": 1 / self.network_per_s},
+            prep={"prep": 1 / (self.prep_per_s * prep), "network": 1 / self.network_per_s},
             fetch=self.fetch.seconds,
         )
-
-    @property
-    def limit(self) -> str:
-        """The bottleneck; "prep" also if the pool is too small."""
-        limit = self.times(full_per_s=self.job.step_per_s).limit
-        if limit == "prep" and self.given.limit == "training":  # as many workers as fetch can use
-            return max(self.fetch.seconds, key=self.fetch.seconds.__getitem__)
-        return limit
 
     def rate_per_s(self, *, full_per_s: float | None = None, prep: float = 1.0) -> float:
         """Return the samples/s of each trial; exactly the step's if that is the limit."""
@@ -307,146 +278,127 @@ class _JobDecision:
         times = self.times(full_per_s=full_per_s, prep=prep)
         return full_per_s if times.limit == "training" else 1 / times.pace_s
 
+    def plan(self, *, readers: int, room_bytes: int) -> JobPlan:
+        """Return the job's part of the plan.
 
-def _demand(job: TrainingJob, curve: ThroughputCurve, pool: int) -> float:
-    return min(job.step_per_s, curve.peak(most=pool).rate_per_s)
-
-
-def _epochs_per_s(jobs: Sequence[TrainingJob], demands: Mapping[str, float]) -> dict[str, float]:
-    found = dict.fromkeys((job.dataset.name for job in jobs), 0.0)
-    for job in jobs:
-        found[job.dataset.name] += demands[job.name] / job.dataset.samples
-    return found
-
-
-def _kept(
-    jobs: Sequence[TrainingJob], demands: Mapping[str, float], *, nodes: int, memory_bytes: int, disk_bytes: int
-) -> dict[str, CachedPart]:
-    epochs_per_s = _epochs_per_s(jobs, demands)
-    ranked = [(dataset, epochs_per_s[name]) for name, dataset in {j.dataset.name: j.dataset for j in jobs}.items()]
-    return fill_caches(ranked, nodes=nodes, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
-
-
-def _caches(
-    jobs: Sequence[TrainingJob],
-    kept: Mapping[str, CachedPart],
-    decoded: Mapping[str, DecodedPart],
-    demands: Mapping[str, float],
-) -> tuple[CachePlan, ...]:
-    epochs_per_s = _epochs_per_s(jobs, demands)
-    more_bytes = dict.fromkeys(epochs_per_s, 0)
-    for job in jobs:
-        more_bytes[job.dataset.name] += decoded[job.name].more_bytes
-    return tuple(
-        CachePlan(
-            dataset=name,
-            dataset_bytes=dataset.dataset_bytes,
-            **vars(replace(kept[name], memory_bytes=kept[name].memory_bytes + more_bytes[name])),
-            epochs_per_h=HOUR_S * epochs_per_s[name],
-        )
-        for name, dataset in {job.dataset.name: job.dataset for job in jobs}.items()
-    )
-
-
-def _threads(made: Sequence[_JobDecision], cluster: Cluster, nodes: int) -> list[ThreadSplit]:
-    """Split a node's threads for each job. Each has a reading thread; reading time decides on the others."""
-    reader_per_s = cluster.storage_curve.rate(1)
-    reading = [m.rate_per_s() * m.fetch.stored_bytes / reader_per_s for m in made]
-    more = divide_threads(max(0, cluster.node.read_threads - len(made)), lengths=reading)
-    splits = []
-    for each, readers in zip(made, more, strict=True):
-        workers = max(1, math.ceil(each.given.workers / nodes))  # on the node with the most, which sets the pace
-        splits.append(
-            split_threads(
-                workers + 1 + readers,
-                # More threads than workers cannot prepare, so the rest reads.
-                prep=each.job.prep_curve(cluster.node.cores, each.decoded.share).flat_beyond(workers),
-                samples=each.job.batch_size / nodes,
-                tiers=bytes_by_tier(each.job, cluster, nodes, each.kept, each.decoded.share),
-                step_s=each.job.batch_size / each.job.step_per_s,
+        Args:
+            readers: threads of each node that read for this job.
+            room_bytes: memory of each node that caches may use and that no other dataset or job has.
+        """
+        job, share, rate_per_s, (limit, reason) = self.job, self.decoded.share, self.rate_per_s(), self._limit()
+        # Storage, disks and the network are stated without an interval.
+        slow, fast = job.spread(share)
+        # A worker that never waits for bytes keeps one core busy, in a feed or in a DataLoader. But a DataLoader
+        # decodes in every epoch.
+        alone_cpu_h = job.dataset.samples / job.worker_per_s() / HOUR_S
+        cpu_h = job.dataset.samples / job.worker_per_s(share) / HOUR_S / job.trials
+        per_h, pool = self.fleet.cluster.node.cpu_price_per_h, self.fleet.pool
+        return JobPlan(
+            job=job.name,
+            dataset=job.dataset.name,
+            trials=job.trials,
+            workers=self.given.workers,
+            # As the scaler of the running feed decides, from the rate of one worker; a feed always keeps one.
+            scaler_workers=bounded_workers(
+                self.want.demand_per_s, job.worker_per_s(share), reserved=min(job.reserved_workers, pool), most=pool
             )
+            or 1,
+            needed=self.want.needed,
+            step_per_s=job.step_per_s,
+            prep_per_s=self.prep_per_s,
+            fetch_per_s=self.fetch.per_s,
+            network_per_s=self.network_per_s,
+            trial_per_s=rate_per_s,
+            trial_low_per_s=self.rate_per_s(full_per_s=job.step.low, prep=slow),
+            trial_high_per_s=self.rate_per_s(full_per_s=job.step.high, prep=fast),
+            epoch_s=job.dataset.samples / rate_per_s,
+            limit=limit,
+            reason=reason,
+            decoded_share=share,
+            decoding=self._decoding(room_bytes),
+            threads=self._threads(readers),
+            fit=quality(job.prep),
+            cpu_h=cpu_h,
+            alone_cpu_h=alone_cpu_h,
+            price=None if per_h is None else cpu_h * per_h,
+            alone_price=None if per_h is None else alone_cpu_h * per_h,
         )
-    return splits
 
-
-def _job_plan(made: _JobDecision, split: ThreadSplit, *, pool: int, decoding: str, per_h: float | None) -> JobPlan:
-    job, (limit, reason), rate_per_s = made.job, _limit(made, pool=pool), made.rate_per_s()
-    # Storage, disks and the network are stated without an interval.
-    slow, fast = job.spread(made.decoded.share)
-    # A worker that never waits for bytes keeps one core busy, in a feed or in a DataLoader. But a DataLoader decodes in
-    # every epoch.
-    alone_cpu_h = job.dataset.samples / job.worker_per_s() / HOUR_S
-    cpu_h = job.dataset.samples / job.worker_per_s(made.decoded.share) / HOUR_S / job.trials
-    return JobPlan(
-        job=job.name,
-        dataset=job.dataset.name,
-        trials=job.trials,
-        workers=made.given.workers,
-        # As the scaler of the running feed decides, from the rate of one worker; a feed always keeps one.
-        scaler_workers=bounded_workers(
-            min(job.step_per_s, made.fetch.per_s),
-            job.worker_per_s(made.decoded.share),
-            reserved=min(job.reserved_workers, pool),
-            most=pool,
+    def _threads(self, readers: int) -> ThreadSplit:
+        job, nodes = self.job, self.fleet.nodes
+        workers = max(1, math.ceil(self.given.workers / nodes))  # on the node with the most, which sets the pace
+        return split_threads(
+            workers + readers,
+            # More threads than workers cannot prepare, so the rest reads.
+            prep=job.prep_curve(self.fleet.cluster.node.cores, self.decoded.share).flat_beyond(workers),
+            samples=job.batch_size / nodes,
+            tiers=bytes_by_tier(self.fleet, job, self.fetch),
+            step_s=job.batch_size / job.step_per_s,
         )
-        or 1,
-        needed=made.want.needed,
-        step_per_s=job.step_per_s,
-        prep_per_s=made.prepared_per_s,
-        fetch_per_s=made.fetch.per_s,
-        network_per_s=made.network_per_s,
-        trial_per_s=rate_per_s,
-        trial_low_per_s=made.rate_per_s(full_per_s=job.step.low, prep=slow),
-        trial_high_per_s=made.rate_per_s(full_per_s=job.step.high, prep=fast),
-        epoch_s=job.dataset.samples / rate_per_s,
-        limit=limit,
-        reason=reason,
-        decoded_share=made.decoded.share,
-        decoding=decoding,
-        threads=split,
-        fit=quality(job.prep),
-        cpu_h=cpu_h,
-        alone_cpu_h=alone_cpu_h,
-        price=None if per_h is None else cpu_h * per_h,
-        alone_price=None if per_h is None else alone_cpu_h * per_h,
-    )
 
+    def _limit(self) -> tuple[Limit, str]:
+        full_per_s, fetch, workers = self.job.step_per_s, self.fetch, self.given.workers
+        prepared = f"{units.counted(workers, 'worker')} {'prepares' if workers == 1 else 'prepare'}"
+        prepared = f"{prepared} {_rate(self.prep_per_s)}"
+        fetched = f"caches and storage bring {_rate(fetch.per_s)}"
+        could = f"training could take {_rate(full_per_s)}"
+        limit = self.times(full_per_s=full_per_s).limit
+        if limit == "prep" and self.given.limit == "training":  # as many workers as fetch can use
+            limit = fetch.slowest
+        if limit == "training":
+            return "training", f"trains at full speed, {_rate(full_per_s)} in each trial: {prepared}, {fetched}"
+        if limit == "network":
+            return "network", f"the network brings each node {_rate(self.network_per_s)} of finished pixels; {could}"
+        if limit in fetch.seconds:
+            # Tiers are read in turn, so the slowest one is the one to make faster.
+            stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if limit == "storage" else ""
+            return cast(Limit, limit), f"{fetched}{stored}; {prepared}, {could}"
+        # Only prep is left: either other jobs needed the workers, or more of them would contend for the same cores.
+        if self.given.limit == "pool":
+            return "pool", f"{prepared}; {could}, but the pool of {self.fleet.pool} has no more workers for it"
+        return "prep", f"{prepared}, and more would not be faster; {could}"
 
-def _limit(made: _JobDecision, *, pool: int) -> tuple[Limit, str]:
-    full_per_s, fetch = made.job.step_per_s, made.fetch
-    workers, verb = units.counted(made.given.workers, "worker"), "prepares" if made.given.workers == 1 else "prepare"
-    prepared = f"{workers} {verb} {_rate(made.prepared_per_s)}"
-    fetched = f"caches and storage bring {_rate(fetch.per_s)}"
-    could = f"training could take {_rate(full_per_s)}"
-    limit = made.limit
-    if limit == "training":
-        return "training", f"trains at full speed, {_rate(full_per_s)} in each trial: {prepared}, {fetched}"
-    if limit == "network":
-        return "network", f"the network brings each node {_rate(made.network_per_s)} of finished pixels; {could}"
-    if limit in ("storage", "disk", "memory"):
-        # Tiers are read in turn, so the slowest one is the one to make faster.
-        stored = f", {units.percent(fetch.stored_share)} of its samples from storage" if limit == "storage" else ""
-        return cast(Limit, limit), f"{fetched}{stored}; {prepared}, {could}"
-    # Only prep is left: either other jobs needed the workers, or more of them would contend for the same cores.
-    if made.given.limit == "pool":
-        return "pool", f"{prepared}; {could}, but the pool of {pool} has no more workers for it"
-    return "prep", f"{prepared}, and more would not be faster; {could}"
+    def _decoding(self, room_bytes: int) -> str:
+        """Return decoding's share of prep and the effect of memory for decoded samples; "" if not measured."""
+        job, kept = self.job, self.decoded
+        if job.decoded_bytes is None or job.decoded_prep is None:
+            return ""
+        each, cores = self.given.workers / self.fleet.nodes, self.fleet.cluster.node.cores
+        encoded, now, decoded = (job.prep_curve(cores, share).rate(each) for share in (0.0, kept.share, 1.0))
+        share = 1 - encoded / decoded
+        if share < WORTHWHILE:
+            return words.none_decoded(share)
+        if kept.share >= 1:
+            return f"decoding is {units.percent(share)} of prep, and all samples are kept decoded"
+        # Measured independently, so their errors may be opposite.
+        (low, high), (decoded_low, decoded_high) = job.spread(kept.share), job.decoded_prep.spread
+        times = decoded / now
+        speedup = spanning(times, times * decoded_low / high, times * decoded_high / low, unit="times")
+        more_bytes = math.ceil(job.dataset.samples * job.decoded_bytes / self.fleet.nodes) - room_bytes
+        memory = "the memory that caches may use on each node can keep"
+        if more_bytes > 0:
+            memory = f"{units.size(more_bytes)} more memory for caches on each node would keep"
+        some = f", and {units.percent(kept.share)} of the samples are kept decoded" if kept.share else ""
+        return (
+            f"decoding is {units.percent(share)} of prep{some}; {memory} all samples decoded: prep "
+            f"{words.with_interval(speedup)} times as fast"
+        )
 
 
 def _rate(per_s: float) -> str:
     return "any number of samples/s" if math.isinf(per_s) else f"{units.number(per_s)} samples/s"
 
 
-def _why_nodes(jobs: Sequence[TrainingJob], cluster: Cluster, plans: Sequence[Plan], chosen: int) -> str:
-    made = plans[chosen]
-    nodes, least, most = made.nodes, cluster.least_nodes, cluster.most_nodes
+def _why_nodes(fleets: Sequence[Fleet], plans: Sequence[Plan], chosen: int) -> str:
+    made, speed = plans[chosen], units.percent(plans[chosen].speed)
+    nodes, least, most = made.nodes, made.least_nodes, made.most_nodes
     if least == most:
-        return f"{units.counted(nodes, 'node')} given; jobs reach {units.percent(speed(made))} of full speed"
+        return f"{units.counted(nodes, 'node')} given; jobs reach {speed} of full speed"
     if nodes == least:
         fewer = "the fewest there may be"
-    elif why := misfit(jobs, cluster, nodes - 1):
+    elif why := fleets[nodes - 1 - least].misfit:
         fewer = f"{nodes - 1} would not do, because {why}"
     else:
-        fewer = f"with {nodes - 1} jobs would reach only {units.percent(speed(plans[chosen - 1]))}"
+        fewer = f"with {nodes - 1} jobs would reach only {units.percent(plans[chosen - 1].speed)}"
     more = "the most there may be" if nodes == most else f"up to {most} make them hardly any faster"
-    return f"{units.counted(nodes, 'node')}: jobs reach {units.percent(speed(made))} of full speed; {fewer}; {more}"
+    return f"{units.counted(nodes, 'node')}: jobs reach {speed} of full speed; {fewer}; {more}"

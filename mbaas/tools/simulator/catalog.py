@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from mbaas.base import files
-from mbaas.base.units import Bytes, BytesPerS, Seconds
+from mbaas.base.units import Bytes, BytesPerS
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 from mbaas.model.tiers import StagingClass, StorageClass
@@ -54,7 +54,7 @@ def system_from(top: files.Located) -> System:
     return System(
         name=said.name,
         machine=_machine(top.fields["machine"]),
-        dataset=top.fields["dataset"].made(said.dataset.shape),
+        dataset=said.dataset,
         training=said.training,
         policies=said.policies,
     )
@@ -79,7 +79,6 @@ def _machine(entry: files.Located) -> Machine:
     staging = entry.fields["staging"].made(said.staging.staging)
     pfs = entry.fields["pfs"].made(lambda: _curve(said.pfs, alone=1))
     kept = tuple(given.made(each.storage_class) for given, each in zip(classes, said.classes, strict=True))
-    cores = entry.fields["cores"].made(said.cores.cores) if said.cores is not None else None
     return entry.made(
         lambda: Machine(
             compute_bytes_per_s=said.compute,
@@ -88,7 +87,7 @@ def _machine(entry: files.Located) -> Machine:
             storage=pfs,
             staging=staging,
             classes=kept,
-            cores=cores,
+            cores=said.cores,
         )
     )
 
@@ -108,11 +107,6 @@ class RatesByThreads(files.Section):
 
 
 # The discriminator picks the variant by shape first. For a plain union, pydantic would report the errors of both.
-ReaderRates = Annotated[
-    Annotated[BytesPerS, Tag("value")] | Annotated[RatesByReaders, Tag("mapping")], Discriminator(files.shape)
-]
-"""One rate for any number of readers, or a rate for each of several numbers."""
-
 ThreadRates = Annotated[
     Annotated[BytesPerS, Tag("value")] | Annotated[RatesByThreads, Tag("mapping")], Discriminator(files.shape)
 ]
@@ -121,12 +115,12 @@ ThreadRates = Annotated[
 
 def _curve(said: float | RatesByReaders | RatesByThreads, *, alone: int) -> ThroughputCurve:
     """Return a curve; a single rate applies to ``alone`` and more, and fewer are slower in proportion."""
-    if not isinstance(said, RatesByReaders | RatesByThreads):
+    if not isinstance(said, files.Section):
         return ThroughputCurve.through({alone: said})
-    counted, counts = ("readers", said.readers) if isinstance(said, RatesByReaders) else ("threads", said.threads)
-    if len(counts) != len(said.rates):
-        raise ConfigError(f"needs a rate for each number, got {len(counts)} {counted} and {len(said.rates)} rates")
-    return ThroughputCurve.through(dict(zip(counts, said.rates, strict=True)))
+    (counted, counts), (_, rates) = said
+    if len(counts) != len(rates):
+        raise ConfigError(f"needs a rate for each number, got {len(counts)} {counted} and {len(rates)} rates")
+    return ThroughputCurve.through(dict(zip(counts, rates, strict=True)))
 
 
 class StagingSection(files.Section):
@@ -154,54 +148,18 @@ class ClassSection(files.Section):
         return StorageClass(name=self.name, capacity_bytes=self.capacity, threads=self.threads, read=read)
 
 
-class CoresSection(files.Section):
-    """Cores of a machine, and the CPU time of a sample."""
-
-    count: int
-    prep: Seconds = 0.0
-    staging: Seconds = 0.0
-    delivery: Seconds = 0.0
-    step: Seconds = 0.0
-    read: Seconds = 0.0
-    decoded: Seconds | None = None
-    background: float = 0.0
-
-    def cores(self) -> Cores:
-        costs = {f"{name}_cpu_s": cost for name, cost in self if name not in ("count", "background")}
-        return Cores(count=self.count, background=self.background, **costs)
-
-
 class MachineSection(files.Section):
     """A worker's machine."""
 
     compute: BytesPerS
     prep: BytesPerS
     network: BytesPerS
-    pfs: ReaderRates
+    pfs: Annotated[
+        Annotated[BytesPerS, Tag("value")] | Annotated[RatesByReaders, Tag("mapping")], Discriminator(files.shape)
+    ]
     staging: StagingSection
     classes: tuple[ClassSection, ...] = ()
-    cores: CoresSection | None = None
-
-
-class DatasetSection(files.Section):
-    """Number and sizes of the samples."""
-
-    samples: int
-    sample: Bytes
-    sigma: Bytes = 0
-    pixels: Bytes | None = None
-    decoded: Bytes | None = None
-    decoded_speedup: float = 1.0
-
-    def shape(self) -> DatasetShape:
-        return DatasetShape(
-            samples=self.samples,
-            sample_bytes=self.sample,
-            sigma_bytes=self.sigma,
-            pixel_bytes=self.pixels,
-            decoded_bytes=self.decoded,
-            decoded_speedup=self.decoded_speedup,
-        )
+    cores: Cores | None = None
 
 
 class SystemSection(files.Section):
@@ -212,7 +170,7 @@ class SystemSection(files.Section):
     machine: Annotated[
         Annotated[str, Tag("value")] | Annotated[MachineSection, Tag("mapping")], Discriminator(files.shape)
     ]
-    dataset: DatasetSection
+    dataset: DatasetShape
     training: Training = Training()
     # a Literal of all names: the file reader's error then lists them, with the line
     policies: tuple[Literal[tuple(POLICIES)], ...] = ()  # type: ignore[valid-type]

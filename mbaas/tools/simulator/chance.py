@@ -18,25 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
+from mbaas.model.quantity import check_numbers
 from mbaas.samples.order import SampleOrder, Shuffle, check_seed
 from mbaas.tools.simulator.world import Floats, Ints, Orders
-
-
-def check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if not value >= 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)
 class Frequency:
     """Numbers of samples by how often one worker reads them.
 
-    Attributes:
-        least: smallest number of reads above (1 + delta) times the mean.
-        expected: expected samples with at least that many reads, F P(X >= least); usually not an integer.
-        expected_counts: expected samples with 0, 1, ... E reads: float64[E + 1].
-        simulated, simulated_counts: the same for worker 0 of a simulation (int64[E + 1]), or None.
+    At least ``least`` reads are above (1 + delta) times the mean; ``expected`` samples have that many, F P(X >= least).
+    ``expected_counts`` have 0, 1, ... E reads: float64[E + 1]. The simulated ones, int64[E + 1], are those of worker 0.
     """
 
     least: int
@@ -53,7 +45,7 @@ def frequency(
 
     With ``monte_carlo``, also count in the orders of a feed with this seed.
     """
-    check_counts(workers=workers, epochs=epochs, samples=samples)
+    check_numbers("at least 1", workers=workers, epochs=epochs, samples=samples)
     if not -1 <= delta < math.inf:
         raise ConfigError(f"delta must be at least -1 and finite, got {delta}")
     check_seed(seed)
@@ -75,15 +67,11 @@ def binomial(trials: int, chance: float) -> Floats:
     if chance == 1:  # a single worker reads everything, and log(1 - chance) would be infinite
         return np.append(np.zeros(trials), 1.0)
     # Logarithms, because factorials of a thousand epochs overflow a float.
-    logs = [
-        math.lgamma(trials + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(trials - k + 1)
-        + k * math.log(chance)
-        + (trials - k) * math.log1p(-chance)
-        for k in range(trials + 1)
-    ]
-    return np.exp(np.array(logs))
+    k = np.arange(trials + 1)
+    log_factorials = np.cumsum(np.log(np.maximum(k, 1)))
+    log_choices = log_factorials[-1] - log_factorials - log_factorials[::-1]
+    found: Floats = np.exp(log_choices + k * math.log(chance) + (trials - k) * math.log1p(-chance))
+    return found
 
 
 def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> Ints:
@@ -101,28 +89,18 @@ def reads_of_worker(*, workers: int, epochs: int, samples: int, seed: int) -> In
     return np.bincount(times, minlength=epochs + 1)
 
 
-@dataclass(frozen=True)
-class Imbalance:
-    """Share of each global minibatch that travels: sum of deficits / samples, float64[K]."""
+def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Floats:
+    """Draw K steps in which each sample of the global minibatch is cached on a uniformly random node.
 
-    fractions: Floats
-
-    def quantile(self, share: float) -> float:
-        return float(np.quantile(self.fractions, share))
-
-    @property
-    def median(self) -> float:
-        return self.quantile(0.5)
-
-
-def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Imbalance:
-    """Draw K steps in which each sample of the global minibatch is cached on a uniformly random node."""
-    check_counts(nodes=nodes, local_batch=local_batch, steps=steps)
+    Return the share of each global minibatch that travels, sum of deficits / samples: float64[K].
+    """
+    check_numbers("at least 1", nodes=nodes, local_batch=local_batch, steps=steps)
     check_seed(seed)
     # Each surplus fills a deficit, so the sum of the deficits travels.
     chance = np.random.default_rng(seed)
     owned = chance.multinomial(nodes * local_batch, [1 / nodes] * nodes, size=steps)
-    return Imbalance(np.maximum(local_batch - owned, 0).sum(axis=1) / (nodes * local_batch))
+    fractions: Floats = np.maximum(local_batch - owned, 0).sum(axis=1) / (nodes * local_batch)
+    return fractions
 
 
 CachePolicy = Literal["minio", "lru"]
@@ -142,7 +120,7 @@ def hit_fractions(
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     if not 0 <= cached <= 1:
         raise ConfigError(f"cached must be a share from 0 to 1, got {cached}")
-    check_counts(epochs=epochs, samples=samples)
+    check_numbers("at least 1", epochs=epochs, samples=samples)
     room = int(cached * samples + 1e-9)  # 0.29 * 100 is slightly less than 29 in floating point
     if policy == "minio":
         return (0.0, *[room / samples] * (epochs - 1))

@@ -14,16 +14,16 @@ from rich.text import Text
 from mbaas.base import units
 from mbaas.model.quantity import plain_fields, stated
 from mbaas.tools.analysis import plots
-from mbaas.tools.simulator.chance import Frequency, Imbalance
+from mbaas.tools.simulator.chance import Frequency
 from mbaas.tools.simulator.simulation import Axis, Outcome, Sweep, locations_of
 from mbaas.tools.simulator.system import System
+from mbaas.tools.simulator.world import Floats
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def plain_outcomes(system: System, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the inputs and each policy's results, in the order of ``outcomes``."""
     policies = {each.policy: plain_fields(each) for each in outcomes}
     for said in policies.values():
         del said["policy"]
@@ -147,7 +147,6 @@ def policies_figure(system: System, outcomes: Sequence[Outcome]) -> Figure:
 
 
 def sweep_figure(system: System, swept: Sweep) -> Figure:
-    """Return a heat map of seconds, or of the speedup over the policy that it is compared with."""
     speedup = swept.speedup
     return plots.heat_map(
         swept.total_s if speedup is None else speedup,
@@ -159,7 +158,6 @@ def sweep_figure(system: System, swept: Sweep) -> Figure:
 
 
 def hit_rates_figure(policy: str, cached: float, hits: Sequence[float]) -> Figure:
-    """Return a plot of the hit rate in each epoch, and of the cache's share of the samples."""
     return plots.lines(
         {
             f"{policy} serves": [(epoch, stated(100 * hit, unit="%")) for epoch, hit in enumerate(hits)],
@@ -172,7 +170,6 @@ def hit_rates_figure(policy: str, cached: float, hits: Sequence[float]) -> Figur
 
 
 def frequency_figure(found: Frequency, *, samples: int, workers: int, epochs: int) -> Figure:
-    """Return a histogram of samples by the number of times that one worker reads them."""
     # The tails are long and invisible: show only counts with at least half a sample expected.
     shown = np.flatnonzero(found.expected_counts >= 0.5)
     first, last = (int(shown[0]), int(shown[-1]) + 1) if len(shown) else (0, epochs + 1)
@@ -188,9 +185,8 @@ def frequency_figure(found: Frequency, *, samples: int, workers: int, epochs: in
     )
 
 
-def imbalance_figure(found: Imbalance, *, nodes: int, local_batch: int) -> Figure:
-    """Return a histogram of the share of a global minibatch that travels."""
-    percent = 100 * found.fractions
+def imbalance_figure(fractions: Floats, *, nodes: int, local_batch: int) -> Figure:
+    percent = 100 * fractions
     # Small minibatches have few possible shares: more bins than these would leave gaps.
     counts, edges = np.histogram(percent, bins=min(30, len(np.unique(percent))))
     return plots.histogram(
@@ -199,5 +195,5 @@ def imbalance_figure(found: Imbalance, *, nodes: int, local_batch: int) -> Figur
         axis=("share of the global minibatch that travels, %", "steps"),
         first=float(edges[0] + edges[1]) / 2,
         step=float(edges[1] - edges[0]),
-        marks={"median": 100 * found.median},
+        marks={"median": float(np.median(percent))},
     )

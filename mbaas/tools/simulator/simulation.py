@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import mean
 from typing import Any, TypeVar
 
@@ -45,12 +46,10 @@ class Outcome:
 
 
 def locations_of(system: System) -> tuple[str, ...]:
-    """Return the locations of results, in display order."""
     return ("compute", "staging", *(each.name for each in system.machine.classes), "remote", "pfs")
 
 
 def policies_of(system: System, names: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the policies to simulate: the given ones, or the system's own, or all."""
     chosen = tuple(names or system.policies or POLICIES)
     unknown = [name for name in chosen if name not in POLICIES]
     if unknown:
@@ -86,14 +85,21 @@ def _simulated(world: World, policy: Policy) -> Outcome:
         # it.
         training_s = traffic.nbytes.sum(axis=(1, 2)) / step_bytes_per_s
         reads_s = policy.read_s(world, traffic)
-        if world.load is not None:
-            training_s = np.maximum(training_s, world.load.training_s(traffic.nbytes))
-            _wait_for_cores(reads_s, policy.cores_s(world, world.load, traffic), world.tiers, policy)
-        steps = (
-            _steps(policy, timeline, reads_s, training_s, world.tiers)
-            if policy.prefetches
-            else (_one_after_the_other(reads_s.sum(axis=2), training_s, ends[-1]))
-        )
+        if (cores := system.machine.cores) is not None:
+            training_s = np.maximum(training_s, world.taken_per_core(traffic) * cores.step_cpu_s)
+            # Prep takes at least the time that cores need; fetching by other threads overlaps.
+            alone_s = reads_s[..., world.tiers.pixels :] if policy.overlaps else reads_s
+            lacking_s = policy.cores_s(world, cores, traffic) - alone_s.sum(axis=2)
+            reads_s[..., world.tiers.staged] += np.maximum(0.0, lacking_s)
+        if not policy.prefetches:  # the slowest worker's wait, because gradients are summed at the end of each step
+            read_s = reads_s.sum(axis=2)
+            end_s = ends[-1] + float(read_s.max(axis=1).sum() + training_s.sum())
+            steps = Steps(read_s.max(axis=1), read_s.argmax(axis=1), np.ones(len(read_s), dtype=bool), end_s)
+        elif policy.overlaps:  # pixels of other workers, and staging, come after fetching
+            fetch_s, prep_s = np.split(reads_s, [world.tiers.pixels], axis=2)
+            steps = timeline.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
+        else:
+            steps = timeline.run(reads_s.sum(axis=2), training_s)
         waits_s += _by_tier(steps, reads_s, world.tiers, overlaps=policy.overlaps)
         compute_s += float(training_s.sum())
         samples += traffic.samples
@@ -107,27 +113,6 @@ def _simulated(world: World, policy: Policy) -> Outcome:
         epoch_s=tuple(np.diff(ends).tolist()),
         remark=policy.remark(world),
     )
-
-
-def _wait_for_cores(reads_s: Floats, cores_s: Floats, tiers: Tiers, policy: Policy) -> None:
-    """Extend prep to the time that cores need for the step, [H, N]; fetching by other threads overlaps."""
-    # Only the excess over the threads' time, which overlaps with it.
-    alone_s = reads_s[..., tiers.pixels :] if policy.overlaps else reads_s
-    reads_s[..., tiers.staged] += np.maximum(0.0, cores_s - alone_s.sum(axis=2))
-
-
-def _steps(policy: Policy, timeline: StepTimeline, reads_s: Floats, training_s: Floats, tiers: Tiers) -> Steps:
-    if not policy.overlaps:
-        return timeline.run(reads_s.sum(axis=2), training_s)
-    # Pixels of other workers, and staging, come after fetching.
-    fetch_s, prep_s = np.split(reads_s, [tiers.pixels], axis=2)
-    return timeline.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
-
-
-def _one_after_the_other(reads_s: Floats, training_s: Floats, start_s: float) -> Steps:
-    waits_s = reads_s.max(axis=1)  # the slowest worker's, because gradients are summed at the end of each step
-    end_s = start_s + float(waits_s.sum() + training_s.sum())
-    return Steps(waits_s, reads_s.argmax(axis=1), np.ones(len(reads_s), dtype=bool), end_s)
 
 
 def _by_tier(steps: Steps, reads_s: Floats, tiers: Tiers, *, overlaps: bool) -> Floats:
@@ -151,39 +136,20 @@ def _merged(system: System, names: Sequence[str], values: Sequence[Number]) -> d
     return {location: totals[location] for location in locations_of(system)[1:]}  # in the order of all results
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """A named parameter: a description of valid values, a parser (None if invalid), and a setter."""
-
-    wanted: str
-    parse: Callable[[object], float | None]
-    change: Callable[[System, float], System]
+Change = Callable[[System, float], System]
 
 
 def changed(system: System, name: str, value: float) -> System:
-    return parameter(system, name).change(system, value)
-
-
-def parameter(system: System, name: str) -> Parameter:
-    """Return a parameter: one of `PARAMETERS`, ``<class>_bytes`` for a storage class's capacity, or ``cores``."""
-    own = {f"{each.name}_bytes": each.name for each in system.machine.classes}
-    if name in own:
-        return _size(lambda given, value: _with_capacity(given, own[name], value))
-    has_cores = system.machine.cores is not None  # a number of cores is meaningless without the cost of a sample
-    if name == "cores" and has_cores:
-        return _count(_to("machine", "cores", "count"))
-    if name not in PARAMETERS:
-        known = [*PARAMETERS, *own, *(["cores"] if has_cores else [])]
-        raise ConfigError(f"a parameter must be one of {', '.join(known)}, got {name!r}")
-    return PARAMETERS[name]
+    return _change_of(system, name)(system, value)
 
 
 def parse(system: System, name: str, text: str) -> float:
     """Parse a user's value of a parameter: "16", "50 GB", "400 MB/s"."""
-    known = parameter(system, name)
-    value = known.parse(text)
+    _change_of(system, name)
+    wanted, read = next(unit for ending, unit in UNITS.items() if name.endswith(ending))
+    value = read(text)
     if value is None:
-        raise ConfigError(f"{name} must be {known.wanted}, got {text!r}")
+        raise ConfigError(f"{name} must be {wanted}, got {text!r}")
     return value
 
 
@@ -193,71 +159,69 @@ def _parse_count(text: object) -> float | None:
     return number if written.isdecimal() and math.isfinite(number := float(written)) else None
 
 
-def _count(change: Callable[[System, int], System]) -> Parameter:
-    return Parameter("a whole number", _parse_count, lambda system, value: change(system, int(value)))
+UNITS: dict[str, tuple[str, Callable[[object], float | None]]] = {
+    "_bytes_per_s": (WANTED_BYTES_PER_S, parse_bytes_per_s),
+    "_bytes": (WANTED_BYTES, parse_bytes),
+    "": ("a whole number", _parse_count),
+}
+"""Ending of a parameter's name -> description of valid values, and a parser, which returns None for others."""
 
 
-def _size(change: Callable[[System, float], System]) -> Parameter:
-    return Parameter(WANTED_BYTES, parse_bytes, change)
+def _change_of(system: System, name: str) -> Change:
+    changes = dict(PARAMETERS)
+    for index, each in enumerate(system.machine.classes):
+        changes[f"{each.name}_bytes"] = _to("machine", "classes", index, "capacity_bytes")
+    if system.machine.cores is not None:  # a number of cores is meaningless without the cost of a sample
+        changes["cores"] = _to("machine", "cores", "count", kind=int)
+    if name not in changes:
+        raise ConfigError(f"a parameter must be one of {', '.join(changes)}, got {name!r}")
+    return changes[name]
 
 
-def _rate(change: Callable[[System, float], System]) -> Parameter:
-    return Parameter(WANTED_BYTES_PER_S, parse_bytes_per_s, change)
+def _to(*path: str | int, kind: Callable[[float], float] = lambda value: value) -> Change:
+    """Return a setter of the value at the end of a path: ``_to("machine", "staging", "threads")``."""
 
-
-def _to(*path: str) -> Callable[[System, Any], System]:
-    """Return a setter of the attribute at the end of a path: ``_to("machine", "staging", "threads")``."""
-
-    def put(thing: Any, names: Sequence[str], value: object) -> Any:
+    def put(thing: Any, names: Sequence[str | int], value: float) -> Any:
+        if not names:
+            return kind(value)
         name, *rest = names
-        return replace(thing, **{name: put(getattr(thing, name), rest, value) if rest else value})
+        if isinstance(name, int):
+            return (*thing[:name], put(thing[name], rest, value), *thing[name + 1 :])
+        return replace(thing, **{name: put(getattr(thing, name), rest, value)})
 
     return lambda system, value: put(system, path, value)
-
-
-def _with_capacity(system: System, name: str, capacity_bytes: float) -> System:
-    classes = tuple(
-        replace(each, capacity_bytes=capacity_bytes) if each.name == name else each for each in system.machine.classes
-    )
-    return _to("machine", "classes")(system, classes)
 
 
 def _with_cache(system: System, capacity_bytes: float) -> System:
     """Leave only the fastest class, with this capacity: it then holds everything cached."""
     if not system.machine.classes:
         raise ConfigError(f"cache_bytes needs a storage class to change, and {system.name} has none")
-    return _to("machine", "classes")(system, (replace(system.machine.classes[0], capacity_bytes=capacity_bytes),))
+    fastest = replace(system.machine.classes[0], capacity_bytes=capacity_bytes)
+    return replace(system, machine=replace(system.machine, classes=(fastest,)))
 
 
 def _with_pfs(system: System, bytes_per_s: float) -> System:
     """Scale the curve so that it saturates at another rate, with as many readers as before."""
     curve = system.machine.storage
-    return _to("machine", "storage")(system, curve.scaled(bytes_per_s / curve.peak().rate_per_s))
+    storage = curve.scaled(bytes_per_s / curve.peak().rate_per_s)
+    return replace(system, machine=replace(system.machine, storage=storage))
 
 
-PARAMETERS: dict[str, Parameter] = {
-    "cache_bytes": _size(_with_cache),
-    "workers": _count(_to("training", "workers")),
-    "trials": _count(_to("training", "trials")),
-    "batch": _count(_to("training", "batch")),
-    "epochs": _count(_to("training", "epochs")),
-    "threads": _count(_to("machine", "staging", "threads")),
-    "staging_bytes": _size(_to("machine", "staging", "capacity_bytes")),
-    "compute_bytes_per_s": _rate(_to("machine", "compute_bytes_per_s")),
-    "prep_bytes_per_s": _rate(_to("machine", "prep_bytes_per_s")),
-    "network_bytes_per_s": _rate(_to("machine", "network_bytes_per_s")),
-    "pfs_bytes_per_s": _rate(_with_pfs),
-    "samples": _count(_to("dataset", "samples")),
-    "sample_bytes": _size(_to("dataset", "sample_bytes")),
-    "pixel_bytes": _size(_to("dataset", "pixel_bytes")),
+PARAMETERS: dict[str, Change] = {
+    "cache_bytes": _with_cache,
+    **{name: _to("training", name, kind=int) for name in ("workers", "trials", "batch", "epochs")},
+    "threads": _to("machine", "staging", "threads", kind=int),
+    "staging_bytes": _to("machine", "staging", "capacity_bytes"),
+    **{name: _to("machine", name) for name in ("compute_bytes_per_s", "prep_bytes_per_s", "network_bytes_per_s")},
+    "pfs_bytes_per_s": _with_pfs,
+    "samples": _to("dataset", "samples", kind=int),
+    **{name: _to("dataset", name) for name in ("sample_bytes", "pixel_bytes")},
 }
 """Parameters of every system. Each class also has ``<class>_bytes``, and there may be ``cores``."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of a parameter, in its units."""
-
     name: str
     values: tuple[float, ...]
 
@@ -279,31 +243,27 @@ class Sweep:
 
     @property
     def speedup(self) -> NDArray[np.float64] | None:
-        """Speedup of the policy over the other one: float64[y, x]."""
         return None if self.versus_s is None else self.versus_s / self.total_s
 
 
 def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None = None) -> Sweep:
-    """Simulate a policy, and another to compare with, at each pair of values."""
     if x.name == y.name:
         raise ConfigError(f"x and y must be two parameters, got {x.name!r} twice")
     names = [policy] if versus is None else [policy, versus]
     # Check everything first: a sweep takes minutes, and an invalid name or value should fail immediately.
     policies_of(system, names)
     systems = [[changed(changed(system, x.name, at), y.name, up) for at in x.values] for up in y.values]
-    kept: dict[int, Orders] = {}
-    seconds = np.array([[_seconds(each, names, kept) for each in row] for row in systems])
-    return Sweep(policy, versus, x, y, seconds[..., 0], seconds[..., 1] if versus is not None else None)
 
+    @lru_cache(1)  # up to `KEPT_BYTES` each, so keep only the last ones
+    def orders(samples: int) -> Orders:
+        return Orders(samples, seed=system.training.seed)
 
-def _seconds(system: System, names: Sequence[str], kept: dict[int, Orders]) -> list[float]:
-    """Simulate policies, reusing the orders of the last number of samples, which are slow to make."""
-    samples = system.dataset.samples
-    if samples not in kept:
-        kept.clear()  # up to `KEPT_BYTES` each, so keep only the last ones
-        kept[samples] = Orders(samples, seed=system.training.seed)
-    found = {each.policy: each.total_s for each in simulate(system, names, orders=kept[samples])}
-    return [found[name] for name in names]
+    def seconds(changed_system: System) -> list[float]:
+        kept = orders(changed_system.dataset.samples)
+        return [next(simulate(changed_system, [name], orders=kept)).total_s for name in names]
+
+    total_s = np.array([[seconds(each) for each in row] for row in systems])
+    return Sweep(policy, versus, x, y, total_s[..., 0], total_s[..., 1] if versus is not None else None)
 
 
 def simulated_epoch_s(rates: Rates, setup: Setup) -> float:

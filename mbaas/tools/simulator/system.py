@@ -1,4 +1,4 @@
-"""Inputs of a simulation: dataset, machines and training (NoPFS, SC 2021, section 4).
+"""Inputs of a simulation: dataset, machines and training (NoPFS, SC 2021, section 4). Aliases are keys in files.
 
 Shared storage is called the PFS here, as in the paper.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from mbaas.base.units import BYTES, Seconds
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 from mbaas.model.quantity import check_fields
@@ -21,26 +24,22 @@ from mbaas.samples.order import check_seed
 
 Sizes = NDArray[np.float32]
 
+Size = Annotated[int | float, BYTES]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetShape:
-    """Number and sizes of the samples.
+    """Number (F) and sizes of the samples, normally distributed around the mean raw size with ``sigma_bytes``.
 
-    Attributes:
-        samples: F.
-        sample_bytes: mean size of a raw sample.
-        sigma_bytes: standard deviation of the normal distribution of sizes.
-        pixel_bytes: size of a prepared sample; None for the raw size. Used only by policies that move prepared samples
-            between machines, or stage them.
-        decoded_bytes: mean size of a decoded sample; None if unknown. Used only by policies that cache decoded samples.
-        decoded_speedup: speed of prep from a decoded sample, relative to a raw one.
+    Only some policies use the sizes of prepared samples (default: raw) and of decoded ones, and the speed of prep from
+    decoded samples relative to raw ones.
     """
 
     samples: int
-    sample_bytes: float
-    sigma_bytes: float = 0.0
-    pixel_bytes: float | None = None
-    decoded_bytes: float | None = None
+    sample_bytes: Annotated[Size, Field(alias="sample")]
+    sigma_bytes: Annotated[Size, Field(alias="sigma")] = 0.0
+    pixel_bytes: Annotated[Size | None, Field(alias="pixels")] = None
+    decoded_bytes: Annotated[Size | None, Field(alias="decoded")] = None
     decoded_speedup: float = 1.0
 
     def __post_init__(self) -> None:
@@ -96,24 +95,19 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """Cores shared by prep, reading and training, and the CPU seconds of a mean-sized sample.
+    """Cores shared by prep, reading and training, ``background`` ones always busy, and CPU seconds of a mean sample.
 
-    Attributes:
-        count: number of cores of a machine.
-        staging_cpu_s, delivery_cpu_s: once for a prepared sample, and for each trial that takes it.
-        step_cpu_s: a trial's step; 0 on an accelerator.
-        read_cpu_s: reading from shared storage.
-        prep_cpu_s, decoded_cpu_s: preparing a raw and a decoded sample; None for ``prep_cpu_s / decoded_speedup``.
-        background: cores that are always busy with other work.
+    Staging is once for a prepared sample, delivery for each trial that takes it. A decoded sample without a cost takes
+    ``prep_cpu_s / decoded_speedup``.
     """
 
     count: int
-    prep_cpu_s: float = 0.0
-    staging_cpu_s: float = 0.0
-    delivery_cpu_s: float = 0.0
-    step_cpu_s: float = 0.0
-    read_cpu_s: float = 0.0
-    decoded_cpu_s: float | None = None
+    prep_cpu_s: Annotated[Seconds, Field(alias="prep")] = 0.0
+    staging_cpu_s: Annotated[Seconds, Field(alias="staging")] = 0.0
+    delivery_cpu_s: Annotated[Seconds, Field(alias="delivery")] = 0.0
+    step_cpu_s: Annotated[Seconds, Field(alias="step")] = 0.0
+    read_cpu_s: Annotated[Seconds, Field(alias="read")] = 0.0
+    decoded_cpu_s: Annotated[Seconds | None, Field(alias="decoded")] = None
     background: float = 0.0
 
     def __post_init__(self) -> None:
@@ -137,7 +131,6 @@ class Machine:
         prep_bytes_per_s: raw bytes/s that one thread prepares on the way into staging (beta).
         network_bytes_per_s: rate between two machines (b_c).
         storage: total rate of shared storage against the number of reading threads of all machines (t).
-        staging: the buffer that training reads.
         classes: storage classes, from level 0.
         cores: cores shared by prep, reading and training; None for enough.
     """
@@ -184,7 +177,6 @@ class System:
 
     @property
     def steps(self) -> int:
-        """Minibatches of an epoch; the last may not be full."""
         return -(-self.dataset.samples // (self.training.workers * self.training.batch))
 
 

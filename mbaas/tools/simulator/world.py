@@ -12,7 +12,7 @@ begins when a whole minibatch is ready. With minibatches of one sample, this is 
 There are two additions. Workers synchronize at the end of each step to sum gradients, so a step begins when the slowest
 worker has its minibatch. The staging buffer is finite, which limits read-ahead.
 
-If a machine's cores are given, prep, reading and training share them (`Load`), as in the row ``cores`` of
+If a machine's cores are given, prep, reading and training share them, as in the row ``cores`` of
 `mbaas.model.pace`. With T trials on N workers, a step needs, in CPU seconds on each machine,
 
     made (prep + staging) + read from shared storage x read + T / N x trained (delivery + step)
@@ -25,10 +25,9 @@ and takes that time divided by the number of cores.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from numpy.typing import NDArray
 
 from mbaas.model.tiers import StorageClass
 from mbaas.samples.order import SampleOrder, Shuffle
-from mbaas.tools.simulator.system import Cores, Machine, Sizes, System
+from mbaas.tools.simulator.system import Machine, Sizes, System
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -56,7 +55,6 @@ class Tiers:
 
     @property
     def remote(self) -> int:
-        """Number of the first class of other workers."""
         return len(self.machine.classes)
 
     @property
@@ -102,14 +100,9 @@ def fetch_seconds(nbytes: Floats, *, tiers: Tiers, other_s: float = 0.0) -> Floa
     """Return the thread-seconds of fetching, by tier: [..., tiers].
 
     t(gamma) / gamma needs gamma, the concurrent readers of the PFS. These are fewer than all threads, which also read
-    elsewhere and prepare. Here each reader gets the highest rate that a reader can get, until the total demand exceeds
-    t(all threads). Beyond that, all readers together get exactly that rate. If t has saturated, this is exact, because
-    the PFS is then busy all the time.
-
-    Args:
-        nbytes: raw bytes from each tier.
-        tiers: rates; its readers are all threads that fetch.
-        other_s: thread-seconds that the same threads spend on other work.
+    elsewhere and prepare, for ``other_s``. Here each reader gets the highest rate that a reader can get, until the
+    total demand exceeds t(all threads). Beyond that, all readers together get exactly that rate. If t has saturated,
+    this is exact, because the PFS is then busy all the time.
     """
     seconds = nbytes * tiers.fetch_s_per_byte()
     # If the PFS is saturated, moving these bytes at t(all threads) takes as long as the threads are busy, there and
@@ -131,14 +124,10 @@ def write_seconds(nbytes: Floats, *, machine: Machine) -> Floats:
 
 @dataclass(frozen=True)
 class Steps:
-    """Results of consecutive steps.
+    """Results of H consecutive steps, and the end of the last.
 
-    Attributes:
-        waits_s: float64[H], wait of training before each step.
-        slowest: int64[H], the worker whose minibatch came last.
-        late_fetch: bool[H], whether that worker's prep only waited for its fetching; always True if the same threads do
-            both.
-        end_s: end of the last step.
+    ``waits_s`` are the waits of training before each step, ``slowest`` the worker whose minibatch came last, and
+    ``late_fetch`` whether that worker's prep only waited for its fetching; always True if the same threads do both.
     """
 
     waits_s: Floats
@@ -156,13 +145,8 @@ class StepTimeline:
         t[h] = max(max_i avail[h, i], t[h-1] + compute[h-1]).
 
     If separate threads prepare, the first line is ``fetched[h, i]``, and
-    ``avail[h, i] = max(avail[h-1, i], fetched[h, i]) + prep[h, i]``. Within ``ahead`` steps no term depends on the
-    steps' own t, so all are running maxima of differences of sums. A stretch is computed ``ahead`` steps at a time.
-
-    Args:
-        workers: N.
-        ahead: minibatches that the staging buffer holds; each leaves it when its step begins.
-        start_s: start of reading.
+    ``avail[h, i] = max(avail[h-1, i], fetched[h, i]) + prep[h, i]``. Within ``ahead`` steps, which the staging buffer
+    holds, no term depends on the steps' own t, so all are running maxima of differences of sums.
     """
 
     def __init__(self, *, workers: int, ahead: int, start_s: float = 0.0) -> None:
@@ -176,10 +160,8 @@ class StepTimeline:
     def run(self, reads_s: Floats, compute_s: Floats, *, prep_s: Floats | None = None) -> Steps:
         """Run the next steps.
 
-        Args:
-            reads_s: float64[H, N], seconds of reading for each step, by all threads of a worker together.
-            compute_s: float64[H], seconds of training.
-            prep_s: float64[H, N], seconds of prep by separate threads; None if the same threads prepare.
+        ``reads_s`` are float64[H, N], seconds of reading by all threads of a worker together, ``compute_s`` float64[H],
+        and ``prep_s`` float64[H, N], seconds of separate threads.
         """
         steps = len(reads_s)
         waits, slowest, late = np.empty(steps), np.empty(steps, dtype=np.int64), np.empty(steps, dtype=bool)
@@ -236,48 +218,6 @@ def _one_by_one(gates: Floats, lengths_s: Floats, last_s: Floats) -> Floats:
     return sums + np.maximum.accumulate(lead, axis=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """CPU demand of steps: seconds of all cores of a machine, for raw bytes [H, N, tiers].
-
-    ``sample_bytes`` is the mean size of a sample. The N workers' machines share T trials evenly.
-    """
-
-    cores: Cores
-    sample_bytes: float
-    workers: int
-    trials: int
-
-    def making_s(self, nbytes: Floats, *, tiers: Tiers) -> Floats:
-        """Return the seconds to read, prepare and stage these bytes once: [H, N]."""
-        # Pixels from other workers were prepared, and counted, there. Only reading from the PFS costs CPU time.
-        prepared = self._per_core(nbytes[..., : tiers.staged].sum(axis=-1))
-        read = self._per_core(nbytes[..., tiers.pfs])
-        return prepared * (self.cores.prep_cpu_s + self.cores.staging_cpu_s) + read * self.cores.read_cpu_s
-
-    def saved_s(self, nbytes: Floats, *, speedup: float) -> Floats:
-        """Return the seconds of prep saved if samples with these raw bytes are cached decoded: [H, N]."""
-        cores = self.cores
-        decoded_cpu_s = cores.prep_cpu_s / speedup if cores.decoded_cpu_s is None else cores.decoded_cpu_s
-        return self._per_core(nbytes) * (cores.prep_cpu_s - decoded_cpu_s)
-
-    def delivering_s(self, nbytes: Floats) -> Floats:
-        """Return the seconds of delivering minibatches to trials: [H]."""
-        return self._taken_per_core(nbytes) * self.cores.delivery_cpu_s
-
-    def training_s(self, nbytes: Floats) -> Floats:
-        """Return the seconds of the trials' steps: [H]."""
-        return self._taken_per_core(nbytes) * self.cores.step_cpu_s
-
-    def _taken_per_core(self, nbytes: Floats) -> Floats:
-        """Return the samples that a machine's trials take, per core: [H]."""
-        return self._per_core(nbytes.sum(axis=(1, 2))) * (self.trials / self.workers)
-
-    def _per_core(self, nbytes: Floats) -> Floats:
-        """Return the number of mean-sized samples in these bytes, per core."""
-        return nbytes / (self.sample_bytes * (self.cores.count - self.cores.background))
-
-
 Samples = NDArray[np.int32]
 
 KEPT_BYTES = 1 << 30
@@ -288,34 +228,26 @@ _PIECE = 1 << 20
 
 
 class Orders:
-    """Order of the samples in each epoch, by mbaas's own keyed permutation.
-
-    Recent orders are cached, up to ``kept_bytes`` of memory; at least one is cached.
-    """
+    """Order of the samples in each epoch, by mbaas's own keyed permutation; the last ones are cached."""
 
     def __init__(self, samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> None:
-        self.samples = samples
-        self.seed = seed
-        self._order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
-        self._kept: OrderedDict[int, Samples] = OrderedDict()
-        self._room = max(kept_bytes // (4 * samples), 1)
+        order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
+
+        # A function without `self`, which it would otherwise keep alive together with up to ``kept_bytes``.
+        @lru_cache(max(kept_bytes // (4 * samples), 1))
+        def made(epoch: int) -> Samples:
+            found = np.empty(samples, dtype=np.int32)
+            for start in range(0, samples, _PIECE):
+                stop = min(start + _PIECE, samples)
+                found[start:stop] = order.samples_at(Shuffle(epoch), start, stop)
+            found.flags.writeable = False
+            return found
+
+        self._made = made
 
     def __call__(self, epoch: int) -> Samples:
         """Return the sample ids in the order of ``epoch``: int32[F], read-only."""
-        if epoch not in self._kept:
-            while len(self._kept) >= self._room:
-                self._kept.popitem(last=False)
-            self._kept[epoch] = self._made(epoch)
-        self._kept.move_to_end(epoch)
-        return self._kept[epoch]
-
-    def _made(self, epoch: int) -> Samples:
-        order = np.empty(self.samples, dtype=np.int32)
-        for start in range(0, self.samples, _PIECE):
-            stop = min(start + _PIECE, self.samples)
-            order[start:stop] = self._order.samples_at(Shuffle(epoch), start, stop)
-        order.flags.writeable = False
-        return order
+        return self._made(epoch)
 
 
 Codes = NDArray[np.int8]
@@ -328,12 +260,10 @@ NOWHERE = np.int8(-1)
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that the workers read for the steps of one epoch.
+    """Bytes that the workers read for the steps of one epoch, by step, reading worker and tier: float64[H, N, tiers].
 
-    Attributes:
-        nbytes: raw bytes by step, reading worker and tier: float64[H, N, tiers].
-        samples: samples by tier, int64[tiers]; their sum is F.
-        decoded: the part of ``nbytes`` whose samples are cached decoded; None for none.
+    ``samples`` are by tier, int64[tiers]; their sum is F. ``decoded`` is the part of ``nbytes`` whose samples are
+    cached decoded; None for none.
     """
 
     nbytes: Floats
@@ -368,18 +298,15 @@ class World:
     def classes(self) -> tuple[StorageClass, ...]:
         return self.system.machine.classes
 
-    @cached_property
-    def load(self) -> Load | None:
-        """CPU demand of steps on each machine; None if there are enough cores."""
-        system = self.system
-        if system.machine.cores is None:
-            return None
-        return Load(
-            cores=system.machine.cores,
-            sample_bytes=system.dataset.sample_bytes,
-            workers=self.workers,
-            trials=system.training.trials,
-        )
+    def per_core(self, nbytes: Floats) -> Floats:
+        """Return the number of mean-sized samples in these bytes, per free core of a machine that shares its cores."""
+        cores = self.system.machine.cores
+        assert cores is not None
+        return nbytes / (self.system.dataset.sample_bytes * (cores.count - cores.background))
+
+    def taken_per_core(self, traffic: Traffic) -> Floats:
+        """Return the samples that a machine's part of the trials takes in each step, per core: [H]."""
+        return self.per_core(traffic.nbytes.sum(axis=(1, 2))) * (self.system.training.trials / self.workers)
 
     def sampler_order(self, epoch: int) -> Samples:
         """Return the samples of an epoch in the order of a distributed sampler: int32[H B N]."""
@@ -420,10 +347,7 @@ class World:
         return table.reshape(-1)
 
     def admit(self, sizes: NDArray[Any], classes: Sequence[StorageClass], *, used_bytes: float = 0.0) -> Codes:
-        """Return the class of each sample if samples are admitted in order, filling the fastest class first: int8[n].
-
-        ``used_bytes`` are in use already.
-        """
+        """Return the class of each sample if they are admitted in order, filling the fastest class first: int8[n]."""
         # In double precision: a sum of millions of float32 sizes would be off by whole samples.
         ends = used_bytes + np.cumsum(sizes, dtype=np.float64)
         cuts = np.searchsorted(ends, np.cumsum([each.capacity_bytes for each in classes]), side="right")
@@ -446,11 +370,8 @@ class World:
     ) -> Traffic:
         """Count bytes by step, worker and tier.
 
-        Args:
-            samples: int32[H B N], step after step.
-            tiers: tier that each sample is read from.
-            workers: worker that reads each sample; None for worker q % N at position q.
-            decoded: bool[H B N], whether the sample is cached decoded.
+        Samples, [H B N], come step after step, each with its tier, its reader (worker q % N at position q if None), and
+        whether it is cached decoded.
         """
         # One number for each (step, worker, tier), so that a single bincount adds up all bytes.
         count = self.tiers.count
@@ -462,13 +383,11 @@ class World:
         )
 
     def _by_cell(self, cells: NDArray[np.intp], weights: NDArray[np.float32]) -> Floats:
-        """Sum weights by step, worker and tier: float64[H, N, tiers]."""
         shape = (self.steps, self.workers, self.tiers.count)
         sums = np.bincount(cells, weights=weights, minlength=math.prod(shape))
         return np.asarray(sums, dtype=np.float64).reshape(shape)
 
     def from_pfs(self, samples: Samples, *, workers: Owners | None = None) -> Traffic:
-        """Count an epoch that is read from the PFS only, as before anything is cached."""
         return self.traffic(samples, np.full(len(samples), self.tiers.pfs, dtype=np.int8), workers=workers)
 
     @cached_property

@@ -16,7 +16,7 @@ from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity
 from mbaas.tools.plan.jobs import Cluster, Node, Samples, TrainingJob
 from mbaas.tools.plan.planner import plan, plan_on
-from mbaas.tools.plan.supply import CachedPart, fair_split, fetches, fill_caches
+from mbaas.tools.plan.supply import CachePlan, Fleet, fair_split, fetches, fill_caches
 
 Points = Sequence[tuple[float, float]]
 Spread = tuple[float, float]
@@ -62,6 +62,20 @@ def job(
         "pixel_bytes": 150_000,
     }
     return TrainingJob(name=name, dataset=dataset, **{**given, **changes})
+
+
+def cached(
+    dataset: str, memory_bytes: int, disk_bytes: int, memory: float, disk: float, *, epochs_per_h: float = 0.0
+) -> CachePlan:
+    return CachePlan(
+        dataset=dataset,
+        dataset_bytes=2_000_000_000,
+        memory_bytes=memory_bytes,
+        disk_bytes=disk_bytes,
+        memory_share=memory,
+        disk_share=disk,
+        epochs_per_h=epochs_per_h,
+    )
 
 
 def test_enough_workers_for_everybody() -> None:
@@ -218,8 +232,8 @@ def test_the_dataset_that_is_read_most_often_gets_the_fastest_tier() -> None:
     slow, quick = (Samples(name=n, samples=1, dataset_bytes=2_000_000_000) for n in ("slow", "quick"))
     kept = fill_caches([(slow, 100), (quick, 300)], nodes=1, memory_bytes=2_500_000_000, disk_bytes=1_000_000_000)
     assert kept == {
-        "quick": CachedPart(2_000_000_000, 0, 1.0, 0.0),
-        "slow": CachedPart(500_000_000, 1_000_000_000, 0.25, 0.5),
+        "quick": cached("quick", 2_000_000_000, 0, 1.0, 0.0, epochs_per_h=300 * 3600),
+        "slow": cached("slow", 500_000_000, 1_000_000_000, 0.25, 0.5, epochs_per_h=100 * 3600),
     }
     assert kept["slow"].stored_share == 0.25
 
@@ -246,11 +260,9 @@ def test_storage_makes_up_for_slow_memory() -> None:
     samples/s of 100 kB. The sum is 19.96 of 20 MB/s, so both get all they need.
     """
     slow, other = job("a", LARGE), job("b", Samples(name="other", samples=1000, dataset_bytes=100_000_000))
-    kept = {"large": CachedPart(0, 0, 0.6875, 0.0), "other": CachedPart(0, 0, 0.0, 0.0)}
+    kept = {"large": cached("large", 0, 0, 0.6875, 0.0), "other": cached("other", 0, 0, 0.0, 0.0)}
     found = fetches(
-        [slow, other],
-        cluster(memory_bytes_per_s=50e6),
-        1,
+        Fleet([slow, other], cluster(memory_bytes_per_s=50e6), 1),
         kept=kept,
         decoded={"a": 0.0, "b": 0.0},
         demands={"a": 300, "b": 40},
@@ -285,7 +297,7 @@ def test_as_few_nodes_as_are_as_good() -> None:
         "3 nodes: jobs reach 100 % of full speed; with 2 jobs would reach only 75 %; up to 9 make them hardly any "
         "faster"
     )
-    assert plan_on([job(step_per_s=2000)], cluster(nodes=(1, 9)), 2).jobs[0].trial_per_s == pytest.approx(1500)
+    assert plan_on(Fleet([job(step_per_s=2000)], cluster(nodes=(1, 9)), 2)).jobs[0].trial_per_s == pytest.approx(1500)
 
 
 def test_nodes_for_the_trials() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from small_systems import machine, run, system, systems
 
 from mbaas.errors import ConfigError
-from mbaas.tools.simulator import Cores, System, simulate
+from mbaas.tools.simulator import simulate
 from mbaas.tools.simulator.simulation import changed, parse
-from mbaas.tools.simulator.system import CORE_COSTS
+from mbaas.tools.simulator.system import CORE_COSTS, Cores, System
 
 COSTS: dict[str, float] = {
     "prep_cpu_s": 8,

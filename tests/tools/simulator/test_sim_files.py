@@ -12,9 +12,9 @@ from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import stated
 from mbaas.model.rates import Rates, Setup
-from mbaas.tools.simulator import Cores, System, catalog, simulate, system_of
+from mbaas.tools.simulator import catalog, simulate, system_of
 from mbaas.tools.simulator.simulation import PARAMETERS, changed, parse
-from mbaas.tools.simulator.system import CORE_COSTS
+from mbaas.tools.simulator.system import CORE_COSTS, Cores, System
 
 PAPER = {
     "mnist": (50_000, 0.00076, 0, 4, 32),

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mbaas.errors import ConfigError
 from mbaas.model.supply import lru_hits
-from mbaas.tools.simulator import hit_fractions
-from mbaas.tools.simulator.chance import Lru
+from mbaas.tools.simulator.chance import Lru, hit_fractions
 
 
 class PlainLru:

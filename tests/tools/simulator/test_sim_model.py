@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.errors import ConfigError
-from mbaas.tools.simulator import ThroughputCurve, catalog
+from mbaas.model.curves import ThroughputCurve
+from mbaas.tools.simulator import catalog
 from mbaas.tools.simulator.world import StepTimeline, Tiers, fetch_seconds
 
 

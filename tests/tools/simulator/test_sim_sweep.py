@@ -11,9 +11,10 @@ from small_systems import preset, run
 
 from mbaas.errors import ConfigError
 from mbaas.tools.analysis import plots
-from mbaas.tools.simulator import Axis, frequency, imbalance, results, simulate, sweep
+from mbaas.tools.simulator import results, simulate, sweep
+from mbaas.tools.simulator.chance import frequency, imbalance
 from mbaas.tools.simulator.results import axis_labels, plain_sweep
-from mbaas.tools.simulator.simulation import parse
+from mbaas.tools.simulator.simulation import Axis, parse
 
 CACHE = Axis("cache_bytes", (0, 2e6, 40e6))
 TRIALS = Axis("trials", (1, 9))

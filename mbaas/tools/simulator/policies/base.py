@@ -13,7 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from mbaas.tools.simulator.chance import Lru
-from mbaas.tools.simulator.world import NOWHERE, Codes, Floats, Load, Traffic, World, fetch_seconds, write_seconds
+from mbaas.tools.simulator.system import Cores
+from mbaas.tools.simulator.world import NOWHERE, Floats, Traffic, World, fetch_seconds, write_seconds
 
 
 class Policy(ABC):
@@ -52,16 +53,18 @@ class Policy(ABC):
         seconds *= self.passes(world) / machine.staging.threads
         return seconds
 
-    def cores_s(self, world: World, load: Load, traffic: Traffic) -> Floats:
+    def cores_s(self, world: World, cores: Cores, traffic: Traffic) -> Floats:
         """Return the seconds of each step on all cores of a worker's machine together: float64[H, N].
 
         If the policy prefetches, training runs on the same cores and is included.
         """
-        making_s = self.passes(world) * load.making_s(traffic.nbytes, tiers=world.tiers)
-        taking_s = load.delivering_s(traffic.nbytes)
-        if self.prefetches:  # otherwise training follows reading, and `simulate` adds it separately
-            taking_s = taking_s + load.training_s(traffic.nbytes)
-        return making_s + taking_s[:, None]
+        # Pixels from other workers were prepared, and counted, there. Only reading from the PFS costs CPU time.
+        prepared = world.per_core(traffic.nbytes[..., : world.tiers.staged].sum(axis=-1))
+        read = world.per_core(traffic.nbytes[..., world.tiers.pfs])
+        making_s = prepared * (cores.prep_cpu_s + cores.staging_cpu_s) + read * cores.read_cpu_s
+        # Without prefetching, training follows reading, and `simulate` adds it separately.
+        taken_cpu_s = cores.delivery_cpu_s + (cores.step_cpu_s if self.prefetches else 0.0)
+        return self.passes(world) * making_s + (world.taken_per_core(traffic) * taken_cpu_s)[:, None]
 
     def passes(self, world: World) -> int:
         """Return how often a worker reads and prepares each minibatch: once, or once per trial."""
@@ -98,7 +101,7 @@ class Perfect(Policy):
             samples = world.sampler_order(epoch)
             yield world.traffic(samples, np.full(len(samples), world.tiers.staged, dtype=np.int8))
 
-    def cores_s(self, _world: World, _load: Load, traffic: Traffic) -> Floats:
+    def cores_s(self, _world: World, _cores: Cores, traffic: Traffic) -> Floats:
         """Return zeros, because minibatches need no prep and no delivery."""
         return np.zeros(traffic.nbytes.shape[:2])
 
@@ -135,35 +138,25 @@ class Minio(Policy):
     )
 
     def traffic(self, world: World) -> Iterator[Traffic]:
-        caches = [_Minio(world) for _ in range(world.workers)]
+        # Classes on each worker. Nothing is evicted: once a sample does not fit, the cache stays full.
+        kept = np.full((world.workers, world.samples + 1), NOWHERE, dtype=np.int8)
+        used_bytes, is_full = [0.0] * world.workers, [not world.classes] * world.workers
         for epoch in world.epochs:
             samples = world.sampler_order(epoch)
             held = np.empty(len(samples), dtype=np.int8)
-            for worker, cache in enumerate(caches):
-                held[worker :: world.workers] = cache.read(samples[worker :: world.workers])
+            for worker in range(world.workers):
+                read = samples[worker :: world.workers]
+                found = held[worker :: world.workers] = kept[worker, read]
+                if is_full[worker]:
+                    continue
+                missed = read[found == NOWHERE]
+                admitted = world.admit(world.sizes[missed], world.classes, used_bytes=used_bytes[worker])
+                kept[worker, missed] = admitted
+                kept[worker, world.samples] = NOWHERE  # the padding sample of the last step
+                fits = missed[admitted != NOWHERE]
+                used_bytes[worker] += float(world.sizes[fits].sum(dtype=np.float64))
+                is_full[worker] = len(fits) < len(missed)
             yield world.traffic(samples, world.own_tiers(held))
-
-
-class _Minio:
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
-        self._used_bytes = 0.0
-        # Nothing is evicted: once a sample does not fit, the cache stays full.
-        self._full = not world.classes
-
-    def read(self, samples: np.typing.NDArray[np.int32]) -> Codes:
-        """Return the class of each sample before this read, and admit the missing ones: int8[n]."""
-        held = self._held[samples]
-        if not self._full:
-            missed = samples[held == NOWHERE]
-            admitted = self._world.admit(self._world.sizes[missed], self._world.classes, used_bytes=self._used_bytes)
-            self._held[missed] = admitted
-            self._held[self._world.samples] = NOWHERE  # the padding sample of the last step
-            kept = missed[admitted != NOWHERE]
-            self._used_bytes += float(self._world.sizes[kept].sum(dtype=np.float64))
-            self._full = len(kept) < len(missed)
-        return held
 
 
 class LruPolicy(Policy):

@@ -165,7 +165,7 @@ def _split(world: World, traffic: Traffic, *, passes: int) -> tuple[int, int]:
     minibatch = traffic.nbytes.mean(axis=(0, 1))
     cost = world.tiers.fetch_s_per_byte()
     # Cache throughput is proportional to threads. All workers share the PFS and read the same amount from it.
-    curves = [ThroughputCurve.linear(1 / each) for each in cost[:pfs]] + [machine.storage.shared_by(world.workers)]
+    curves = [ThroughputCurve.linear(1 / each) for each in cost[:pfs]] + [machine.storage.over(1 / world.workers)]
     split = split_threads(
         max(machine.staging.threads, 2),  # one each, even if the machine has a single thread
         prep=ThroughputCurve.linear(1 / machine.write_s_per_byte),

@@ -16,13 +16,13 @@ from mbaas.base import units
 from mbaas.model.forms import TOLERANCE, FormPlan, SampleCosts, plan_forms
 from mbaas.model.tiers import StorageClass
 from mbaas.tools.simulator.policies.base import Policy
-from mbaas.tools.simulator.system import Sizes
+from mbaas.tools.simulator.system import Cores
 from mbaas.tools.simulator.world import (
     NOWHERE,
     Codes,
     Floats,
-    Load,
     Owners,
+    Samples,
     Traffic,
     World,
     fetch_seconds,
@@ -30,71 +30,62 @@ from mbaas.tools.simulator.world import (
 )
 
 
-def classes_at_home(world: World, classes: Sequence[StorageClass]) -> Codes:
-    """Return each sample's class on its home: int8[F + 1].
-
-    A home admits its samples until it is full. The real order of admission is random; here it is by id.
-    """
-    held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
-    for home in range(world.workers):
-        held[home : world.samples : world.workers] = world.admit(
-            world.sizes[home : world.samples : world.workers], classes
-        )
-    return held
-
-
-def classes_at_first_readers(world: World, classes: Sequence[StorageClass]) -> Codes:
-    """Return each sample's class on the worker that reads it in the first epoch: int8[F + 1]."""
-    held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
-    for worker in range(world.workers):
-        samples = world.sampler_order(0)[worker :: world.workers]
-        held[samples] = world.admit(world.sizes[samples], classes)
-    held[world.samples] = NOWHERE  # the padding sample, which may be admitted because it has no bytes
-    return held
-
-
 class Caching(Policy):
-    """A policy that caches each sample in a storage class of one worker.
+    """A policy that caches each sample in a storage class of one worker; uncached samples come from the PFS.
+
+    Unless a policy assigns samples in another way, workers read from each other's caches.
 
     Attributes:
         memory_only: caches only in the first storage class, as the simulated system does.
         preloads: fills caches before training starts; otherwise by the reads of the first epoch.
+        by_first_reader: the worker that reads a sample first caches it; otherwise its home.
     """
 
     memory_only: ClassVar[bool] = False
     preloads: ClassVar[bool] = False
+    by_first_reader: ClassVar[bool] = False
 
     def classes(self, world: World) -> Sequence[StorageClass]:
         return world.classes[:1] if self.memory_only else world.classes
+
+    def owned(self, world: World) -> tuple[Owners, Codes]:
+        """Return the worker that may cache each sample, and the sample's class there: uint16[F + 1], int8[F + 1].
+
+        A worker admits its samples until it is full. On homes, the real order of admission is random; here it is by id.
+        """
+        order = world.sampler_order(0) if self.by_first_reader else np.arange(world.samples)
+        held = np.full(world.samples + 1, NOWHERE, dtype=np.int8)
+        for worker in range(world.workers):
+            samples = order[worker :: world.workers]
+            held[samples] = world.admit(world.sizes[samples], self.classes(world))
+        held[world.samples] = NOWHERE  # the padding sample, which may be admitted because it has no bytes
+        return world.readers(0) if self.by_first_reader else world.homes, held
+
+    def assigned(self, world: World, epoch: int, _owners: Owners, _held: Codes) -> tuple[Samples, Owners | None]:
+        """Return the samples of an epoch, and the worker that reads each; None for worker q % N at position q."""
+        return world.sampler_order(epoch), None
+
+    def traffic(self, world: World) -> Iterator[Traffic]:
+        owners, held = self.owned(world)
+        for epoch in world.epochs:
+            samples, workers = self.assigned(world, epoch, owners, held)
+            if epoch == 0 and not self.preloads:
+                yield world.from_pfs(samples, workers=workers)
+            else:
+                is_local = owners[samples] == (world.turn if workers is None else workers)
+                yield world.traffic(samples, world.shared_tiers(held[samples], is_local), workers=workers)
 
     def preload_s(self, world: World) -> float:
         """Return the seconds until every worker has filled its classes from the PFS with all its threads."""
         if not self.preloads:
             return 0.0
-        held = classes_at_home(world, self.classes(world)) != NOWHERE
+        held = self.owned(world)[1] != NOWHERE
         nbytes = np.bincount(world.homes[held], weights=world.sizes[held], minlength=world.workers)
         machine = world.system.machine
         return float(nbytes.max() * machine.pfs_s_per_byte(world.tiers.readers) / machine.staging.threads)
 
 
-class Partitioned(Caching):
-    """A policy whose workers read from each other's caches; uncached samples come from the PFS."""
-
-    def owned(self, world: World) -> tuple[Owners, Codes]:
-        """Return the worker that may cache each sample (by default its home), and the sample's class there: [F + 1]."""
-        return world.homes, classes_at_home(world, self.classes(world))
-
-    def traffic(self, world: World) -> Iterator[Traffic]:
-        owners, held = self.owned(world)
-        for epoch in world.epochs:
-            samples = world.sampler_order(epoch)
-            if epoch == 0 and not self.preloads:
-                yield world.from_pfs(samples)
-            else:
-                yield world.traffic(samples, world.shared_tiers(held[samples], owners[samples] == world.turn))
-
-
-class DeepioOrdered(Partitioned):
+class DeepioOrdered(Caching):
     name = "deepio_ordered"
     about = (
         "DeepIO (MASCOTS 2018) as NoPFS simulates it: each worker's memory holds a part of the dataset, and samples "
@@ -103,7 +94,7 @@ class DeepioOrdered(Partitioned):
     memory_only = True
 
 
-class Lbann(Partitioned):
+class Lbann(Caching):
     """The LBANN data store, which keeps all samples, in memory only."""
 
     memory_only = True
@@ -125,9 +116,7 @@ class LbannDynamic(Lbann):
         "LBANN's data store, dynamic mode, as NoPFS simulates it: the worker that reads a sample first keeps it, and "
         "gives it to the others from then on."
     )
-
-    def owned(self, world: World) -> tuple[Owners, Codes]:
-        return world.readers(0), classes_at_first_readers(world, self.classes(world))
+    by_first_reader = True
 
 
 class LbannPreload(Lbann):
@@ -136,7 +125,7 @@ class LbannPreload(Lbann):
     preloads = True
 
 
-class PartitionedMinio(Partitioned):
+class PartitionedMinio(Caching):
     name = "partitioned_minio"
     about = (
         "CoorDL's partitioned cache (VLDB 2021): each worker owns a part of the dataset and caches it as it is first "
@@ -145,16 +134,10 @@ class PartitionedMinio(Partitioned):
 
 
 class Sharded(Caching):
-    """A policy whose workers train only on their own part of the dataset; uncached samples come from the PFS."""
+    """A policy whose workers train only on their own part of the dataset."""
 
-    def traffic(self, world: World) -> Iterator[Traffic]:
-        held = classes_at_home(world, self.classes(world))
-        for epoch in world.epochs:
-            samples = world.by_home(epoch)
-            if epoch == 0 and not self.preloads:
-                yield world.from_pfs(samples)
-            else:
-                yield world.traffic(samples, world.own_tiers(held[samples]))
+    def assigned(self, world: World, epoch: int, _owners: Owners, _held: Codes) -> tuple[Samples, None]:
+        return world.by_home(epoch), None
 
     def remark(self, world: World) -> str | None:
         return "samples are shuffled within a worker only" if world.workers > 1 else None
@@ -178,33 +161,27 @@ class ParallelStaging(Sharded):
     preloads = True
 
 
-class LocalityAware(Policy):
+class LocalityAware(Caching):
     name = "locality_aware"
     about = (
         "Locality-aware loading (2019): from every global minibatch each worker takes the samples it has cached; only "
         "what evens out their numbers travels."
     )
+    by_first_reader = True
 
-    def traffic(self, world: World) -> Iterator[Traffic]:
-        owners, held = world.readers(0), classes_at_first_readers(world, world.classes)
-        yield world.from_pfs(world.sampler_order(0))  # caches are empty, so the sampler's assignment is as good as any
-        for epoch in world.epochs[1:]:
-            samples = world.sampler_order(epoch)
-            owned = np.where(held[samples] == NOWHERE, np.uint16(0), owners[samples] + np.uint16(1))
-            workers = assign_workers(owned.reshape(world.steps, -1), world)
-            tiers = world.shared_tiers(held[samples], owners[samples] == workers)
-            yield world.traffic(samples, tiers, workers=workers)
+    def assigned(self, world: World, epoch: int, owners: Owners, held: Codes) -> tuple[Samples, Owners | None]:
+        samples = world.sampler_order(epoch)
+        if epoch == 0:  # caches are empty, so the sampler's assignment is as good as any
+            return samples, None
+        owned = np.where(held[samples] == NOWHERE, np.uint16(0), owners[samples] + np.uint16(1))
+        return samples, assign_workers(owned.reshape(world.steps, -1), world)
 
 
 def assign_workers(owned: Owners, world: World) -> Owners:
     """Assign each sample of each global minibatch to a worker: uint16[H B N].
 
     Each worker takes samples from its own cache, at most B. Workers with fewer get uncached samples, then the surplus
-    of other workers.
-
-    Args:
-        owned: uint16[H, B N], number of the worker that caches each sample, from 1; 0 if it is not cached.
-        world: source of N and B.
+    of other workers. ``owned``, uint16[H, B N], is the worker that caches a sample, from 1; 0 if it is not cached.
     """
     workers, batch = world.workers, world.batch
     # All minibatches at once. Each row is sorted by owner, so a sample's rank within its owner's group shows whether
@@ -230,7 +207,7 @@ def assign_workers(owned: Owners, world: World) -> Owners:
     return result.reshape(-1)
 
 
-class Mbaas(Policy):
+class Mbaas(Caching):
     name = "mbaas"
     about = (
         "mbaas: each minibatch is fetched and prepared once for all trials; each sample by its home, from its home's "
@@ -239,15 +216,9 @@ class Mbaas(Policy):
     is_shared = True
     overlaps = True
 
-    def traffic(self, world: World) -> Iterator[Traffic]:
-        held = classes_at_home(world, world.classes)
-        for epoch in world.epochs:
-            samples = world.sampler_order(epoch)
-            homes = world.homes[samples]
-            if epoch == 0:
-                yield world.from_pfs(samples, workers=homes)  # homes also read in the first epoch; only pixels travel
-            else:
-                yield world.traffic(samples, world.own_tiers(held[samples]), workers=homes)
+    def assigned(self, world: World, epoch: int, owners: Owners, _held: Codes) -> tuple[Samples, Owners]:
+        samples = world.sampler_order(epoch)
+        return samples, owners[samples]  # homes also read in the first epoch; only pixels travel
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
         """Return the seconds of p_0 read-ahead threads, p_0 prep workers, and the transfer of pixels."""
@@ -304,7 +275,9 @@ class MbaasDecoded(Mbaas):
         if traffic.decoded is None:
             return traffic.nbytes
         moved = traffic.nbytes - traffic.decoded
-        moved[..., 1:] += traffic.decoded[..., 1:] * _times_as_large(world)
+        moved[..., 1:] += (
+            traffic.decoded[..., 1:] * (world.system.dataset.decoded_bytes or 0) / world.system.dataset.sample_bytes
+        )
         return moved  # prep reads decoded samples in memory, the first class, without moving them
 
     def prep_s(self, world: World, traffic: Traffic) -> Floats:
@@ -315,12 +288,15 @@ class MbaasDecoded(Mbaas):
         decoded_s: Floats = traffic.decoded.sum(axis=-1) * decoded_s_per_byte(world)
         return encoded_s + decoded_s
 
-    def cores_s(self, world: World, load: Load, traffic: Traffic) -> Floats:
-        seconds = super().cores_s(world, load, traffic)
+    def cores_s(self, world: World, cores: Cores, traffic: Traffic) -> Floats:
+        seconds = super().cores_s(world, cores, traffic)
         if traffic.decoded is None:
             return seconds
-        speedup = world.system.dataset.decoded_speedup
-        return seconds - self.passes(world) * load.saved_s(traffic.decoded.sum(axis=-1), speedup=speedup)
+        decoded_cpu_s = cores.decoded_cpu_s
+        if decoded_cpu_s is None:
+            decoded_cpu_s = cores.prep_cpu_s / world.system.dataset.decoded_speedup
+        saved_s = world.per_core(traffic.decoded.sum(axis=-1)) * (cores.prep_cpu_s - decoded_cpu_s)
+        return seconds - self.passes(world) * saved_s
 
     def remark(self, world: World) -> str | None:
         plan = form_plan_of(world)
@@ -368,36 +344,28 @@ def decoded_s_per_byte(world: World) -> float:
 
 
 def classes_by_form(world: World, plan: FormPlan) -> tuple[Codes, Flags]:
-    """Return each sample's class on its home, and whether it is decoded: int8[F + 1], bool[F + 1]."""
+    """Return each sample's class on its home, and whether it is decoded: int8[F + 1], bool[F + 1].
+
+    Every home fills its classes in order.
+    """
     held, decoded = np.full(world.samples + 1, NOWHERE, dtype=np.int8), np.zeros(world.samples + 1, dtype=np.bool_)
     for home in range(world.workers):
-        mine = slice(home, world.samples, world.workers)
-        held[mine], decoded[mine] = _filled(world, plan, world.sizes[mine])
+        mine = np.arange(home, world.samples, world.workers)
+        ends, start = np.cumsum(world.sizes[mine], dtype=np.float64), 0
+        for number, is_decoded, share in (
+            (0, True, plan.memory_decoded),
+            (0, False, plan.memory_encoded),
+            (1, True, plan.disk_decoded),
+            (1, False, plan.disk_encoded),
+        ):
+            # The plan assumes equally many samples of mean size on each worker. Samples of other sizes fill the same
+            # bytes.
+            room = share * world.samples / world.workers * world.system.dataset.sample_bytes
+            until = (ends[start - 1] if start else 0.0) + room
+            stop = int(np.searchsorted(ends, until * (1 + TOLERANCE), side="right"))
+            held[mine[start:stop]], decoded[mine[start:stop]] = number, is_decoded
+            start = max(start, stop)
+        # Classes after the second cache the rest encoded.
+        rest = world.admit(world.sizes[mine[start:]], world.classes[2:])
+        held[mine[start:]] = np.where(rest == NOWHERE, NOWHERE, rest + np.int8(2))
     return held, decoded
-
-
-def _filled(world: World, plan: FormPlan, sizes: Sizes) -> tuple[Codes, Flags]:
-    """Fill one home's classes in order with samples of the given sizes."""
-    held, decoded = np.full(len(sizes), NOWHERE, dtype=np.int8), np.zeros(len(sizes), dtype=np.bool_)
-    encoded_bytes, ends, start = world.system.dataset.sample_bytes, np.cumsum(sizes, dtype=np.float64), 0
-    for number, is_decoded, share in (
-        (0, True, plan.memory_decoded),
-        (0, False, plan.memory_encoded),
-        (1, True, plan.disk_decoded),
-        (1, False, plan.disk_encoded),
-    ):
-        # The plan assumes equally many samples of mean size on each worker. Samples of other sizes fill the same bytes.
-        until = (ends[start - 1] if start else 0.0) + share * world.samples / world.workers * encoded_bytes
-        stop = int(np.searchsorted(ends, until * (1 + TOLERANCE), side="right"))
-        held[start:stop], decoded[start:stop] = number, is_decoded
-        start = max(start, stop)
-    # Classes after the second cache the rest encoded.
-    rest = world.admit(sizes[start:], world.classes[2:])
-    held[start:] = np.where(rest == NOWHERE, NOWHERE, rest + np.int8(2))
-    return held, decoded
-
-
-def _times_as_large(world: World) -> float:
-    """Return the ratio of decoded to raw bytes."""
-    dataset = world.system.dataset
-    return (dataset.decoded_bytes or dataset.sample_bytes) / dataset.sample_bytes
