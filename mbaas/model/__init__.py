@@ -1,1 +1,15 @@
-"""The model of a feed's speed, and the decisions that follow from it. Pure: no Ray, clock, thread or I/O."""
+"""The model of a feed's speed, and the decisions that follow from it. Pure: no Ray, clock, thread or I/O.
+
+- `quantity`, `words`: numbers with intervals; quantities, settings and resources as text.
+- `curves`: rate against the number of workers, threads or readers, given, measured or fitted.
+- `rates`: measured rates of a machine and a workload, and the setup to predict.
+- `tiers`: storage tiers of a node, use of its disk, and read-ahead depth (NoPFS).
+- `supply`: seconds of each resource for a sample, and where samples come from (DS-Analyzer).
+- `pace`: predictions from these seconds, sufficient amounts and the bottleneck.
+- `forms`: shares of a node's samples to cache encoded and decoded, in memory and on disk.
+- `gpu_stages`: the stage at which samples cross to the GPU.
+- `threads`: fetch and prep threads of a machine, and threads between the queues of ranks (Lobster).
+- `scaling`: number of prep workers of the cluster, and the machines that are released.
+- `lending`: prep workers of concurrent feeds (A-Dloader), and the default number of a feed.
+- `weights`, `balance`: each node's share of the samples by its speed; samples of a minibatch between ranks.
+"""

@@ -47,8 +47,8 @@ class Packed:
     def closed_up(
         cls, rooms: NDArray[Any], lengths: NDArray[np.int64], shapes: NDArray[np.int64] | None = None
     ) -> Packed:
-        """Close the gaps between values in rooms of one size, [n, longest, *tail], which each sample fills from the
-        start.
+        """Close the gaps between values in rooms of one size, [n, longest, *tail], of which each sample fills the
+        first.
 
         In place: ``rooms`` must be contiguous, and is overwritten.
         """
@@ -62,7 +62,11 @@ class Packed:
 
     @classmethod
     def within(cls, rooms: NDArray[Any], shapes: NDArray[np.int64]) -> Packed:
-        """Lay out samples with these first lengths in the memory of contiguous ``rooms``, [n, longest, *tail]."""
+        """Lay out samples with these first lengths in the memory of ``rooms``, [n, longest, *tail], without writing
+        values.
+
+        ``rooms`` must be contiguous.
+        """
         bounds = _bounds_of(shapes.prod(axis=1))
         return cls(rooms.reshape(-1, *rooms.shape[2:])[: bounds[-1]], bounds, shapes)
 
@@ -110,10 +114,12 @@ class Packed:
         return cast("NDArray[np.int64]", np.diff(self.bounds))
 
     def lengths_of(self, rows: Rows) -> NDArray[np.int64]:
+        """Return the `lengths` of the samples in ``rows``."""
         return self.bounds[1:][rows] - self.bounds[:-1][rows]
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
         return self.values.dtype
 
     @property
@@ -122,6 +128,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes, including bounds and shapes."""
         shapes = 0 if self.shapes is None else self.shapes.nbytes
         return int(self.bounds[-1] - self.bounds[0]) * self._item_bytes + self.bounds.nbytes + shapes
 
@@ -131,11 +138,15 @@ class Packed:
         return self.values[first:end], self.bounds - first if first else self.bounds
 
     def copy(self) -> Packed:
+        """Return a copy that shares no memory."""
         values, bounds = self.own()
         return Packed(values.copy(), bounds.copy(), None if self.shapes is None else self.shapes.copy())
 
     def padded(self) -> NDArray[Any]:
-        """Return one array, [n, longest, *tail], padded with zeros, if samples differ only in their first length."""
+        """Return one array, [n, longest, *tail], with shorter samples padded with zeros.
+
+        Only for samples that differ in their first length alone.
+        """
         assert self.shapes is None, "see `mbaas.client.collate` for the others"
         values, bounds = self.own()
         lengths = np.diff(bounds)
@@ -157,7 +168,9 @@ class Field:
     """Name, shape and dtype of one field.
 
     Attributes:
+        name: its key in a minibatch.
         shape: of one sample's value; () for a number. Varying first lengths are None.
+        dtype: NumPy's name of the element type.
         longest: the greatest first length, if values differ in it; if they differ in several, the greatest product of
             these lengths, such as the most pixels of an image.
         categories: the strings that the values stand for, if they are encoded: 0 for the first, and so on.
@@ -171,6 +184,7 @@ class Field:
 
     @classmethod
     def of(cls, name: str, values: Column) -> Field:
+        """Return the field of these values."""
         if isinstance(values, Packed):
             longest = int(values.lengths.max(initial=0))
             differing = 1 if values.shapes is None else values.shapes.shape[1]
@@ -193,6 +207,7 @@ class Field:
 
     @property
     def is_packed(self) -> bool:
+        """True if values differ in one or more first lengths."""
         return self.shape[:1] == (None,)
 
     @property
@@ -209,7 +224,9 @@ class Field:
         return prod(self._lengths) * np.dtype(self.dtype).itemsize + beside * np.dtype(np.int64).itemsize
 
     def empty(self, rows: int) -> NDArray[Any]:
-        """Return an uninitialised array: [rows, *shape], with `longest` for the lengths in which values differ."""
+        """Return an uninitialised array for ``rows`` samples: [rows, *shape], with `longest` for the lengths in which
+        they differ.
+        """
         return np.empty((rows, *self._lengths), self.dtype)
 
     def zeros(self, rows: int) -> Column:
@@ -226,12 +243,14 @@ class Field:
 
 
 def memory(column: Column) -> tuple[NDArray[Any], ...]:
+    """Return the arrays that hold the values."""
     if not isinstance(column, Packed):
         return (column,)
     return (column.values, column.bounds) + (() if column.shapes is None else (column.shapes,))
 
 
 def concatenated(columns: Sequence[Column]) -> Column:
+    """Return the values of several runs of samples, concatenated, as a copy."""
     if not isinstance(columns[0], Packed):
         return np.concatenate(cast("Sequence[NDArray[Any]]", columns))
     runs = cast("Sequence[Packed]", columns)
@@ -243,7 +262,10 @@ def concatenated(columns: Sequence[Column]) -> Column:
 
 
 def interleaved(pieces: Sequence[tuple[Packed, Rows, NDArray[np.intp]]]) -> Packed:
-    """Merge samples of several runs, as a copy, from pieces (samples, selected rows, their rows in the result)."""
+    """Merge samples of several runs, as a copy. Each piece is (samples, selected rows, their rows in the result).
+
+    Each row of the result must occur exactly once.
+    """
     count = sum(len(rows) for _, _, rows in pieces)
     lengths = np.empty(count, np.int64)
     for column, which, rows in pieces:
