@@ -17,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any, NoReturn
 
@@ -25,8 +25,8 @@ import psutil
 
 from mbaas.base.units import seconds
 from mbaas.tools.bench.cpu import TreeWatch
-from mbaas.tools.bench.rows import TrialSpec, open_service
-from mbaas.tools.bench.trial import Gate, Message, TrialFailure, TrialResult, WarmedUp, Window, run_trial
+from mbaas.tools.bench.rows import RowSpec, open_service, spilled_bytes
+from mbaas.tools.bench.trial import Gate, Message, TrialFailure, TrialResult, run_trial
 
 HOST = "from mbaas.tools.bench.host import main; main()"
 """Program of the host. With ``-m`` this module would exist twice there, and its classes would not unpickle."""
@@ -35,40 +35,24 @@ STOP_S = 30.0
 """Seconds that a trial may take to close before it is killed."""
 
 
-@dataclass(frozen=True)
-class RowSpec:
-    """A row to run: ``trials`` processes that each open ``trial``, with their own number, and take minibatches.
-
-    ``window`` is the length of each measurement, ``timeout_s`` the time limit of the row, and ``python`` the row's
-    interpreter, which must have mbaas and the row's libraries.
-    """
-
-    trial: TrialSpec
-    trials: int
-    window: Window
-    timeout_s: float
-    python: str = sys.executable
-
-
-@dataclass(frozen=True)
-class RowRun:
-    """Result of one run of a row.
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Figures of a row, from one run or several.
 
     Attributes:
         row, trials, batch: the row; for "prep", trials is the number of P's processes.
         samples_per_s: delivered samples, summed over trials, each in its own window.
-        cores_by_kind: CPU seconds per second by kind of process (see `mbaas.tools.bench.cpu.kind_of`), busiest first,
-            while all trials were in their windows.
+        cores_by_kind: busy cores by kind of process (see `mbaas.tools.bench.cpu.kind_of`), busiest first, while all
+            trials were in their windows.
         trial_us: CPU microseconds of a trial's process per sample.
-        peak_bytes: the largest sum of PSS.
+        peak_bytes: peak of the sum of PSS: shared pages count once.
         spilled_bytes: bytes written to disk by Ray because its object store was full.
-        epochs, missing, repeated: see `TrialResult`; summed over trials.
-        error: reason why there is no result, or "".
+        epochs, missing, repeated: see `TrialResult`; summed over trials and runs.
     """
 
-    row: str
-    trials: int
-    batch: int
+    row: str = field(kw_only=False)
+    trials: int = field(kw_only=False)
+    batch: int = field(kw_only=False)
     samples_per_s: float = 0.0
     cores_by_kind: tuple[tuple[str, float], ...] = ()
     trial_us: float = 0.0
@@ -77,11 +61,17 @@ class RowRun:
     epochs: int = 0
     missing: int = 0
     repeated: int = 0
-    error: str = ""
 
     @property
     def busy_cores(self) -> float:
         return sum(cores for _, cores in self.cores_by_kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRun(Figures):
+    """Result of one run of a row; ``error`` is the reason why there is no result, or ""."""
+
+    error: str = ""
 
     @property
     def cpu_s_per_1000(self) -> float:
@@ -135,7 +125,7 @@ def _own_temporary_files() -> Iterator[dict[str, str]]:
 
 
 def failed(spec: RowSpec, error: str) -> RowRun:
-    return RowRun(spec.trial.row, spec.trials, spec.trial.batch, error=error)
+    return RowRun(spec.row, spec.trials, spec.batch, error=error)
 
 
 def _tail(log: IO[bytes], size: int = 4000) -> str:
@@ -186,23 +176,33 @@ def end_host() -> NoReturn:
 
 
 def measure(spec: RowSpec) -> RowRun:
-    with open_service(spec.trial, spec.trials) as service, TreeWatch() as watch:
-        trial = replace(spec.trial, address=service.address) if service is not None else spec.trial
-        with _tasks(spec, trial) as (connections, gate):
+    with open_service(spec) as address, TreeWatch() as watch:
+        with _trials(replace(spec, address=address)) as (connections, gate):
             results, cores = _collect(connections, watch)
             gate.stop.set()
-        spilled_bytes = service.spilled_bytes() if service is not None else 0
-        return _summary(spec, results, cores, watch.peak_bytes, spilled_bytes)
+        return RowRun(
+            spec.row,
+            spec.trials,
+            spec.batch,
+            samples_per_s=sum(result.samples / result.seconds for result in results),
+            cores_by_kind=tuple(cores.items()),
+            trial_us=1e6 * sum(result.cpu_s for result in results) / sum(result.samples for result in results),
+            peak_bytes=watch.peak_bytes,
+            spilled_bytes=spilled_bytes(spec.row),
+            epochs=sum(result.epochs for result in results),
+            missing=sum(result.missing for result in results),
+            repeated=sum(result.repeated for result in results),
+        )
 
 
 @contextmanager
-def _tasks(spec: RowSpec, trial: TrialSpec) -> Iterator[tuple[list[Connection[Any, Message]], Gate]]:
+def _trials(spec: RowSpec) -> Iterator[tuple[list[Connection[Any, Message]], Gate]]:
     context = mp.get_context("spawn")  # forking a process with threads, such as a Ray server, may hang
     gate = Gate(context.Barrier(spec.trials), context.Event())
     connections, processes = [], []
     for index in range(spec.trials):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=run_trial, args=(replace(trial, trial=index), spec.window, gate, theirs))
+        process = context.Process(target=run_trial, args=(replace(spec, trial=index), gate, theirs))
         process.start()
         theirs.close()  # so that the trial's end closes the connection, which `_received` detects
         connections.append(ours)
@@ -240,29 +240,11 @@ def _collect(
     return results, began.cores_until(watch.cpu())
 
 
-def _received(connection: Connection[Any, Message]) -> WarmedUp | TrialResult:
+def _received(connection: Connection[Any, Message]) -> Message:
     try:
-        message = connection.recv()
+        message: Message = connection.recv()
     except EOFError:
         raise RuntimeError("a trial's process ended without a word") from None
     if isinstance(message, TrialFailure):
         raise RuntimeError(message.reason)
     return message
-
-
-def _summary(
-    spec: RowSpec, results: Sequence[TrialResult], cores: dict[str, float], peak_bytes: int, spilled_bytes: int
-) -> RowRun:
-    return RowRun(
-        spec.trial.row,
-        spec.trials,
-        spec.trial.batch,
-        samples_per_s=sum(result.samples / result.seconds for result in results),
-        cores_by_kind=tuple(cores.items()),
-        trial_us=1e6 * sum(result.cpu_s for result in results) / sum(result.samples for result in results),
-        peak_bytes=peak_bytes,
-        spilled_bytes=spilled_bytes,
-        epochs=sum(result.epochs for result in results),
-        missing=sum(result.missing for result in results),
-        repeated=sum(result.repeated for result in results),
-    )

@@ -8,14 +8,13 @@ from mbaas.base import units
 from mbaas.base.units import counted
 from mbaas.errors import ConfigError
 from mbaas.prep.engines import workers_per_gpu
-from mbaas.tools.bench.host import RowRun, RowSpec, run_row
+from mbaas.tools.bench.host import RowRun, run_row
 from mbaas.tools.bench.peers import PEERS, find_peers
 from mbaas.tools.bench.report import PREP_ROWS, BenchReport, BenchSettings, Machine, Round, summarize
-from mbaas.tools.bench.rows import TrialSpec
+from mbaas.tools.bench.rows import RowSpec, Window
 from mbaas.tools.bench.rows.dataloader import workers_for
 from mbaas.tools.bench.tasks import TASKS
 from mbaas.tools.bench.tasks.base import Data, Report
-from mbaas.tools.bench.trial import Window
 
 
 def run(settings: BenchSettings, report: Report = print) -> BenchReport:
@@ -75,21 +74,21 @@ def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: 
     alone = workers_per_gpu(task.pipeline()) if settings.gpu else settings.cores
     processes = alone if row in PREP_ROWS else trials
     workers = settings.dataloader_workers
-    trial = TrialSpec(
-        row=row,
-        trial=0,
-        trials=processes,
-        task=task,
-        data=data,
-        batch=batch,
+    return RowSpec(
+        row,
+        processes,
+        task,
+        data,
+        batch,
         cores=settings.cores,
         seed=settings.seed,
         workers=workers_for(settings.cores, trials) if workers is None else workers,
         array=settings.array,
         reads_all=settings.read == "all",
         gpu=settings.gpu,
+        window=Window(settings.seconds, settings.epochs),
+        timeout_s=settings.timeout_s,
     )
-    return RowSpec(trial, processes, Window(settings.seconds, settings.epochs), settings.timeout_s)
 
 
 def gpu_name() -> str:

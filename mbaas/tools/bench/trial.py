@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.tools.bench.rows import EpochLoader, Minibatch, TrialSpec, open_loader
+from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec, Window, open_loader
 
 PAGE_BYTES = 4096
 
@@ -67,25 +67,26 @@ class Gate:
     stop: Event
 
 
-@dataclass(frozen=True)
-class Window:
-    """Length of the window: whole epochs, at least one and at least ``seconds``; or exactly ``epochs``."""
-
-    seconds: float
-    epochs: int | None = None
-
-    def is_over(self, epochs: int, elapsed_s: float) -> bool:
-        if self.epochs is not None:
-            return epochs >= self.epochs
-        return epochs >= 1 and elapsed_s >= self.seconds
-
-
 class Ledger:
-    """Counts deliveries; not `mbaas.client.ledger`, because a benchmark must not check mbaas by mbaas."""
+    """Counts deliveries; not `mbaas.client.ledger`, because a benchmark must not check mbaas by mbaas.
 
-    def __init__(self, samples: int) -> None:
+    ``use`` is called with every array.
+    """
+
+    def __init__(self, samples: int, use: Callable[[Any], int] | None = None) -> None:
         self.epochs = self.missing = self.repeated = 0
-        self._counts = np.zeros(samples, np.int64)
+        self._counts, self._use = np.zeros(samples, np.int64), use or touch
+
+    def take(self, minibatches: Iterator[Minibatch]) -> int:
+        """Use and count all minibatches; return the number of samples."""
+        samples = 0
+        for values, sample_ids in minibatches:
+            for array in values:
+                self._use(array)
+            self.add(sample_ids)
+            samples += len(sample_ids)
+            del values, array, sample_ids  # holding a minibatch while taking the next one occupies staging
+        return samples
 
     def add(self, sample_ids: NDArray[np.int64]) -> None:
         np.add.at(self._counts, sample_ids, 1)  # not `+= 1`, which would count a repeated id once
@@ -119,54 +120,38 @@ def read_on_gpu(tensor: Any) -> int:
     return int(tensor.max())
 
 
-def run_trial(spec: TrialSpec, window: Window, gate: Gate, host: Any) -> None:
+def run_trial(spec: RowSpec, gate: Gate, host: Any) -> None:
     """Run a trial in its process; send `WarmedUp` and then `TrialResult`, or `TrialFailure`, to ``host``."""
     connection: Connection[Message, None] = host
     try:
-        loader = open_loader(spec)
-        try:
-            on_host, on_gpu = (read, read_on_gpu) if spec.reads_all else (touch, touch_on_gpu)
-            consume(loader, window, gate, connection, on_gpu if spec.gpu else on_host)
-        finally:
-            loader.close()
+        on_host, on_gpu = (read, read_on_gpu) if spec.reads_all else (touch, touch_on_gpu)
+        with open_loader(spec) as epoch:
+            ledger = Ledger(len(spec.samples().files), on_gpu if spec.gpu else on_host)
+            consume(epoch, ledger, spec.window, gate, connection)
     except Exception:  # from any library: without a message, the host would wait
         connection.send(TrialFailure(f"trial {spec.trial}: {traceback.format_exc()}"))
 
 
-def consume(
-    loader: EpochLoader, window: Window, gate: Gate, host: Connection[Message, None], use: Callable[[Any], int] = touch
-) -> None:
-    """WarmedUp up, measure, and continue until all other trials are done; ``use`` is called with every array."""
-    ledger = Ledger(loader.samples)
+def consume(epoch: Epoch, ledger: Ledger, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
+    """Warm up, measure, and continue until all other trials are done."""
     gate.start.wait()  # together: a single trial would warm up with the machine to itself
-    _measure(loader, window, ledger, use)
+    _measure(epoch, ledger, window)
     host.send(WarmedUp())
-    host.send(_measure(loader, window, ledger, use))
+    host.send(_measure(epoch, ledger, window))
     while not gate.stop.is_set():
-        _take(_until(gate.stop, loader.epoch()), ledger, use)
+        ledger.take(_until(gate.stop, epoch()))
 
 
-def _measure(loader: EpochLoader, window: Window, ledger: Ledger, use: Callable[[Any], int]) -> TrialResult:
+def _measure(epoch: Epoch, ledger: Ledger, window: Window) -> TrialResult:
     samples = epochs = 0
     began, began_cpu = time.monotonic(), time.process_time()
     # whole epochs, so that the cost between two epochs is included, and every epoch is checked
     while not window.is_over(epochs, time.monotonic() - began):
-        samples += _take(loader.epoch(), ledger, use)
+        samples += ledger.take(epoch())
         ledger.close_epoch()
         epochs += 1
     seconds, cpu_s = time.monotonic() - began, time.process_time() - began_cpu
     return TrialResult(samples, seconds, cpu_s, ledger.epochs, ledger.missing, ledger.repeated)
-
-
-def _take(minibatches: Iterator[Minibatch], ledger: Ledger, use: Callable[[Any], int]) -> int:
-    samples = 0
-    for values, sample_ids in minibatches:
-        for array in values:
-            use(array)
-        ledger.add(sample_ids)
-        samples += len(sample_ids)
-        del values, array, sample_ids  # holding a minibatch while taking the next one occupies staging
-    return samples
 
 
 def _until(stop: Event, minibatches: Iterator[Any]) -> Iterator[Any]:

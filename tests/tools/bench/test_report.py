@@ -148,8 +148,8 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"trials": ()}, "trials must be at least 1, got nothing"),
-        ({"batch": (64, 0)}, "batch must be at least 1, got 64, 0"),
+        ({"trials": ()}, "trials must hold at least 1 values"),
+        ({"batch": (64, 0)}, "batch.1 must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"rows": ("prep", "dalli")}, "got dalli"),
         ({"array": "jax"}, "got 'jax'"),
@@ -158,7 +158,7 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
             {"gpu": True, "rows": ("prep", "memory")},
             "rows must be among prep, dataloader, dali, mbaas on a GPU, got memory",
         ),
-        ({"read": "some"}, "read must be 'pages' or 'all', got 'some'"),
+        ({"read": "some"}, "read must be one of 'pages', 'all', got 'some'"),
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"dataloader_workers": -1}, "got -1"),
         (

@@ -79,14 +79,12 @@ def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: in
 
 
 def test_what_is_read_alone_comes_from_more_memory_than_caches_hold(photos: Path) -> None:
-    spec = row_spec(BenchSettings(cores=2), Data(photos), "memory", 1, 16).trial
-    with memory.Service(spec, 1) as service:
-        loader = memory.Loader(replace(spec, address=service.address))
+    spec = row_spec(BenchSettings(cores=2), Data(photos), "memory", 1, 16)
+    with memory.service(spec) as address, memory.loader(replace(spec, address=address)) as epoch:
         most = memory.STAGED_BYTES // (16 * spec.task.made.nbytes)
         starts = []
         while len(starts) <= most:
-            starts += [values[0].ctypes.data for values, _ in loader.epoch()]
-        loader.close()
+            starts += [values[0].ctypes.data for values, _ in epoch()]
     assert len(set(starts[:most])) == most
     assert starts[most] == starts[0]
 

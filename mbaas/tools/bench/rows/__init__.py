@@ -1,19 +1,20 @@
-"""The rows: sources of a trial's minibatches, with a common interface.
+"""The rows: sources of a trial's minibatches.
 
-Each row is a module, imported only by the processes that run it, so that they load no other row's libraries.
+Each row is a module with a context manager `loader`, and a `service` if its trials share one. It
+is imported only by the processes that run it, so that they load no other row's libraries.
 """
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,122 +33,120 @@ Minibatch: TypeAlias = tuple[Values, NDArray[np.int64]]
 """Values and the ids of their samples, valid until the next minibatch is taken."""
 
 
+Epoch: TypeAlias = Callable[[], Iterator[Minibatch]]
+"""Returns the minibatches of the next epoch, which must contain every sample once; the benchmark checks this."""
+
+
 @dataclass(frozen=True)
-class TrialSpec:
-    """Everything that a trial's process needs to open its source; picklable.
+class Window:
+    """Length of the window: whole epochs, at least one and at least ``seconds``; or exactly ``epochs``."""
+
+    seconds: float = 0.0
+    epochs: int | None = None
+
+    def is_over(self, epochs: int, elapsed_s: float) -> bool:
+        if self.epochs is not None:
+            return epochs >= self.epochs
+        return epochs >= 1 and elapsed_s >= self.seconds
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """A row to run, and everything that one of its trials needs to open its source; picklable.
 
     Attributes:
         row: one of `mbaas.tools.bench.report.ROWS`.
-        trial, trials: number of the trial, from 0, and number of concurrent trials.
+        trials: number of concurrent trials; for "prep", of P's processes.
         task, data: the task, and location of the samples.
         batch: samples per minibatch.
         cores: CPUs available for prep, for all trials together.
         seed: seeds order and transforms.
+        trial: number of a trial, from 0.
         workers: worker processes of a DataLoader.
         array: format of an mbaas trial, "torch" or "numpy".
         reads_all: True if a trial reads every byte of a minibatch, False for one byte per page.
         gpu: True to deliver on the first GPU, and to prepare there if the row can.
         address: address of the row's service, or "" for rows without one.
+        window: length of each measurement.
+        timeout_s: time limit of the row.
+        python: the row's interpreter, which must have mbaas and the row's libraries.
     """
 
     row: str
-    trial: int
     trials: int
     task: Task
     data: Data
     batch: int
     cores: int
     seed: int
+    trial: int = 0
     workers: int = 0
     array: str = "numpy"
     reads_all: bool = False
     gpu: bool = False
     address: str = ""
+    window: Window = Window()
+    timeout_s: float = 300.0
+    python: str = sys.executable
 
     def samples(self) -> Samples:
         return self.task.samples(self.data)
 
 
-class EpochLoader(Protocol):
-    """Source of a trial's epochs. Each epoch must contain every sample once; the benchmark checks this."""
-
-    samples: int
-    """Samples per epoch."""
-
-    def epoch(self) -> Iterator[Minibatch]:
-        """Yield the minibatches of the next epoch."""
-
-    def close(self) -> None:
-        """Stop processes and threads; may be called in the middle of an epoch."""
-
-
-class RowService(ABC):
-    """Serves all trials of a row; a context manager. All its processes are descendants of the one that enters it."""
-
-    address = ""
-    """Address for the trials, valid after entering."""
-
-    def __init__(self, spec: TrialSpec, trials: int) -> None:
-        self._spec, self._trials = spec, trials
-
-    @abstractmethod
-    def __enter__(self) -> RowService: ...
-
-    @abstractmethod
-    def __exit__(self, *exc_info: object) -> None: ...
-
-    def spilled_bytes(self) -> int:
-        """Return the bytes written to disk because memory was full."""
-        return 0
-
-
-class MemoryService(RowService):
-    """Bytes that trials map from `address`, in anonymous memory: it is released however this process ends."""
-
-    def __enter__(self) -> MemoryService:
-        self._memory = os.memfd_create("mbaas-bench")
-        self.address = f"/proc/{os.getpid()}/fd/{self._memory}"
-        with open(self._memory, "wb", closefd=False) as file:
-            self._write(file)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        os.close(self._memory)
-
-    @abstractmethod
-    def _write(self, file: BinaryIO) -> None:
-        """Write the bytes."""
-
-
-_MODULES = {
-    "prep": "mbaas.tools.bench.rows.prep",
-    "prep-decoded": "mbaas.tools.bench.rows.prep",
-    "memory": "mbaas.tools.bench.rows.memory",
-    "dataloader": "mbaas.tools.bench.rows.dataloader",
-    "dali": "mbaas.tools.bench.rows.dali",
-    "mbaas": "mbaas.tools.bench.rows.feed",
-    "mbaas-decoded": "mbaas.tools.bench.rows.feed",
-    "tensorsocket": "mbaas.tools.bench.rows.tensor_socket",
-    "tf-data": "mbaas.tools.bench.rows.tf_data",
-    "ray-data": "mbaas.tools.bench.rows.ray_data",
-}
+_MODULES = {"prep-decoded": "prep", "mbaas": "feed", "mbaas-decoded": "feed"}
+"""Modules of rows, if these are not named like the row."""
 
 _SERVED = frozenset(["prep-decoded", "memory", "mbaas", "mbaas-decoded", "tensorsocket", "tf-data", "ray-data"])
-"""Rows whose modules have a `Service`, a `RowService`. Each module also has a `Loader`, an `EpochLoader`."""
+"""Rows whose modules have a `service`."""
 
 
-def open_service(spec: TrialSpec, trials: int) -> AbstractContextManager[RowService | None]:
-    """Return the service of ``spec.row`` for ``trials`` trials; a context of None for rows without one."""
+def _module(row: str) -> Any:
+    return import_module(f"{__name__}.{_MODULES.get(row, row.replace('-', '_'))}")
+
+
+def open_service(spec: RowSpec) -> AbstractContextManager[str]:
+    """Return a context with the address of the service for all trials of a row; "" for rows without one.
+
+    All its processes are descendants of the one that enters it.
+    """
     if spec.row not in _SERVED:
-        return nullcontext()  # import nothing, since its memory would count
-    service: RowService = import_module(_MODULES[spec.row]).Service(spec, trials)
+        return nullcontext("")  # import nothing, since its memory would count
+    service: AbstractContextManager[str] = _module(spec.row).service(spec)
     return service
 
 
-def open_loader(spec: TrialSpec) -> EpochLoader:
-    """Open the loader of ``spec.row``, importing only that row's libraries."""
-    loader: EpochLoader = import_module(_MODULES[spec.row]).Loader(spec)
+def open_loader(spec: RowSpec) -> AbstractContextManager[Epoch]:
+    """Return a context with the epochs of a trial of ``spec.row``, importing only that row's libraries.
+
+    It may be left in the middle of an epoch, and stops processes and threads.
+    """
+    loader: AbstractContextManager[Epoch] = _module(spec.row).loader(spec)
     return loader
+
+
+def spilled_bytes(row: str) -> int:
+    """Return the bytes that the service of a row wrote to disk because memory was full."""
+    if row not in ("mbaas", "mbaas-decoded", "ray-data"):
+        return 0
+    from mbaas.ray_cluster import resources
+
+    return resources.spilled_bytes()
+
+
+def in_shared_memory(write: Callable[[RowSpec, BinaryIO], None]) -> Callable[[RowSpec], AbstractContextManager[str]]:
+    """Turn a function that writes bytes into a service that yields the path under which trials map them."""
+
+    @contextmanager
+    def service(spec: RowSpec) -> Iterator[str]:
+        memory = os.memfd_create("mbaas-bench")  # anonymous: it is released however this process ends
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                write(spec, file)
+            yield f"/proc/{os.getpid()}/fd/{memory}"
+        finally:
+            os.close(memory)
+
+    return service
 
 
 def refuse_bad(bad: Sequence[BadRow], sample_ids: NDArray[np.int64], files: Sequence[Path]) -> None:

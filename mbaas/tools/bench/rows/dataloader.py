@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_wo
 
 from mbaas.prep.engines import Engine, make_engine
 from mbaas.samples.fields import Field, Packed
-from mbaas.tools.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
+from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec, known_of, listed, refuse_bad
 from mbaas.tools.bench.tasks.base import Samples, Task
 
 TorchMinibatch = tuple[torch.Tensor, torch.Tensor, list[Packed]]
@@ -103,7 +104,7 @@ def _as_is(minibatch: Any) -> Any:
     return minibatch
 
 
-def make_loader(spec: TrialSpec, workers: int, collate: Callable[[Any], Any] = _as_is) -> DataLoader[Any]:
+def make_loader(spec: RowSpec, workers: int, collate: Callable[[Any], Any] = _as_is) -> DataLoader[Any]:
     """Make a DataLoader of `Minibatches` with ``workers`` processes; ``collate`` is applied to each minibatch."""
     samples = spec.samples()
     with warnings.catch_warnings():
@@ -121,22 +122,14 @@ def make_loader(spec: TrialSpec, workers: int, collate: Callable[[Any], Any] = _
         )
 
 
-class Loader:
-    """A DataLoader in a trial."""
+@contextmanager
+def loader(spec: RowSpec) -> Iterator[Epoch]:
+    """Run a DataLoader in a trial; its persistent workers end with the trial's process."""
+    source: DataLoader[TorchMinibatch] = make_loader(spec, spec.workers)
 
-    def __init__(self, spec: TrialSpec) -> None:
-        self.samples = len(spec.samples().files)
-        self._loader: DataLoader[TorchMinibatch] = make_loader(spec, spec.workers)
-        self._iterator: Iterator[TorchMinibatch] | None = None
-        self._on_gpu = spec.gpu
-
-    def epoch(self) -> Iterator[Minibatch]:
-        self._iterator = iter(self._loader)
-        for made, ids, beside in self._iterator:
-            values = made.to("cuda", non_blocking=True) if self._on_gpu else made.numpy()
+    def epoch() -> Iterator[Minibatch]:
+        for made, ids, beside in source:
+            values = made.to("cuda", non_blocking=True) if spec.gpu else made.numpy()
             yield [values, *(value for column in beside for value in listed(column))], ids.numpy()
 
-    def close(self) -> None:
-        """Drop the loader; persistent workers are joined with their iterator, or end with the trial's process."""
-        self._iterator = None
-        del self._loader
+    yield epoch
