@@ -209,10 +209,10 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
     from mbaas.model.rates import Setup
     from mbaas.ray_cluster import resources
     from mbaas.tools.analysis.measuring.effort import QUICK, Effort, SavedStages, saved_path
-    from mbaas.tools.analysis.measuring.portion import portion
     from mbaas.tools.analysis.measuring.service import Workload
     from mbaas.tools.analysis.measuring.steps import PacedStep, load_step
-    from mbaas.tools.analysis.measuring.system import cores_here, workers_here
+    from mbaas.tools.analysis.measuring.storage import portion
+    from mbaas.tools.analysis.measuring.system import Survey, cores_here
     from mbaas.tools.analysis.whole import analyze
 
     described = feed_file.load(request.file)
@@ -241,7 +241,7 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
     # Ray gets at least as many CPUs as there are workers, even with fewer cores: workers would wait forever for a CPU.
     with _separate_ray(max(cores, options.prep_workers or 0)):
         gpus = resources.gpus()
-        workers = options.prep_workers or workers_here(workload, cores=cores, gpus=gpus)
+        workers = options.prep_workers or Survey(workload=workload, cores=cores, gpus=gpus).workers
         memory_bytes = _memory_bytes(options, workers)
         cached = options.cache_bytes
         if cached is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,14 +121,16 @@ def render(report: Report) -> RenderableType:
 
 
 def _kinds(report: Report) -> RenderableType:
-    table = table_of("fault", ">planned", ">happened", ">median wait", ">longest wait")
-    for name, kind in sorted(report.kinds.items()):
-        waits = [seconds(median(kind.waits_s)), seconds(max(kind.waits_s))] if kind.waits_s else ["", ""]
-        table.add_row(name, count(kind.planned), count(kind.happened), *waits)
-    planned = sum(kind.planned for kind in report.kinds.values())
+    kinds = sorted(report.kinds.items())
+    rows = [(name, count(kind.planned), count(kind.happened), *_waits(kind.waits_s)) for name, kind in kinds]
+    table = table_of("fault", ">planned", ">happened", ">median wait", ">longest wait", rows=rows)
     table.add_section()
-    table.add_row("all", count(planned), count(report.happened), "", "")
+    table.add_row("all", count(sum(kind.planned for _, kind in kinds)), count(report.happened), "", "")
     return table
+
+
+def _waits(waits_s: Sequence[float]) -> tuple[str, str]:
+    return (seconds(median(waits_s)), seconds(max(waits_s))) if waits_s else ("", "")
 
 
 def _samples(report: Report) -> RenderableType:
@@ -159,14 +162,10 @@ def _what_was_checked(found: Checked) -> str:
 
 
 def _growth(growth: tuple[Growth, ...]) -> RenderableType:
-    table = table_of("of all processes together", ">first quarter", ">last quarter", ">slope in a minute")
-    for each in growth:
+    def cells(each: Growth) -> tuple[str, ...]:
         write = size if each.thing.endswith("_bytes") else number
-        sign = "-" if each.per_min < 0 else "+"
-        table.add_row(
-            each.thing.removesuffix("_bytes").replace("_", " "),
-            write(each.first),
-            write(each.last),
-            f"{sign}{write(abs(each.per_min))}",
-        )
-    return table
+        slope = f"{'-' if each.per_min < 0 else '+'}{write(abs(each.per_min))}"
+        return each.thing.removesuffix("_bytes").replace("_", " "), write(each.first), write(each.last), slope
+
+    headings = "of all processes together", ">first quarter", ">last quarter", ">slope in a minute"
+    return table_of(*headings, rows=map(cells, growth))

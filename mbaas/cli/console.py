@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
@@ -24,6 +24,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.table import Column, Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from mbaas.errors import ConfigError, FeedFailedError, FeedNotFoundError, MbaasError, ResourceError, WaitTimeoutError
@@ -101,26 +102,47 @@ def write_result(value: object, page: Callable[[], RenderableType], *, as_json: 
         out.print(page())
 
 
-def table_of(*headings: str, text_folds: bool = False) -> Table:
-    """Return a table without borders; a heading that begins with ">" has a column of numbers.
+Cell: TypeAlias = "RenderableType | int | tuple[str, str]"
+"""A cell of a table: text, a number, or (text, style)."""
 
-    With ``text_folds``, a narrow terminal folds every text column instead of only the first.
+_STYLES = {"*": "bold", "~": "dim"}
+
+
+def table_of(*headings: str, rows: Iterable[Iterable[Cell]], text_folds: bool = False) -> Table:
+    """Return a table without borders, with an unchanged text in each cell.
+
+    Args:
+        headings: names of columns, after marks: ">" for numbers, "*" for bold and "~" for dim text.
+        text_folds: fold every text column on a narrow terminal, instead of only the first.
     """
     columns = []
     for index, heading in enumerate(headings):
-        is_number = heading.startswith(">")
+        name = heading.lstrip(">*~")
+        is_number, style = heading.startswith(">"), _STYLES.get(heading[:1], "")
         folds = index == 0 or (text_folds and not is_number)
-        columns.append(
-            Column(
-                heading.lstrip(">"),
-                justify="right" if is_number else "left",
-                overflow="fold" if folds else "ellipsis",
-                no_wrap=not folds,
-            )
-        )
-    return Table(
+        justify: Any = "right" if is_number else "left"
+        overflow: Any = "fold" if folds else "ellipsis"
+        columns.append(Column(name, justify=justify, overflow=overflow, no_wrap=not folds, style=style))
+    table = Table(
         *columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
     )
+    for row in rows:
+        table.add_row(*map(_shown, row))
+    return table
+
+
+def _shown(cell: Cell) -> RenderableType:
+    if isinstance(cell, tuple):
+        return Text(*cell)
+    return Text(str(cell)) if isinstance(cell, (str, int)) else cell
+
+
+def facts(rows: Iterable[Iterable[RenderableType]], *columns: Column) -> RenderableType:
+    """Return indented lines, each with a name and more ``columns``."""
+    grid = Table.grid(Column(style="cyan", no_wrap=True), *columns, padding=(0, 2))
+    for row in rows:
+        grid.add_row(*row)
+    return Padding(grid, (0, 0, 0, 2), expand=False)
 
 
 def stack(parts: Sequence[RenderableType]) -> RenderableType:

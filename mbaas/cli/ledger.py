@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from mbaas.base.units import count, counted, duration
-from mbaas.cli.console import Address, AsJson, app, command, join_cluster, out, say_note, table_of, write_json
+from mbaas.cli.console import Address, AsJson, Cell, app, command, join_cluster, out, say_note, table_of, write_json
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,33 +79,36 @@ def _write(found: pa.Table, path: Path) -> None:
 
 
 def _by_consumer(rows: list[dict[str, Any]]) -> Table:
-    table = table_of("consumer", ">epochs", ">samples", ">an epoch took", "ledgers")
-    for consumer in dict.fromkeys(row["consumer"] for row in rows):
+    def cells(consumer: str) -> list[Cell]:
         own = [row for row in rows if row["consumer"] == consumer]
         took = [row["seconds"] for row in own if row["seconds"]]
         wrong = sum(not row["exact"] for row in own)
-        table.add_row(
-            Text(consumer, "bold"),
-            str(len(own)),
+        return [
+            consumer,
+            len(own),
             count(sum(row["samples"] for row in own)),
             duration(sum(took) / len(took)) if took else "-",
-            Text(f"{wrong} do not match", "bold red") if wrong else Text("all match", "green"),
-        )
-    return table
+            (f"{wrong} do not match", "bold red") if wrong else ("all match", "green"),
+        ]
+
+    consumers = dict.fromkeys(row["consumer"] for row in rows)
+    headings = "*consumer", ">epochs", ">samples", ">an epoch took", "ledgers"
+    return table_of(*headings, rows=map(cells, consumers))
 
 
 def _by_epoch(rows: list[dict[str, Any]]) -> Table:
-    table = table_of("consumer", ">epoch", ">feed epoch", ">from", ">samples", ">took", "ledger", "shuffled as")
-    for row in rows:
-        expected = Text(f"{count(row['expected_samples'])} expected", "bold red")
-        table.add_row(
-            Text(row["consumer"], "bold"),
-            str(row["epoch"]),
-            str(row["feed_epoch"]),
+    headings = "*consumer", ">epoch", ">feed epoch", ">from", ">samples", ">took", "ledger", "~shuffled as"
+    cells = (
+        (
+            row["consumer"],
+            row["epoch"],
+            row["feed_epoch"],
             count(row["begin"]),
             count(row["samples"]),
             duration(row["seconds"]) if row["seconds"] else "-",
-            Text("matches", "green") if row["exact"] else expected,
-            Text(row["shuffled"], "dim"),
+            ("matches", "green") if row["exact"] else (f"{count(row['expected_samples'])} expected", "bold red"),
+            row["shuffled"],
         )
-    return table
+        for row in rows
+    )
+    return table_of(*headings, rows=cells)

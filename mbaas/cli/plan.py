@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas.base import units
-from mbaas.cli.console import AsJson, app, command, stack, table_of, write_result
+from mbaas.cli.console import AsJson, Cell, app, command, stack, table_of, write_result
 
 if TYPE_CHECKING:
     from mbaas.tools.plan.planner import FitQuality, JobPlan, Plan
@@ -49,18 +49,19 @@ def _headline(plan: Plan) -> Text:
 def _jobs(plan: Plan) -> RenderableType:
     measured = any(map(_between, plan.jobs))  # stated rates have no interval
     headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", *([">between"] if measured else []))
-    table = table_of("job", *headings, ">epoch", "limit", text_folds=True)
-    for job in plan.jobs:
-        table.add_row(
-            Text(job.job, "bold"),
-            str(job.workers),
+    rows = (
+        (
+            job.job,
+            job.workers,
             units.number(job.needed),
-            *(units.number(rate) for rate in (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
+            *map(units.number, (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
             *([_between(job)] if measured else []),
             units.seconds(job.epoch_s),
-            Text(job.limit, "green" if job.limit == "training" else "yellow"),
+            (job.limit, "green" if job.limit == "training" else "yellow"),
         )
-    return table
+        for job in plan.jobs
+    )
+    return table_of("*job", *headings, ">epoch", "limit", rows=rows, text_folds=True)
 
 
 def _between(job: JobPlan) -> str:
@@ -73,52 +74,50 @@ def _limits(plan: Plan) -> RenderableType:
 
 
 def _threads(plan: Plan) -> RenderableType:
-    table = table_of("threads of a node", ">prepare", ">read", "why", text_folds=True)
-    for job in plan.jobs:
-        split = job.threads
-        table.add_row(Text(job.job, "bold"), str(split.prep), str(split.fetch), Text(split.reason, "dim"))
-    return table
+    rows = ((job.job, job.threads.prep, job.threads.fetch, job.threads.reason) for job in plan.jobs)
+    return table_of("*threads of a node", ">prepare", ">read", "~why", rows=rows, text_folds=True)
 
 
 def _costs(plan: Plan) -> RenderableType:
     priced = any(job.price is not None for job in plan.jobs)
     headings = (">CPU-hours", ">DataLoaders", *((">cost", ">DataLoaders") if priced else ()))
-    table = table_of("an epoch of each trial", *headings, text_folds=True)
-    for job in plan.jobs:
-        prices = (job.price or 0.0, job.alone_price or 0.0) if priced else ()
-        table.add_row(Text(job.job, "bold"), *map(units.number, (job.cpu_h, job.alone_cpu_h, *prices)))
-    return table
+    rows = (
+        (job.job, *map(units.number, (job.cpu_h, job.alone_cpu_h, job.price or 0.0, job.alone_price or 0.0)))
+        for job in plan.jobs
+    )
+    shown = (row[: 1 + len(headings)] for row in rows)
+    return table_of("*an epoch of each trial", *headings, rows=shown, text_folds=True)
 
 
 def _caches(plan: Plan) -> RenderableType:
-    table = table_of("cache of a node", ">dataset", ">in memory", ">on disk", ">kept", ">epochs/h", text_folds=True)
-    for cache in plan.caches:
-        table.add_row(
-            Text(cache.dataset, "bold"),
-            units.size(cache.dataset_bytes),
-            units.size(cache.memory_bytes),
-            units.size(cache.disk_bytes),
+    rows = (
+        (
+            cache.dataset,
+            *map(units.size, (cache.dataset_bytes, cache.memory_bytes, cache.disk_bytes)),
             units.percent(cache.memory_share + cache.disk_share),
             units.number(cache.epochs_per_h),
         )
-    return Group(table, Text(f"  of {units.size(plan.cache_memory_bytes)} of memory available to caches", "dim"))
+        for cache in plan.caches
+    )
+    headings = "*cache of a node", ">dataset", ">in memory", ">on disk", ">kept", ">epochs/h"
+    available = f"  of {units.size(plan.cache_memory_bytes)} of memory available to caches"
+    return Group(table_of(*headings, rows=rows, text_folds=True), Text(available, "dim"))
 
 
 def _fits(plan: Plan) -> RenderableType:
-    table = table_of("fit", ">points", ">R²", ">worst error", "straight lines through (count, rate)", text_folds=True)
-    for job in plan.jobs:
-        table.add_row(*_fit(f"prep of {job.job}", job.fit, units.number))
-    table.add_row(*_fit("storage", plan.storage, units.size))
-    return table
+    rows = [_fit(f"prep of {job.job}", job.fit, units.number) for job in plan.jobs]
+    rows.append(_fit("storage", plan.storage, units.size))
+    headings = "*fit", ">points", ">R²", ">worst error", "~straight lines through (count, rate)"
+    return table_of(*headings, rows=rows, text_folds=True)
 
 
-def _fit(name: str, fit: FitQuality, rate: Callable[[float], str]) -> list[Text]:
+def _fit(name: str, fit: FitQuality, rate: Callable[[float], str]) -> list[Cell]:
     lines = ", ".join(f"({units.number(count)}, {rate(per_s)}/s)" for count, per_s in fit.lines)
     beyond = f"{rate(abs(fit.slope))}/s {'less' if fit.slope < 0 else 'more'} for each" if fit.slope else "flat"
     return [
-        Text(name, "bold"),
-        Text(str(fit.points)),
-        Text(units.number(fit.r_squared)),
-        Text(units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
-        Text(f"{lines}, then {beyond}" if lines else beyond, "dim"),
+        name,
+        fit.points,
+        units.number(fit.r_squared),
+        (units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
+        f"{lines}, then {beyond}" if lines else beyond,
     ]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from mbaas.base.units import count, counted, number, percent, rate, seconds, size
@@ -20,14 +19,14 @@ from mbaas.cli.console import (
     Statuses,
     app,
     command,
+    facts,
     join_cluster,
     out,
     stack,
     statuses,
-    table_of,
     updated_page,
 )
-from mbaas.cli.feed_view import STALL_ALARM, STATE_STYLES, Flow, RateWindow, bar, headline, state_of
+from mbaas.cli.feed_view import NO_FEED, Flow, RateWindow, bar, consumer_table, headline, state_of
 from mbaas.errors import FeedNotFoundError, MbaasError
 
 if TYPE_CHECKING:
@@ -48,6 +47,10 @@ AROUND_CONSUMERS = 8
 
 REPORT_S = 6.0
 """Longest time between two reports of a consumer; within it, an unchanged report has no meaning."""
+
+COLUMNS = (
+    "consumer", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held", "waits for",
+)  # fmt: skip
 
 LEAST_CONSUMERS = 3
 """Consumers of each feed that are shown even on a small terminal."""
@@ -108,7 +111,7 @@ def page(feeds: Sequence[Snapshots], *, lines: int | None) -> RenderableType:
     If the terminal's ``lines`` have no room for all consumers, those with the most stall are shown; None shows all.
     """
     if not feeds:
-        return Text("no feed runs on this cluster", style="dim")
+        return NO_FEED
     most = None if lines is None else max(LEAST_CONSUMERS, lines // len(feeds) - AROUND_CONSUMERS)
     parts = []
     for name, status, before in feeds:
@@ -134,21 +137,18 @@ def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
     sources = {"storage": flow.fetched.storage, "disk": flow.fetched.disk, "other nodes": flow.fetched.remote}
     read = ", ".join(f"{name} {rate(came.nbytes / flow.over_s)}" for name, came in sources.items() if came.nbytes)
     hits = percent(flow.fetched.hit_rate) if flow.fetched.all.samples else "-"
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="cyan", no_wrap=True)
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    made = f"{count(flow.prepared_per_s)}/s prepared, {count(flow.delivered_per_s)}/s delivered"
-    grid.add_row("samples", Text.assemble(made, f", each {reuse} times", (f"  {over}", "dim")))
-    grid.add_row("bytes", Text.assemble(read or "nothing read", f", cache hits {hits}", (f"  {workers}", "dim")))
+    made = f"{count(flow.prepared_per_s)}/s prepared, {count(flow.delivered_per_s)}/s delivered, each {reuse} times"
     staged, cached = bar(status.staged_bytes, status.staging_bytes), bar(status.cached_bytes, status.cache_bytes)
-    grid.add_row(
-        "memory",
-        Text.assemble(
-            "staged ", staged, f" {size(status.staged_bytes)} of {size(status.staging_bytes)}  ",
-            "cached ", cached, f" {size(status.cached_bytes)} of {size(status.cache_bytes)}",
-        ),
+    memory = Text.assemble(
+        "staged ", staged, f" {size(status.staged_bytes)} of {size(status.staging_bytes)}  ",
+        "cached ", cached, f" {size(status.cached_bytes)} of {size(status.cache_bytes)}",
     )  # fmt: skip
-    return Padding(grid, (0, 0, 0, 2), expand=False)
+    rows = (
+        ("samples", Text.assemble(made, (f"  {over}", "dim"))),
+        ("bytes", Text.assemble(read or "nothing read", f", cache hits {hits}", (f"  {workers}", "dim"))),
+        ("memory", memory),
+    )
+    return facts(rows, Column(no_wrap=True, overflow="ellipsis"))
 
 
 def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int | None) -> RenderableType:
@@ -156,31 +156,9 @@ def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: 
         return Text("  no consumer has joined", "dim")
     by_stall = sorted(status.consumers, key=lambda consumer: -reports[consumer.name].stall_share)
     kept = {consumer.name for consumer in by_stall[:most]}
-    table = table_of(
-        "consumer", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held"
-    )
+    shown = [consumer for consumer in status.consumers if consumer.name in kept]
+    table = consumer_table(COLUMNS, status, shown, reports)
     table.expand = True
-    # It takes the rest of the line, so that a long reason does not squeeze the names.
-    table.add_column("waits for", ratio=1, no_wrap=True, overflow="ellipsis")
-    for consumer in status.consumers:
-        if consumer.name in kept:
-            table.add_row(*_consumer(status, consumer, reports[consumer.name]))
+    table.columns[-1].ratio = 1  # it takes the rest of the line, so that a long reason does not squeeze the names
     rest = len(status.consumers) - len(kept)
     return Group(table, Text(f"  and {rest} more with less stall", "dim")) if rest else table
-
-
-def _consumer(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport) -> list[Text]:
-    busy_s = report.wait_s + report.step_s
-    stalls_s = (report.wait_s, report.prep_stall_s, report.fetch_stall_s, report.peer_stall_s)
-    stall, *parts = [percent(part_s / busy_s) if busy_s else "-" for part_s in stalls_s]
-    return [
-        Text(consumer.name, "bold"),
-        Text(consumer.state, STATE_STYLES.get(consumer.state, "")),
-        Text(str(consumer.epoch)),
-        Text(percent(consumer.block / status.blocks_per_epoch)),
-        Text(count(report.samples / busy_s) if busy_s else "-"),
-        Text(stall, "yellow" if report.stall_share > STALL_ALARM else ""),
-        *(Text(part, "dim") for part in parts),
-        Text(str(consumer.held_blocks)),
-        Text(consumer.waits_for, "yellow"),
-    ]

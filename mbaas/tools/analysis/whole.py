@@ -21,7 +21,7 @@ from mbaas.tools.analysis.decoding import Decoding, decoding, largest_cache
 from mbaas.tools.analysis.measuring.effort import Effort, Progress, SavedStages
 from mbaas.tools.analysis.measuring.prep import MachineSpeed
 from mbaas.tools.analysis.measuring.service import Workload
-from mbaas.tools.analysis.measuring.system import EPOCH_S, FEED_S, cores_here, expected_s, measure, trained_on
+from mbaas.tools.analysis.measuring.system import EPOCH_S, FEED_S, Survey, trained_on
 from mbaas.tools.analysis.measuring.verify import (
     MOST_POINTS,
     ROUNDS,
@@ -124,13 +124,14 @@ def analyze(
     Raises:
         KeyboardInterrupt: interrupted before all rates were measured.
     """
-    effort, cores, saved = effort or Effort(), cores_here(), saved or SavedStages()
+    effort, saved = effort or Effort(), saved or SavedStages()
+    survey = Survey(workload=workload, rate_per_s=rate_per_s, gpus=gpus, effort=effort, saved=saved)
     if not effort.is_whole:
         run = check = False
     feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
     expected = {
         "pace": PACE_S if effort.is_whole else 0.0,
-        **expected_s(workload, effort, cores=cores, rate_per_s=rate_per_s, gpus=gpus),
+        **survey.expected_s(),
         "split": 2 * feed_s if run else 0.0,
         "check": MOST_POINTS * ROUNDS * feed_s if check else 0.0,
     }
@@ -139,23 +140,14 @@ def analyze(
         speed = None
         if effort.is_whole:
             progress.begin("pace", "how fast the machine prepares, to compare with later")
-            speed = stack.enter_context(MachineSpeed(workload.dataset, workload.pipeline, cores))
-        found = measure(
-            workload,
-            rate_per_s=rate_per_s,
-            cores=cores,
-            gpus=gpus,
-            effort=effort,
-            progress=progress,
-            speed=speed,
-            saved=saved,
-        )
+            speed = stack.enter_context(MachineSpeed(workload.dataset, workload.pipeline, survey.cores))
+        found = survey.measure(progress, speed)
         rates, notes = found.rates, list(found.notes)
         # Report only cache bytes that can be used. The size of decoded samples is known only now.
         setup = replace(setup, cache_bytes=min(setup.cache_bytes, largest_cache(rates, setup)))
         # On a part of the dataset, because every run has several epochs. Predictions are in rates and shares of a
         # dataset, so they do not depend on its size.
-        part = trained_on(workload, rates, prep_workers=setup.workers_of(cores))
+        part = trained_on(workload, rates, prep_workers=setup.workers_of(survey.cores))
         split, verification = None, None
         try:
             if found.was_stopped:

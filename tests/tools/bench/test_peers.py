@@ -18,7 +18,6 @@ from mbaas.errors import ConfigError
 from mbaas.tools.bench import peers, runner
 from mbaas.tools.bench.host import RowRun, run_row
 from mbaas.tools.bench.peers import PEERS, InstalledPeer, Peer, find_peers
-from mbaas.tools.bench.photos import make_photos
 from mbaas.tools.bench.render import render
 from mbaas.tools.bench.report import BenchReport, BenchSettings, Machine, Round, summarize
 from mbaas.tools.bench.rows import RowSpec
@@ -26,6 +25,7 @@ from mbaas.tools.bench.rows.ray_data import Epochs
 from mbaas.tools.bench.runner import row_spec
 from mbaas.tools.bench.tasks import TASKS
 from mbaas.tools.bench.tasks.base import Data
+from mbaas.tools.bench.tasks.images import make_photos
 from support.waiting import wait_until
 
 PYTHON = os.environ.get("MBAAS_PEERS_PYTHON")

@@ -16,12 +16,11 @@ import torch
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.tools.bench import host
 from mbaas.tools.bench.host import RowRun, run_row
-from mbaas.tools.bench.photos import make_photos
 from mbaas.tools.bench.report import GPU_ROWS, BenchSettings
 from mbaas.tools.bench.rows import memory
 from mbaas.tools.bench.runner import row_spec, run
 from mbaas.tools.bench.tasks.base import Data, files_below
-from mbaas.tools.bench.tasks.images import EXTENSIONS
+from mbaas.tools.bench.tasks.images import EXTENSIONS, make_photos
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow

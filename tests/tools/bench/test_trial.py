@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mbaas.tools.bench.host import Gate, Ledger, TrialResult, WarmedUp, consume, read, touch
 from mbaas.tools.bench.rows import Epoch, Minibatch, Window
-from mbaas.tools.bench.trial import Gate, Ledger, TrialResult, WarmedUp, consume, read, touch
 
 
 def faulty(stop: Event) -> Epoch:

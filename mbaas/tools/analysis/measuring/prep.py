@@ -74,6 +74,7 @@ class PrepRate:
         workers: samples/s against workers of one thread each.
         threads: samples/s of one worker against its threads; None if only one thread was measured.
         cpu_s: CPU seconds of a sample with a single worker.
+        sample_bytes: mean size of a sample before prep.
         from_memory: whether no page was read from a disk meanwhile.
     """
 
@@ -81,6 +82,7 @@ class PrepRate:
     threads: MeasuredCurve | None
     cpu_s: Quantity
     made: Field
+    sample_bytes: float
     from_memory: bool
 
 
@@ -156,6 +158,7 @@ def prep_rate(
         threads=MeasuredCurve((points[0], *by_threads)) if by_threads else None,
         cpu_s=cpu_s,
         made=made,
+        sample_bytes=len(raw.content) / len(raw.ends),
         from_memory=faults == 0,
     )
 

@@ -23,10 +23,9 @@ from mbaas.ray_cluster import resources
 from mbaas.samples.fields import SAMPLE_ID, Field
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring.effort import Effort
-from mbaas.tools.analysis.measuring.portion import ColdDataset, drop, local_spans
 from mbaas.tools.analysis.measuring.prep import ANSWER_S, PrepProcessActor, PrepWindow, Raw, decode_samples, prep_rate
 from mbaas.tools.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
-from mbaas.tools.analysis.measuring.storage import kept_cold, scratch
+from mbaas.tools.analysis.measuring.storage import ColdDataset, drop, kept_cold, local_spans, scratch
 from mbaas.tools.bench.cpu import TreeWatch
 from mbaas.transforms import Normalize, Pipeline
 from mbaas.wire.samples import SampleSpec

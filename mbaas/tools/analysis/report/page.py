@@ -11,6 +11,7 @@ import io
 import math
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -20,12 +21,21 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mbaas.base import units
+from mbaas.errors import ConfigError
 from mbaas.model import words
 from mbaas.model.pace import bottleneck
 from mbaas.tools.analysis import plots
 from mbaas.tools.analysis.advice import DISAGREEMENT
-from mbaas.tools.analysis.report.charts import PARTS, Chart, bars_of, charts
-from mbaas.tools.analysis.report.pipeline import MOST_ROOM, SETS_THE_PACE, boxes_of, links_of
+from mbaas.tools.analysis.report.charts import (
+    MOST_ROOM,
+    PARTS,
+    SETS_THE_PACE,
+    Chart,
+    bars_of,
+    boxes_of,
+    charts,
+    links_of,
+)
 from mbaas.tools.analysis.report.studies import studies
 from mbaas.tools.analysis.whole import Analysis
 
@@ -63,6 +73,26 @@ def page(analysis: Analysis, *, command: str | None = None) -> str:
             infinity=math.inf,  # Jinja has no literal for it
         )
     )
+
+
+def write_report(analysis: Analysis, path: Path, *, command: str | None = None) -> None:
+    """Write the `page` to a file."""
+    if not path.resolve().parent.is_dir():
+        raise ConfigError(f"the folder of the report must exist, got {path.parent}")
+    path.write_text(page(analysis, command=command), encoding="utf-8")
+
+
+def write_plots(analysis: Analysis, folder: Path) -> list[Path]:
+    """Write each chart of the page to an SVG file in a folder, which is created if missing."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder of plots {folder}: {error.strerror}") from None
+    written = []
+    for chart in charts(analysis, studies(analysis)):
+        written.append(folder / f"{chart.name}.svg")
+        plots.save(chart.figure, written[-1])
+    return written
 
 
 @cache
