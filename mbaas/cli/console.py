@@ -6,6 +6,7 @@ code; any other is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
@@ -16,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
 from rich import box
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Made = TypeVar("Made")
 
 FAILED = 1
 MISUSED = 2
@@ -265,6 +267,24 @@ def command(app: typer.Typer, *lines: str) -> Callable[[Function], Function]:
         return app.command(name, help=text, epilog=examples(*lines))(function)
 
     return register
+
+
+def takes(request: type[Made]) -> Callable[[Callable[[Made], None]], Callable[..., None]]:
+    """Turn a function of a ``request`` into one whose parameters are the fields of this dataclass, as for typer."""
+
+    def decorated(function: Callable[[Made], None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def call(**given: Any) -> None:
+            function(request(**given))
+
+        hints = get_type_hints(request, include_extras=True)
+        found = inspect.signature(request).parameters.items()
+        signature = inspect.Signature([each.replace(annotation=hints[name]) for name, each in found])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__annotations__ = hints
+        return call
+
+    return decorated
 
 
 class SentencesGroup(TyperGroup):

@@ -11,27 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
-from mbaas.cli import feed_view
-from mbaas.cli.console import (
-    Address,
-    AsJson,
-    Statuses,
-    app,
-    command,
-    join_cluster,
-    out,
-    statuses,
-    updated_page,
-    write_json,
-)
+from mbaas.cli import console, feed_view
 from mbaas.errors import FeedNotFoundError, MbaasError
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 
-@command(
-    app,
+@console.command(
+    console.app,
     "mbaas status",
     "mbaas status train",
     "mbaas status train --watch --every 5",
@@ -40,7 +28,7 @@ if TYPE_CHECKING:
 )
 def status(
     name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: a table of all feeds.")] = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C or the feed's end.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two updates of --watch.", min=0.1)] = 2.0,
     story: Annotated[
@@ -49,7 +37,7 @@ def status(
             help="History of one consumer, prep worker, cache node or block, with times and causes.", metavar="THING"
         ),
     ] = None,
-    address: Address = None,
+    address: console.Address = None,
 ) -> None:
     """Show the running feeds: consumers, rates, staging, cache, data stalls.
 
@@ -62,23 +50,26 @@ def status(
     """
     if story is not None and name is None:
         raise typer.BadParameter("needs the name of a feed: mbaas status NAME --story THING", param_hint="--story")
-    join_cluster(address)
+    console.join_cluster(address)
     if story is not None and name is not None:
         _show_story(name, story, as_json=as_json)
         return
-    found = statuses(name)  # outside of the block: an unknown feed is an error
+    found = console.statuses(name)  # outside of the block: an unknown feed is an error
     windows: dict[str, feed_view.RateWindow] = defaultdict(feed_view.RateWindow)
-    with updated_page(live=watch) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # a watched feed may end
+    with (
+        console.updated_page(live=watch) as show,
+        suppress(KeyboardInterrupt, FeedNotFoundError),
+    ):  # a watched feed may end
         while True:
             if as_json:
                 feeds = [to_json(feed, seen) for feed, seen in found.items()]
-                write_json(feeds if name is None else feeds[0])
+                console.write_json(feeds if name is None else feeds[0])
             else:
                 show(_page(name, found, windows))
             if not watch:
                 return
             time.sleep(every)
-            found = statuses(name)
+            found = console.statuses(name)
 
 
 def _show_story(name: str, thing: str, *, as_json: bool) -> None:
@@ -86,12 +77,12 @@ def _show_story(name: str, thing: str, *, as_json: bool) -> None:
 
     lines = FeedControl.of(name).story(thing)
     if as_json:
-        write_json(lines)
+        console.write_json(lines)
     else:
-        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        console.out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def _page(name: str | None, found: Statuses, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
+def _page(name: str | None, found: console.Statuses, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
     rows = [
         (feed, seen, None if isinstance(seen, MbaasError) else windows[feed].add(seen)) for feed, seen in found.items()
     ]

@@ -14,18 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from mbaas.base.units import count, counted, number, percent, rate, seconds, size
-from mbaas.cli.console import (
-    Address,
-    Statuses,
-    app,
-    command,
-    facts,
-    join_cluster,
-    out,
-    stack,
-    statuses,
-    updated_page,
-)
+from mbaas.cli import console
 from mbaas.cli.feed_view import NO_FEED, Flow, RateWindow, bar, consumer_table, headline, state_of
 from mbaas.errors import FeedNotFoundError, MbaasError
 
@@ -56,10 +45,10 @@ LEAST_CONSUMERS = 3
 """Consumers of each feed that are shown even on a small terminal."""
 
 
-@command(app, "mbaas top            [dim]all running feeds[/]", "mbaas top train")
+@console.command(console.app, "mbaas top            [dim]all running feeds[/]", "mbaas top train")
 def top(
     name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.")] = None,
-    address: Address = None,
+    address: console.Address = None,
 ) -> None:
     """Show feeds and their consumers live until Ctrl-C, updated every second; once if stdout is not a terminal.
 
@@ -69,20 +58,20 @@ def top(
     while prep was computing, while bytes were fetched, or for other consumers, because a slower one must not fall
     behind or another cohort has the staging memory. [bold]done[/]: progress in the feed's epoch.
     """
-    join_cluster(address)
-    seen = statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
+    console.join_cluster(address)
+    seen = console.statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
     windows: dict[str, RateWindow] = defaultdict(RateWindow)
-    with updated_page(live=True) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
+    with console.updated_page(live=True) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
         while True:
             began = time.monotonic()
             show(_page(seen, windows))
-            if not out.is_terminal:
+            if not console.out.is_terminal:
                 return
             time.sleep(max(0.0, POLL_S - (time.monotonic() - began)))
-            seen = statuses(name, within_s=ANSWER_S)
+            seen = console.statuses(name, within_s=ANSWER_S)
 
 
-def _page(seen: Statuses, windows: dict[str, RateWindow]) -> RenderableType:
+def _page(seen: console.Statuses, windows: dict[str, RateWindow]) -> RenderableType:
     shown: list[Snapshots] = []
     for feed, status in seen.items():
         if isinstance(status, MbaasError):
@@ -90,7 +79,7 @@ def _page(seen: Statuses, windows: dict[str, RateWindow]) -> RenderableType:
         else:
             windows[feed].add(status)
             shown.append((feed, status, windows[feed].first))
-    return page(shown, lines=out.height if out.is_terminal else None)
+    return page(shown, lines=console.out.height if console.out.is_terminal else None)
 
 
 def recent_report(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:
@@ -120,7 +109,7 @@ def page(feeds: Sequence[Snapshots], *, lines: int | None) -> RenderableType:
         else:
             words = Text.assemble((name, "bold"), " ", (state_of(status), "yellow"))
             parts.append(words.append(f" · {status}", "dim"))
-    return stack(parts)
+    return console.stack(parts)
 
 
 def _feed(status: FeedStatus, before: FeedStatus, most: int | None) -> RenderableType:
@@ -148,7 +137,7 @@ def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
         ("bytes", Text.assemble(read or "nothing read", f", cache hits {hits}", (f"  {workers}", "dim"))),
         ("memory", memory),
     )
-    return facts(rows, Column(no_wrap=True, overflow="ellipsis"))
+    return console.facts(rows, Column(no_wrap=True, overflow="ellipsis"))
 
 
 def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int | None) -> RenderableType:
