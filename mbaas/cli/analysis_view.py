@@ -160,7 +160,7 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
     rows = (
         (
             (change.advice, "bold" if not number else ""),
-            _s(change.prediction.steady.epoch_s),
+            _s(change.epoch_s),
             units.number(change.speedup.value),
             "a setting" if change.kind == "setting" else "to be bought",
         )

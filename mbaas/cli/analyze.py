@@ -160,7 +160,7 @@ def _exit_by_force(has_ended: threading.Event, saved: Sequence[SavedStages]) -> 
 def _of_feed(request: AnalyzeRequest) -> Analysis:
     assert request.feed is not None
     console.connect(request.address, start=False)
-    from mbaas.tools.analysis.live import analyze_feed
+    from mbaas.tools.analysis.whole import analyze_feed
 
     return analyze_feed(request.feed)
 

@@ -269,7 +269,7 @@ def _of_feed(
 ) -> tuple[System, list[Outcome]]:
     if change:
         raise ConfigError("--set is for presets and files; a running feed is simulated unchanged")
-    from mbaas.tools.analysis.live import simulate_feed
+    from mbaas.tools.analysis.whole import simulate_feed
     from mbaas.tools.simulator.system import EPOCHS
 
     connect(address, start=False)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -27,7 +28,7 @@ from mbaas.tools.analysis.measuring.prep import ANSWER_S, PrepProcessActor, Prep
 from mbaas.tools.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
 from mbaas.tools.analysis.measuring.storage import ColdDataset, drop, kept_cold, local_spans, scratch
 from mbaas.tools.bench.cpu import TreeWatch
-from mbaas.transforms import Normalize, Pipeline
+from mbaas.transforms import Pipeline
 from mbaas.wire.samples import SampleSpec
 
 EPOCH_S = 600.0
@@ -147,13 +148,8 @@ def training(
     """Start measuring G at each batch size, in a process like a trial's; yield a reference to the results."""
     with _trials(workload, 1) as (trial,):
         ray.get(trial.__ray_ready__.remote(), timeout=EPOCH_S)
-        yield trial.synthetic.remote(
-            SampleSpec(made, workload.known),
-            list(batch_sizes),
-            effort,
-            normalize=workload.pipeline.normalize,
-            has_images=workload.pipeline.has_images,
-        )
+        spec = SampleSpec(made, workload.known)
+        yield trial.synthetic.remote(spec, workload.pipeline, list(batch_sizes), effort)
 
 
 def run_service(
@@ -190,9 +186,11 @@ def run_service(
     store_bytes = min(resources.store_bytes().values())
     if cold:
         drop(local_spans(workload.dataset, range(len(workload.dataset))))
+    tier = workload.options.disk if disk_bytes else None
     with (
-        _own_disk(workload, disk_bytes) as disk,
-        kept_cold(disk.path) if cold and disk is not None else nullcontext(),
+        # A separate folder: the feed's would already hold samples, and these would stay there.
+        scratch(tier.path) if tier is not None else nullcontext() as folder,
+        kept_cold(folder) if cold and folder is not None else nullcontext(),
         mbaas.serve(
             name,
             ColdDataset.around(workload.dataset) if cold else workload.dataset,
@@ -203,7 +201,7 @@ def run_service(
                 "cache_bytes": cache_bytes,
                 "cache_decoded": decoded,
                 "staging_bytes": staged_bytes(workload, sample_bytes, prep_workers, store_bytes),
-                "disk": disk,
+                "disk": mbaas.Disk(path=str(folder), max_bytes=disk_bytes) if folder is not None else None,
                 # Predictions are for a fixed number of workers, so the feed must not scale.
                 "scaling": replace(workload.options.scaling, max_prep_workers=None),  # the requested number
             },
@@ -237,17 +235,6 @@ def run_service(
 def is_settled_after(kept: Sequence[int]) -> bool:
     """Return whether the decoded samples have stopped growing, given their number after each epoch so far."""
     return len(kept) > MOST_WARM_UP or (len(kept) > SETTLED_EPOCHS and kept[-1] == kept[-1 - SETTLED_EPOCHS])
-
-
-@contextmanager
-def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None]:
-    if not disk_bytes:
-        yield None
-        return
-    assert workload.options.disk is not None
-    # A separate folder: the feed's would already hold samples, and these would stay there.
-    with scratch(workload.options.disk.path) as folder:
-        yield mbaas.Disk(path=str(folder), max_bytes=disk_bytes)
 
 
 def staged_bytes(workload: Workload, sample_bytes: float, workers: int, store_bytes: int) -> int | None:
@@ -309,19 +296,10 @@ class _Trial:
         self._step, self._batch_size, self._device = ready_step(step), batch_size, device
 
     def synthetic(
-        self,
-        spec: SampleSpec,
-        batch_sizes: Sequence[int],
-        effort: Effort,
-        *,
-        normalize: Normalize | None,
-        has_images: bool,
+        self, spec: SampleSpec, pipeline: Pipeline, batch_sizes: Sequence[int], effort: Effort
     ) -> list[StepRate]:
-        batches = (
-            synthetic_batch(spec, size, device=self._device, normalize=normalize, has_images=has_images)
-            for size in batch_sizes
-        )
-        return [step_rate(self._step, batch, effort) for batch in batches]
+        made = partial(synthetic_batch, spec, normalize=pipeline.normalize, has_images=pipeline.has_images)
+        return [step_rate(self._step, made(size, device=self._device), effort) for size in batch_sizes]
 
     def join(self, feed: str, consumer: str) -> None:
         self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device)
@@ -333,14 +311,8 @@ class _Trial:
             for batch in self._loader:
                 self._step(batch)
                 del batch  # release it before the next request, as the loader does with its own references
-            seconds, after = time.monotonic() - began, self._loader.report()
-            yield EpochRun(
-                samples=after.samples - before.samples,
-                seconds=seconds,
-                wait_s=after.wait_s - before.wait_s,
-                fetch_stall_s=after.fetch_stall_s - before.fetch_stall_s,
-                peer_stall_s=after.peer_stall_s - before.peer_stall_s,
-            )
+            seconds, done = time.monotonic() - began, self._loader.report().since(before)
+            yield EpochRun(done.samples, seconds, done.wait_s, done.fetch_stall_s, done.peer_stall_s)
 
     def leave(self) -> None:
         self._loader.close()
