@@ -72,7 +72,7 @@ def ready(
     """Measure the cost of a loader to a trial whose data is always ready, against a loop over memory."""
     check_installed()
     from benchmarks.ready import measure, table
-    from mbaas.tools.bench.report import BenchSettings, usable_cores
+    from mbaas.tools.bench.rows import BenchSettings, usable_cores
     from mbaas.tools.bench.runner import find_data
 
     settings = BenchSettings(
@@ -180,7 +180,7 @@ def costs(
     """Compare a whole ASHA search over photographs with mbaas and with DataLoaders: time, CPU time, samples."""
     check_installed()
     from benchmarks.costs import figures, measure, table
-    from mbaas.tools.bench.report import usable_cores
+    from mbaas.tools.bench.rows import usable_cores
 
     with end_as_ctrl_c():
         results = measure(

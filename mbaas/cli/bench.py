@@ -118,7 +118,7 @@ def bench(
     check_installed(task)
     from mbaas.tools.bench.peers import PEERS
     from mbaas.tools.bench.render import render
-    from mbaas.tools.bench.report import DECODED_ROWS, GPU_ROWS, USUAL_ROWS, BenchSettings, usable_cores
+    from mbaas.tools.bench.rows import DECODED_ROWS, GPU_ROWS, USUAL_ROWS, BenchSettings, usable_cores
     from mbaas.tools.bench.runner import run
 
     usual = GPU_ROWS if gpu else USUAL_ROWS

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from mbaas.base.units import seconds
 from mbaas.tools.bench.cpu import TreeWatch
-from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec, Window, open_loader, open_service, spilled_bytes
+from mbaas.tools.bench.rows import BenchSettings, Epoch, Minibatch, RowSpec, open_loader, open_service, spilled_bytes
 
 PAGE_BYTES = 4096
 
@@ -140,15 +140,15 @@ def run_trial(spec: RowSpec, gate: Gate, host: Any) -> None:
     """Run a trial in its process; send `WarmedUp` and then `TrialResult`, or `TrialFailure`, to ``host``."""
     connection: Connection[Message, None] = host
     try:
-        on_host, on_gpu = (read, read_on_gpu) if spec.reads_all else (touch, touch_on_gpu)
+        on_host, on_gpu = (read, read_on_gpu) if spec.settings.read == "all" else (touch, touch_on_gpu)
         with open_loader(spec) as epoch:
-            ledger = Ledger(len(spec.samples().files), on_gpu if spec.gpu else on_host)
-            consume(epoch, ledger, spec.window, gate, connection)
+            ledger = Ledger(len(spec.samples().files), on_gpu if spec.settings.gpu else on_host)
+            consume(epoch, ledger, spec.settings, gate, connection)
     except Exception:  # from any library: without a message, the host would wait
         connection.send(TrialFailure(f"trial {spec.trial}: {traceback.format_exc()}"))
 
 
-def consume(epoch: Epoch, ledger: Ledger, window: Window, gate: Gate, host: Connection[Message, None]) -> None:
+def consume(epoch: Epoch, ledger: Ledger, window: BenchSettings, gate: Gate, host: Connection[Message, None]) -> None:
     """Warm up, measure, and continue until all other trials are done."""
     gate.start.wait()  # together: a single trial would warm up with the machine to itself
     _measure(epoch, ledger, window)
@@ -158,7 +158,7 @@ def consume(epoch: Epoch, ledger: Ledger, window: Window, gate: Gate, host: Conn
         ledger.take(_until(gate.stop, epoch()))
 
 
-def _measure(epoch: Epoch, ledger: Ledger, window: Window) -> TrialResult:
+def _measure(epoch: Epoch, ledger: Ledger, window: BenchSettings) -> TrialResult:
     samples = epochs = 0
     began, began_cpu = time.monotonic(), time.process_time()
     # whole epochs, so that the cost between two epochs is included, and every epoch is checked
@@ -248,11 +248,11 @@ def run_row(spec: RowSpec) -> RowRun:
             with contextlib.suppress(BrokenPipeError):  # it ended at once; its log contains the reason
                 host.stdin.write(pickle.dumps(spec))
                 host.stdin.flush()
-            host.wait(spec.timeout_s)  # its stdin stays open: closing it ends the host
+            host.wait(spec.settings.timeout_s)  # its stdin stays open: closing it ends the host
             return pickle.load(results)
         except subprocess.TimeoutExpired:
             return failed(
-                spec, f"took longer than {seconds(spec.timeout_s)}, the most that a row may take\n{_tail(log)}"
+                spec, f"took longer than {seconds(spec.settings.timeout_s)}, the most that a row may take\n{_tail(log)}"
             )
         except EOFError:
             return failed(spec, f"its process ended with exit code {host.returncode}\n{_tail(log)}")

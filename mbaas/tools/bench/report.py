@@ -2,131 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
-from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt, MinLen
-
-from mbaas.base.validation import options
-from mbaas.errors import ConfigError
-from mbaas.tools.bench import SAMPLES
 from mbaas.tools.bench.cpu import cpu_model
 from mbaas.tools.bench.host import Figures, RowRun
 from mbaas.tools.bench.peers import PEERS
-from mbaas.tools.bench.tasks import TASKS
-
-ROWS = ("prep", "prep-decoded", "memory", "dataloader", "dali", *PEERS, "mbaas", "mbaas-decoded")
-"""All rows in running order; "prep" is P, the reference for the others."""
-
-PREP_ROWS = ("prep", "prep-decoded")
-"""Rows that run one process per core, independent of the number of trials."""
-
-READ_ROW = "memory"
-"""Row of trials that only read: the limit of the machine if minibatches cost nothing."""
-
-DECODED_ROWS = ("prep-decoded", "mbaas-decoded")
-"""Rows that keep samples decoded. All others keep them encoded, and are comparable with older figures."""
-
-GPU_ROWS = ("prep", "dataloader", "dali", "mbaas")
-"""Rows that can run on a GPU."""
-
-USUAL_ROWS = tuple(row for row in ROWS if row not in PEERS)
-"""Default rows: they need nothing but mbaas[bench]."""
-
-
-def usable_cores() -> int:
-    """Return the number of CPUs that this process may use; in a container, fewer than the machine has."""
-    return len(os.sched_getaffinity(0))
-
-
-AtLeast1 = Annotated[int, Ge(1)]
-Counts = Annotated[tuple[AtLeast1, ...], MinLen(1)]
-
-
-@options()
-class BenchSettings:
-    """Options of `mbaas.tools.bench.runner.run`; options of `mbaas bench` have the same names.
-
-    Attributes:
-        task: one of `mbaas.tools.bench.tasks.TASKS`: "images", "detection" or "audio".
-        data: the user's folder with one folder of images or audio files per class; for detection, a JSON file of COCO
-            instances. None generates `samples` samples.
-        image_folder: folder of the images of this JSON file.
-        cache_dir: folder for generated data, which is kept.
-        samples: number of photographs or audio files to generate.
-        rows: rows to run, from `ROWS`. Shares of N x P require "prep".
-        trials, batch: numbers of trials N, and batch sizes; every combination is run.
-        rounds: number of repetitions of all rows. Rows of a round run one after the other, so that other load on the
-            machine affects all rows; results are medians over rounds.
-        seconds: minimum length of each trial's timed window, in whole epochs, after a warm-up of the same length.
-        epochs: exact number of epochs of the window, instead of ``seconds``.
-        cores: CPUs available for prep: prep workers of P and mbaas, threads of DALI, workers of DataLoaders.
-        gpu: True to prepare with DALI on the first GPU and deliver minibatches there; P has as many workers as a feed.
-            DataLoaders prepare on CPUs, and copy. Only `GPU_ROWS`, with images.
-        dataloader_workers: worker processes per DataLoader; None: see `mbaas.tools.bench.rows.dataloader.workers_for`.
-        array: format of an mbaas trial: "numpy" gives read-only views of shared memory, "torch" private copies.
-        peers_python: interpreter of another environment, for peers that are not installed in this one.
-        read: the part of a minibatch that trials read, in all rows: one byte per page ("pages"), or "all".
-        seed: seeds order and transforms.
-        timeout_s: time limit of a row; a row that exceeds it is reported as failed.
-
-    Raises:
-        ConfigError: an option is out of range.
-    """
-
-    task: str = "images"
-    data: Path | None = None
-    image_folder: Path | None = None
-    cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
-    samples: AtLeast1 = SAMPLES
-    rows: tuple[str, ...] = USUAL_ROWS
-    trials: Counts = (1, 4, 8)
-    batch: Counts = (64, 256)
-    rounds: AtLeast1 = 3
-    seconds: Annotated[float, Ge(0), Lt(math.inf)] = 8.0
-    epochs: AtLeast1 | None = None
-    cores: AtLeast1 = field(default_factory=usable_cores)
-    gpu: bool = False
-    dataloader_workers: Annotated[int, Ge(0)] | None = None
-    array: Literal["torch", "numpy"] = "numpy"
-    read: Literal["pages", "all"] = "pages"
-    peers_python: Path | None = None
-    seed: int = 0
-    timeout_s: Annotated[float, Gt(0)] = 300.0
-
-    def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {self.task}")
-        if self.task == "detection" and self.data is not None and self.image_folder is None:
-            raise ConfigError(f"image_folder must name the folder of the images that {self.data} tells of, got nothing")
-        if self.image_folder is not None and (self.task != "detection" or self.data is None):
-            raise ConfigError("image_folder is for task detection, beside data, which names the file that tells of it")
-        self._check_rows(ROWS, "")
-        peers = [row for row in self.rows if row in PEERS]
-        if peers and self.task != "images":
-            raise ConfigError(f"task must be images where peers are run ({', '.join(peers)}), got {self.task}")
-        if self.gpu:
-            if self.task != "images":
-                raise ConfigError(f"task must be images on a GPU, got {self.task}")
-            self._check_rows(GPU_ROWS, " on a GPU")
-        if self.peers_python is not None and not os.access(self.peers_python, os.X_OK):
-            raise ConfigError(
-                f"peers_python must be a Python interpreter, got {self.peers_python}, which cannot be run"
-            )
-
-    def _check_rows(self, possible: Sequence[str], where: str) -> None:
-        unknown = [row for row in self.rows if row not in possible]
-        if unknown or not self.rows:
-            raise ConfigError(f"rows must be among {', '.join(possible)}{where}, got {', '.join(unknown) or 'none'}")
+from mbaas.tools.bench.rows import DECODED_ROWS, PREP_ROWS, READ_ROW, ROWS, BenchSettings
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from mbaas.errors import ConfigError
 from mbaas.prep.engines import workers_per_gpu
 from mbaas.tools.bench.host import RowRun, run_row
 from mbaas.tools.bench.peers import PEERS, find_peers
-from mbaas.tools.bench.report import PREP_ROWS, BenchReport, BenchSettings, Machine, Round, summarize
-from mbaas.tools.bench.rows import RowSpec, Window
-from mbaas.tools.bench.rows.dataloader import workers_for
+from mbaas.tools.bench.report import BenchReport, Machine, Round, summarize
+from mbaas.tools.bench.rows import PREP_ROWS, BenchSettings, RowSpec
 from mbaas.tools.bench.tasks import TASKS
 from mbaas.tools.bench.tasks.base import Data, Report
 
@@ -70,25 +69,8 @@ def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: 
 
     P and P' run one process per core, or on a GPU as many as a feed has, for any N.
     """
-    task = TASKS[settings.task]
-    alone = workers_per_gpu(task.pipeline()) if settings.gpu else settings.cores
-    processes = alone if row in PREP_ROWS else trials
-    workers = settings.dataloader_workers
-    return RowSpec(
-        row,
-        processes,
-        task,
-        data,
-        batch,
-        cores=settings.cores,
-        seed=settings.seed,
-        workers=workers_for(settings.cores, trials) if workers is None else workers,
-        array=settings.array,
-        reads_all=settings.read == "all",
-        gpu=settings.gpu,
-        window=Window(settings.seconds, settings.epochs),
-        timeout_s=settings.timeout_s,
-    )
+    alone = workers_per_gpu(TASKS[settings.task].pipeline()) if settings.gpu else settings.cores
+    return RowSpec(settings, row, alone if row in PREP_ROWS else trials, data, batch)
 
 
 def gpu_name() -> str:

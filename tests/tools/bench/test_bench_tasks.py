@@ -20,8 +20,7 @@ from mbaas.errors import DatasetError, MbaasError
 from mbaas.prep.decoded import is_decoded
 from mbaas.prep.engines import make_engine
 from mbaas.tools.bench.host import run_row
-from mbaas.tools.bench.report import BenchSettings
-from mbaas.tools.bench.rows import Epoch, RowSpec, dali, dataloader, feed, prep
+from mbaas.tools.bench.rows import BenchSettings, Epoch, RowSpec, dali, dataloader, feed, prep
 from mbaas.tools.bench.runner import find_data, row_spec
 from mbaas.tools.bench.tasks import TASKS, audio, images
 from mbaas.tools.bench.tasks.audio import CLASSES, make_sounds
@@ -47,7 +46,7 @@ def data_of(task: str, folder: Path) -> Data:
 
 def spec_of(task: str, folder: Path, row: str = "", **options: Any) -> RowSpec:
     data = data_of(task, folder)
-    return RowSpec(row, 1, TASKS[task], data, BATCH, cores=1, seed=5, **options)
+    return RowSpec(BenchSettings(task=task, cores=1, seed=5, **options), row, 1, data, BATCH)
 
 
 def epoch_of(epoch: Epoch, beside: int) -> dict[int, list[Array]]:
@@ -173,7 +172,7 @@ def test_a_feed_gives_a_trial_the_same(
     monkeypatch.setenv("RAY_ADDRESS", "")
     with prep.loader(spec) as own:
         wanted = epoch_of(own, len(spec.task.beside))
-    options = {"batch_size": BATCH, "seed": spec.seed, "prep_workers": 1, "engine": "cpu"}
+    options = {"batch_size": BATCH, "seed": spec.settings.seed, "prep_workers": 1, "engine": "cpu"}
     with mbaas.serve(feed.FEED, spec.task.dataset(spec.data), spec.task.pipeline(), **options):
         with feed.loader(spec) as loader:
             got = epoch_of(loader, len(spec.task.beside))
@@ -187,7 +186,7 @@ def test_what_a_worker_of_a_dataloader_sends(task: str, folder: Path, monkeypatc
     """Prepared arrays are in shared memory, whatever their type; boxes and labels are part of the message."""
     monkeypatch.setattr(dataloader, "get_worker_info", object)
     spec = spec_of(task, folder)
-    made, ids, beside = dataloader.Minibatches(spec.samples(), spec.task, spec.seed).__getitems__([3, 1, 2])
+    made, ids, beside = dataloader.Minibatches(spec.samples(), spec.task, spec.settings.seed).__getitems__([3, 1, 2])
     assert made.is_shared()
     assert (tuple(made.shape), str(made.dtype)) == ((3, *spec.task.made.shape), f"torch.{spec.task.made.dtype}")
     assert ids.tolist() == [3, 1, 2]
@@ -236,7 +235,7 @@ def test_own_annotations_may_have_any_ids(folder: Path, tmp_path: Path) -> None:
     said["categories"] = [{**each, "id": 3 * each["id"]} for each in reversed(said["categories"])]
     (tmp_path / "own.json").write_text(json.dumps(said))
     settings = BenchSettings(task="detection", data=tmp_path / "own.json", image_folder=data.folder)
-    spec = RowSpec("", 1, TASKS["detection"], find_data(settings), BATCH, cores=1, seed=5)
+    spec = RowSpec(replace(settings, cores=1, seed=5), "", 1, find_data(settings), BATCH)
     assert spec.samples().known["boxes"].lengths[3] == 0
     check_against_read_coco(spec.data)
     for row in (dataloader, dali):
@@ -255,7 +254,7 @@ def test_own_recordings_may_be_short_and_have_two_channels(tmp_path: Path) -> No
         sound = 0.1 * rng.standard_normal((round(rate * seconds), 1 + number % 3 % 2))
         soundfile.write(tmp_path / "noise" / f"{number:02d}.{('wav', 'flac', 'ogg')[number % 3]}", sound, rate)
     data = find_data(BenchSettings(task="audio", data=tmp_path))
-    spec = RowSpec("", 1, TASKS["audio"], data, BATCH, cores=1, seed=5)
+    spec = RowSpec(BenchSettings(task="audio", cores=1, seed=5), "", 1, data, BATCH)
     for row in (prep, dali):
         with row.loader(spec) as loader:
             seen = epoch_of(loader, 0)

@@ -19,11 +19,10 @@ from mbaas.tools.bench import peers, runner
 from mbaas.tools.bench.host import RowRun, run_row
 from mbaas.tools.bench.peers import PEERS, InstalledPeer, Peer, find_peers
 from mbaas.tools.bench.render import render
-from mbaas.tools.bench.report import BenchReport, BenchSettings, Machine, Round, summarize
-from mbaas.tools.bench.rows import RowSpec
+from mbaas.tools.bench.report import BenchReport, Machine, Round, summarize
+from mbaas.tools.bench.rows import BenchSettings, RowSpec
 from mbaas.tools.bench.rows.ray_data import Epochs
 from mbaas.tools.bench.runner import row_spec
-from mbaas.tools.bench.tasks import TASKS
 from mbaas.tools.bench.tasks.base import Data
 from mbaas.tools.bench.tasks.images import make_photos
 from support.waiting import wait_until
@@ -147,7 +146,7 @@ class Counted(Epochs):
 
 @pytest.fixture
 def epochs(photos: Path) -> Iterator[Counted]:
-    spec = RowSpec("ray-data", 2, TASKS["images"], Data(photos), 8, cores=1, seed=0)
+    spec = RowSpec(BenchSettings(cores=1), "ray-data", 2, Data(photos), 8)
     made = Counted(spec)
     yield made
     made.close()

@@ -12,7 +12,8 @@ from rich.console import Console
 from mbaas.errors import ConfigError
 from mbaas.tools.bench.host import RowRun
 from mbaas.tools.bench.render import render
-from mbaas.tools.bench.report import ROWS, BenchReport, BenchSettings, Machine, Round, RowResult, summarize
+from mbaas.tools.bench.report import BenchReport, Machine, Round, RowResult, summarize
+from mbaas.tools.bench.rows import ROWS, BenchSettings
 
 
 def run_of(row: str, rate: float, cores: float = 2.0, **more: object) -> RowRun:

@@ -16,8 +16,7 @@ import torch
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.tools.bench import host
 from mbaas.tools.bench.host import RowRun, run_row
-from mbaas.tools.bench.report import GPU_ROWS, BenchSettings
-from mbaas.tools.bench.rows import memory
+from mbaas.tools.bench.rows import GPU_ROWS, BenchSettings, memory
 from mbaas.tools.bench.runner import row_spec, run
 from mbaas.tools.bench.tasks.base import Data, files_below
 from mbaas.tools.bench.tasks.images import EXTENSIONS, make_photos
@@ -174,7 +173,7 @@ RUN = """
 import sys
 from pathlib import Path
 from mbaas.tools.bench.host import run_row
-from mbaas.tools.bench.report import BenchSettings
+from mbaas.tools.bench.rows import BenchSettings
 from mbaas.tools.bench.runner import row_spec
 from mbaas.tools.bench.tasks.base import Data
 run_row(row_spec(BenchSettings(seconds=1e6, cores=2), Data(Path(sys.argv[1])), "dataloader", 2, 16))

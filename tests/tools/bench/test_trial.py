@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mbaas.tools.bench.host import Gate, Ledger, TrialResult, WarmedUp, consume, read, touch
-from mbaas.tools.bench.rows import Epoch, Minibatch, Window
+from mbaas.tools.bench.rows import BenchSettings, Epoch, Minibatch
 
 
 def faulty(stop: Event) -> Epoch:
@@ -38,7 +38,7 @@ def test_missing_and_repeated_samples_are_counted() -> None:
     context = mp.get_context("spawn")
     gate = Gate(context.Barrier(1), context.Event())
     ours, theirs = context.Pipe(duplex=False)
-    consume(faulty(gate.stop), Ledger(7), Window(0.0, epochs=2), gate, theirs)
+    consume(faulty(gate.stop), Ledger(7), BenchSettings(seconds=0.0, epochs=2), gate, theirs)
     assert isinstance(ours.recv(), WarmedUp)
     result = ours.recv()
     assert isinstance(result, TrialResult)
@@ -77,8 +77,8 @@ def test_touch_reads_each_page_and_copies_nothing() -> None:
 
 
 def test_window_is_whole_epochs() -> None:
-    assert not Window(5.0).is_over(3, 4.9)
-    assert Window(5.0).is_over(3, 5.0)
-    assert not Window(0.0).is_over(0, 1.0), "at least one epoch"
-    assert not Window(5.0, epochs=2).is_over(1, 99.0)
-    assert Window(5.0, epochs=2).is_over(2, 0.1)
+    assert not BenchSettings(seconds=5.0).is_over(3, 4.9)
+    assert BenchSettings(seconds=5.0).is_over(3, 5.0)
+    assert not BenchSettings(seconds=0.0).is_over(0, 1.0), "at least one epoch"
+    assert not BenchSettings(seconds=5.0, epochs=2).is_over(1, 99.0)
+    assert BenchSettings(seconds=5.0, epochs=2).is_over(2, 0.1)

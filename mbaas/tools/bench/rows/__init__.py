@@ -6,22 +6,29 @@ is imported only by the processes that run it, so that they load no other row's 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
+from annotated_types import Ge, Gt, Lt, MinLen
 from numpy.typing import NDArray
 
-from mbaas.errors import BadSampleError
+from mbaas.base.validation import options
+from mbaas.errors import BadSampleError, ConfigError
 from mbaas.prep.engines import BadRow
 from mbaas.samples.fields import Arrays, Packed
+from mbaas.tools.bench import SAMPLES
+from mbaas.tools.bench.peers import PEERS
+from mbaas.tools.bench.tasks import TASKS
 from mbaas.tools.bench.tasks.base import Data, Samples, Task
 
 Values: TypeAlias = Sequence[Any]
@@ -37,17 +44,115 @@ Epoch: TypeAlias = Callable[[], Iterator[Minibatch]]
 """Returns the minibatches of the next epoch, which must contain every sample once; the benchmark checks this."""
 
 
-@dataclass(frozen=True)
-class Window:
-    """Length of the window: whole epochs, at least one and at least ``seconds``; or exactly ``epochs``."""
+ROWS = ("prep", "prep-decoded", "memory", "dataloader", "dali", *PEERS, "mbaas", "mbaas-decoded")
+"""All rows in running order; "prep" is P, the reference for the others."""
 
-    seconds: float = 0.0
-    epochs: int | None = None
+PREP_ROWS = ("prep", "prep-decoded")
+"""Rows that run one process per core, independent of the number of trials."""
+
+READ_ROW = "memory"
+"""Row of trials that only read: the limit of the machine if minibatches cost nothing."""
+
+DECODED_ROWS = ("prep-decoded", "mbaas-decoded")
+"""Rows that keep samples decoded. All others keep them encoded, and are comparable with older figures."""
+
+GPU_ROWS = ("prep", "dataloader", "dali", "mbaas")
+"""Rows that can run on a GPU."""
+
+USUAL_ROWS = tuple(row for row in ROWS if row not in PEERS)
+"""Default rows: they need nothing but mbaas[bench]."""
+
+
+def usable_cores() -> int:
+    """Return the number of CPUs that this process may use; in a container, fewer than the machine has."""
+    return len(os.sched_getaffinity(0))
+
+
+AtLeast1 = Annotated[int, Ge(1)]
+Counts = Annotated[tuple[AtLeast1, ...], MinLen(1)]
+
+
+@options()
+class BenchSettings:
+    """Options of `mbaas.tools.bench.runner.run`; options of `mbaas bench` have the same names.
+
+    Attributes:
+        task: one of `mbaas.tools.bench.tasks.TASKS`: "images", "detection" or "audio".
+        data: the user's folder with one folder of images or audio files per class; for detection, a JSON file of COCO
+            instances. None generates `samples` samples.
+        image_folder: folder of the images of this JSON file.
+        cache_dir: folder for generated data, which is kept.
+        samples: number of photographs or audio files to generate.
+        rows: rows to run, from `ROWS`. Shares of N x P require "prep".
+        trials, batch: numbers of trials N, and batch sizes; every combination is run.
+        rounds: number of repetitions of all rows. Rows of a round run one after the other, so that other load on the
+            machine affects all rows; results are medians over rounds.
+        seconds: minimum length of each trial's timed window, in whole epochs, after a warm-up of the same length.
+        epochs: exact number of epochs of the window, instead of ``seconds``.
+        cores: CPUs available for prep: prep workers of P and mbaas, threads of DALI, workers of DataLoaders.
+        gpu: True to prepare with DALI on the first GPU and deliver minibatches there; P has as many workers as a feed.
+            DataLoaders prepare on CPUs, and copy. Only `GPU_ROWS`, with images.
+        dataloader_workers: worker processes per DataLoader; None: see `mbaas.tools.bench.rows.dataloader.workers_for`.
+        array: format of an mbaas trial: "numpy" gives read-only views of shared memory, "torch" private copies.
+        peers_python: interpreter of another environment, for peers that are not installed in this one.
+        read: the part of a minibatch that trials read, in all rows: one byte per page ("pages"), or "all".
+        seed: seeds order and transforms.
+        timeout_s: time limit of a row; a row that exceeds it is reported as failed.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    task: str = "images"
+    data: Path | None = None
+    image_folder: Path | None = None
+    cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
+    samples: AtLeast1 = SAMPLES
+    rows: tuple[str, ...] = USUAL_ROWS
+    trials: Counts = (1, 4, 8)
+    batch: Counts = (64, 256)
+    rounds: AtLeast1 = 3
+    seconds: Annotated[float, Ge(0), Lt(math.inf)] = 8.0
+    epochs: AtLeast1 | None = None
+    cores: AtLeast1 = field(default_factory=usable_cores)
+    gpu: bool = False
+    dataloader_workers: Annotated[int, Ge(0)] | None = None
+    array: Literal["torch", "numpy"] = "numpy"
+    read: Literal["pages", "all"] = "pages"
+    peers_python: Path | None = None
+    seed: int = 0
+    timeout_s: Annotated[float, Gt(0)] = 300.0
 
     def is_over(self, epochs: int, elapsed_s: float) -> bool:
+        """Return whether a window has ended: after whole epochs, at least one and at least ``seconds`` long."""
         if self.epochs is not None:
             return epochs >= self.epochs
         return epochs >= 1 and elapsed_s >= self.seconds
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {self.task}")
+        if self.task == "detection" and self.data is not None and self.image_folder is None:
+            raise ConfigError(f"image_folder must name the folder of the images that {self.data} tells of, got nothing")
+        if self.image_folder is not None and (self.task != "detection" or self.data is None):
+            raise ConfigError("image_folder is for task detection, beside data, which names the file that tells of it")
+        self._check_rows(ROWS, "")
+        peers = [row for row in self.rows if row in PEERS]
+        if peers and self.task != "images":
+            raise ConfigError(f"task must be images where peers are run ({', '.join(peers)}), got {self.task}")
+        if self.gpu:
+            if self.task != "images":
+                raise ConfigError(f"task must be images on a GPU, got {self.task}")
+            self._check_rows(GPU_ROWS, " on a GPU")
+        if self.peers_python is not None and not os.access(self.peers_python, os.X_OK):
+            raise ConfigError(
+                f"peers_python must be a Python interpreter, got {self.peers_python}, which cannot be run"
+            )
+
+    def _check_rows(self, possible: Sequence[str], where: str) -> None:
+        unknown = [row for row in self.rows if row not in possible]
+        if unknown or not self.rows:
+            raise ConfigError(f"rows must be among {', '.join(possible)}{where}, got {', '.join(unknown) or 'none'}")
 
 
 @dataclass(frozen=True)
@@ -55,39 +160,27 @@ class RowSpec:
     """A row to run, and everything that one of its trials needs to open its source; picklable.
 
     Attributes:
-        row: one of `mbaas.tools.bench.report.ROWS`.
+        row: one of `ROWS`.
         trials: number of concurrent trials; for "prep", of P's processes.
-        task, data: the task, and location of the samples.
+        data: location of the samples.
         batch: samples per minibatch.
-        cores: CPUs available for prep, for all trials together.
-        seed: seeds order and transforms.
         trial: number of a trial, from 0.
-        workers: worker processes of a DataLoader.
-        array: format of an mbaas trial, "torch" or "numpy".
-        reads_all: True if a trial reads every byte of a minibatch, False for one byte per page.
-        gpu: True to deliver on the first GPU, and to prepare there if the row can.
         address: address of the row's service, or "" for rows without one.
-        window: length of each measurement.
-        timeout_s: time limit of the row.
         python: the row's interpreter, which must have mbaas and the row's libraries.
     """
 
+    settings: BenchSettings
     row: str
     trials: int
-    task: Task
     data: Data
     batch: int
-    cores: int
-    seed: int
     trial: int = 0
-    workers: int = 0
-    array: str = "numpy"
-    reads_all: bool = False
-    gpu: bool = False
     address: str = ""
-    window: Window = Window()
-    timeout_s: float = 300.0
     python: str = sys.executable
+
+    @property
+    def task(self) -> Task:
+        return TASKS[self.settings.task]
 
     def samples(self) -> Samples:
         return self.task.samples(self.data)

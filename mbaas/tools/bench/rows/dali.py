@@ -44,7 +44,7 @@ def _images(spec: RowSpec) -> Nodes:
     encoded, ids = _files(spec)
     crop = fn.decoders.image_random_crop(
         encoded,
-        device="mixed" if spec.gpu else "cpu",
+        device="mixed" if spec.settings.gpu else "cpu",
         output_type=types.RGB,
         random_area=[0.08, 1.0],
         random_aspect_ratio=[3 / 4, 4 / 3],
@@ -125,8 +125,8 @@ def build(spec: RowSpec, threads: int) -> Any:
     pipe = graph(
         batch_size=spec.batch,
         num_threads=threads,
-        device_id=0 if spec.gpu else None,
-        seed=spec.seed + spec.trial + 1,
+        device_id=0 if spec.settings.gpu else None,
+        seed=spec.settings.seed + spec.trial + 1,
         prefetch_queue_depth=2,
     )
     pipe.build()
@@ -137,10 +137,10 @@ def build(spec: RowSpec, threads: int) -> Any:
 def loader(spec: RowSpec) -> Iterator[Epoch]:
     """Run a DALI pipeline in a trial."""
     samples, sample_of = len(spec.samples().files), _sample_of(spec)
-    pipe = build(spec, max(1, spec.cores // spec.trials))
+    pipe = build(spec, max(1, spec.settings.cores // spec.trials))
 
     def view(made: Any) -> Any:
-        if not spec.gpu:
+        if not spec.settings.gpu:
             return np.asarray(made.as_tensor())
         from torch.utils.dlpack import from_dlpack
 

@@ -111,13 +111,13 @@ def make_loader(spec: RowSpec, workers: int, collate: Callable[[Any], Any] = _as
         # torch compares one trial's workers with the cores; the benchmark counts all trials
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return DataLoader(
-            Minibatches(samples, spec.task, spec.seed + spec.trial),
+            Minibatches(samples, spec.task, spec.settings.seed + spec.trial),
             batch_size=spec.batch,
-            sampler=_Indices(len(samples.files), spec.seed + spec.trial),
+            sampler=_Indices(len(samples.files), spec.settings.seed + spec.trial),
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=2 if workers else None,
-            pin_memory=spec.gpu,
+            pin_memory=spec.settings.gpu,
             collate_fn=collate,
         )
 
@@ -125,11 +125,13 @@ def make_loader(spec: RowSpec, workers: int, collate: Callable[[Any], Any] = _as
 @contextmanager
 def loader(spec: RowSpec) -> Iterator[Epoch]:
     """Run a DataLoader in a trial; its persistent workers end with the trial's process."""
-    source: DataLoader[TorchMinibatch] = make_loader(spec, spec.workers)
+    workers = spec.settings.dataloader_workers
+    usual = workers_for(spec.settings.cores, spec.trials)
+    source: DataLoader[TorchMinibatch] = make_loader(spec, usual if workers is None else workers)
 
     def epoch() -> Iterator[Minibatch]:
         for made, ids, beside in source:
-            values = made.to("cuda", non_blocking=True) if spec.gpu else made.numpy()
+            values = made.to("cuda", non_blocking=True) if spec.settings.gpu else made.numpy()
             yield [values, *(value for column in beside for value in listed(column))], ids.numpy()
 
     yield epoch

@@ -25,16 +25,16 @@ FEED = "bench"
 @contextmanager
 def service(spec: RowSpec) -> Iterator[str]:
     """Run a feed on its own Ray cluster, all below this process in the process tree."""
-    connection.start_ray(spec.cores)
+    connection.start_ray(spec.settings.cores)
     try:
         with mbaas.serve(
             FEED,
             spec.task.dataset(spec.data),
             spec.task.pipeline(),
             batch_size=spec.batch,
-            seed=spec.seed,
-            prep_workers=None if spec.gpu else spec.cores,
-            engine="dali" if spec.gpu else "cpu",
+            seed=spec.settings.seed,
+            prep_workers=None if spec.settings.gpu else spec.settings.cores,
+            engine="dali" if spec.settings.gpu else "cpu",
             cache_decoded=spec.row == "mbaas-decoded",
         ):
             # so that all trials begin the same epoch, as in a search
@@ -52,12 +52,12 @@ def _consumer(trial: int) -> str:
 def loader(spec: RowSpec) -> Iterator[Epoch]:
     """Join the feed as a consumer."""
     os.environ["RAY_ADDRESS"] = spec.address
-    as_torch = spec.array == "torch" or spec.gpu
+    as_torch = spec.settings.array == "torch" or spec.settings.gpu
     joined = mbaas.join(
         FEED,
         consumer=_consumer(spec.trial),
         format="torch" if as_torch else "numpy",
-        device="cuda" if spec.gpu else None,
+        device="cuda" if spec.settings.gpu else None,
         collate="list",
     )
 
@@ -66,7 +66,7 @@ def loader(spec: RowSpec) -> Iterator[Epoch]:
             if as_torch and IMAGE in batch:  # memory is NHWC in both cases; torch shows it as NCHW
                 batch[IMAGE] = batch[IMAGE].permute(0, 2, 3, 1)
             values = [array for name in (spec.task.made.name, *spec.task.beside) for array in _arrays(batch[name])]
-            if spec.gpu:
+            if spec.settings.gpu:
                 ids = batch["sample_id"].cpu().numpy()
             else:
                 values = [np.asarray(array) for array in values]

@@ -26,7 +26,7 @@ def service(spec: RowSpec, file: BinaryIO) -> None:
     """Write random bytes."""
     count, *shape = _shape(spec)
     itemsize = np.dtype(spec.task.made.dtype).itemsize
-    values = np.random.default_rng(spec.seed).bytes(math.prod(shape) * itemsize)
+    values = np.random.default_rng(spec.settings.seed).bytes(math.prod(shape) * itemsize)
     file.writelines(values for _ in range(count))
 
 

@@ -37,7 +37,7 @@ MOST_BYTES = 1 << 30
 def service(spec: RowSpec, file: BinaryIO) -> None:
     """Write all samples, decoded: the lengths of their containers, int64[n], and the containers from `_start` on."""
     samples, memory = spec.samples(), DecodedBuffer()
-    engine = make_engine("cpu", spec.task.pipeline(), seed=spec.seed, threads=spec.cores)
+    engine = make_engine("cpu", spec.task.pipeline(), seed=spec.settings.seed, threads=spec.settings.cores)
     lengths = np.empty(len(samples.files), np.int64)
     out = spec.task.made.empty(TOGETHER)
     file.seek(_start(len(lengths)))
@@ -83,17 +83,17 @@ def _decoded(path: str, samples: int) -> list[NDArray[np.uint8]]:
 @contextmanager
 def loader(spec: RowSpec) -> Iterator[Epoch]:
     """Prepare blocks in this process."""
-    samples = spec.samples()
+    samples, settings = spec.samples(), spec.settings
     raw: Sequence[NDArray[np.uint8]]
     if spec.row == "prep-decoded":
         raw = _decoded(spec.address, len(samples.files))
     else:
         raw = [np.fromfile(file, np.uint8) for file in samples.files]
-    order = SampleOrder(len(raw), spec.seed + spec.trial, _block_samples(spec, len(raw)))
-    kind: EngineName = "dali" if spec.gpu else "cpu"
-    engine = make_engine(kind, spec.task.pipeline(), seed=spec.seed, device_id=0 if spec.gpu else None)
+    order = SampleOrder(len(raw), settings.seed + spec.trial, _block_samples(spec, len(raw)))
+    kind: EngineName = "dali" if settings.gpu else "cpu"
+    engine = make_engine(kind, spec.task.pipeline(), seed=settings.seed, device_id=0 if settings.gpu else None)
     room = spec.task.made.empty(order.block_samples)
-    if spec.gpu:
+    if settings.gpu:
         room = _locked(room)
     epochs, blocks = count(), order.blocks_per_epoch
 

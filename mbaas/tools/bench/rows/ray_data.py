@@ -34,7 +34,7 @@ ID, EPOCH = "sample_id", "epoch"
 @contextmanager
 def service(spec: RowSpec) -> Iterator[str]:
     """Run a Ray cluster with an actor that prepares epochs."""
-    connection.start_ray(spec.cores)
+    connection.start_ray(spec.settings.cores)
     try:
         remote: Any = ray.remote
         actor = remote(num_cpus=0, max_concurrency=spec.trials)(Epochs)
@@ -50,7 +50,7 @@ class Epochs:
 
     def __init__(self, spec: RowSpec) -> None:
         self._spec = spec
-        self._order = SampleOrder(len(spec.samples().files), spec.seed, spec.batch)
+        self._order = SampleOrder(len(spec.samples().files), spec.settings.seed, spec.batch)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1)
         self._asked = [0] * spec.trials
@@ -88,7 +88,7 @@ class Epochs:
 
 @cache
 def _tools(spec: RowSpec) -> tuple[Samples, Engine]:
-    return spec.samples(), make_engine("cpu", spec.task.pipeline(), seed=spec.seed)
+    return spec.samples(), make_engine("cpu", spec.task.pipeline(), seed=spec.settings.seed)
 
 
 def _prepare(todo: dict[str, Any], spec: RowSpec) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _produce(spec: RowSpec, ports: list[int]) -> None:
     producer.LOCALHOST = "tcp://127.0.0.1"  # by default it listens on all interfaces
     data, acknowledged, *heart = ports
     sender = producer.TensorProducer(
-        make_loader(spec, spec.cores, _tensors),
+        make_loader(spec, spec.settings.cores, _tensors),
         port=data,
         ack_port=acknowledged,
         heart_ports=tuple(heart),

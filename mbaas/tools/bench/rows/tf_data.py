@@ -58,7 +58,7 @@ def service(spec: RowSpec) -> Iterator[str]:  # noqa: ARG001
 def _dataset(spec: RowSpec) -> Any:
     """Return an infinite dataset of minibatches: pixels uint8[n, side, side, 3] and int64[n] sample ids."""
     tf = _tensorflow()
-    tf.keras.utils.set_random_seed(spec.seed)  # all trials must define the same dataset
+    tf.keras.utils.set_random_seed(spec.settings.seed)  # all trials must define the same dataset
     files = [str(file) for file in spec.samples().files]
 
     def prepare(file: Any, sample: Any) -> Any:
@@ -85,7 +85,7 @@ def _dataset(spec: RowSpec) -> Any:
 
     is_jpeg = all(file.lower().endswith((".jpg", ".jpeg")) for file in files)
     dataset = tf.data.Dataset.from_tensor_slices((files, list(range(len(files)))))
-    dataset = dataset.shuffle(len(files), seed=spec.seed, reshuffle_each_iteration=True)
+    dataset = dataset.shuffle(len(files), seed=spec.settings.seed, reshuffle_each_iteration=True)
     dataset = dataset.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).batch(spec.batch)
     return dataset.repeat().prefetch(tf.data.AUTOTUNE)
 
