@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
@@ -159,8 +159,13 @@ def is_named(address: str | None) -> bool:
 
 def join_cluster(address: str | None) -> None:
     """Connect this process to a running cluster, and show that meanwhile."""
-    with err.status("connecting to Ray ..."):
+    with doing("connecting to Ray"):
         connect(address, start=False)
+
+
+def doing(what: str) -> AbstractContextManager[object]:
+    """Show what is done meanwhile, on a terminal."""
+    return err.status(f"{plain(what)} ...")
 
 
 def connect(address: str | None, *, start: bool) -> None:

@@ -6,9 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -110,7 +108,7 @@ def serve(
 
 
 def _connect(address: str | None, *, detach: bool, local: bool) -> None:
-    with _progress("connecting to Ray"):
+    with console.doing("connecting to Ray"):
         if local:
             from mbaas.ray_cluster import connection
 
@@ -126,7 +124,7 @@ def _connect(address: str | None, *, detach: bool, local: bool) -> None:
 def _start(wanted: FeedConfig, dataset: Dataset, *, detach: bool) -> Feed:
     import mbaas
 
-    with _progress(f"starting feed {wanted.name!r}"):
+    with console.doing(f"starting feed {wanted.name!r}"):
         feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, **{**wanted.options.given(), "detached": detach})
     classes = f" in {count(len(dataset.class_names))} classes" if dataset.class_names else ""
     samples = f"{count(len(dataset))} samples{classes} of {wanted.data.where}"
@@ -141,12 +139,6 @@ def _exit_by_force(name: str) -> None:
     console.line(console.out, f"feed {name!r} ended: interrupted")
     sys.stdout.flush()
     os._exit(0)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[None]:
-    with console.err.status(f"{console.plain(what)} ..."):
-        yield
 
 
 def _watch(feed: Feed) -> str:
@@ -181,10 +173,11 @@ def _watch(feed: Feed) -> str:
                     raise _ClusterEndedError(f"feed {feed.name!r} ended: {lost}") from None
             else:
                 silence.end()
+                flow = rates.add(status)
                 if console.out.is_terminal:
-                    show(feed_view.compact(status, rates.add(status)))
+                    show(feed_view.compact(status, flow))
                 else:
-                    log.show(status)
+                    log.show(status, flow)
                 if status.failed:  # show it for a while before this command ends
                     failed_at = began if failed_at is None else failed_at
                     if began - failed_at >= REASON_KEPT_S:
@@ -264,17 +257,15 @@ class _Log:
         next_at: time of the next line, by the feed's uptime.
     """
 
-    rates: feed_view.RateWindow = field(default_factory=feed_view.RateWindow)
     noted: tuple[str, ...] = ()
     next_at: float = 0.0
 
-    def show(self, status: FeedStatus) -> None:
-        rates = self.rates.add(status)
+    def show(self, status: FeedStatus, flow: feed_view.Flow) -> None:
         for note in _newer(self.noted, status.notes):
             console.line(console.out, f"{status.name}: {note}")
         self.noted = status.notes
         if status.uptime_s >= self.next_at:
-            console.line(console.out, feed_view.one_line(status, rates))
+            console.line(console.out, feed_view.one_line(status, flow))
             self.next_at = status.uptime_s + LINE_S
 
 
@@ -294,7 +285,7 @@ def stop(name: Annotated[str, typer.Argument(help="Name of the feed.")], address
     console.join_cluster(address)
     import mbaas
 
-    with console.err.status(console.plain(f"stopping feed {name!r} ...")):
+    with console.doing(f"stopping feed {name!r}"):
         mbaas.stop(name)
         _wait_until_gone(name)
     console.line(console.out, f"feed {name!r} is stopped")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mbaas.base.units import counted
-from mbaas.cli.console import app, command, err, line, out, plain, say_note
+from mbaas.cli.console import app, command, doing, line, out, say_note
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def show(
     options = wanted.options
     dataset = feed_data.listed(wanted.data)
     most = count if count is not None else min(COUNT, options.batch_size)
-    with err.status(plain(f"preparing {counted(most, 'sample')} ...")):
+    with doing(f"preparing {counted(most, 'sample')}"):
         found = first_samples(
             dataset, wanted.pipeline, count=most, seed=options.seed, shuffle=options.shuffle, epoch=epoch
         )

@@ -47,45 +47,42 @@ def what_if(
     """Predict the effect of more cache, cores, nodes, trials or faster storage from measured rates."""
     from mbaas.base import files
     from mbaas.cli.analysis_view import what_if_page
+    from mbaas.model import pace
     from mbaas.model.gpu_stages import crossing
-    from mbaas.model.pace import bottleneck, fewest_prep_cores, predict, smallest_cache
-    from mbaas.model.pace import curve as curve_of
-    from mbaas.model.quantity import plain_fields
+    from mbaas.model.quantity import plain
     from mbaas.model.rates import GpuRates
-    from mbaas.tools.analysis.advice import epoch_costs, offers, verdict
+    from mbaas.tools.analysis import advice
     from mbaas.tools.analysis.decoding import decoding
 
     rates, setup = load(measured)
     asked = changed(setup, changes or [])
     answer: dict[str, Any] = {
-        "verdict": verdict(rates, asked),
-        "before": predict(rates, setup).to_json(),
-        "after": predict(rates, asked).to_json(),
-        "smallest_cache": smallest_cache(rates, asked).to_json(),
-        "fewest_prep_cores": fewest_prep_cores(rates, asked).to_json(),
-        "bottleneck": vars(bottleneck(rates, asked)),
-        "costs": epoch_costs(rates, asked).to_json(),
+        "verdict": advice.verdict(rates, asked),
+        "before": pace.predict(rates, setup),
+        "after": pace.predict(rates, asked),
+        "smallest_cache": pace.smallest_cache(rates, asked),
+        "fewest_prep_cores": pace.fewest_prep_cores(rates, asked),
+        "bottleneck": pace.bottleneck(rates, asked),
+        "costs": advice.epoch_costs(rates, asked),
     }
     if (kept := decoding(rates, asked)) is not None:
-        answer["decoding"] = kept.to_json()
-    drawn = None
+        answer["decoding"] = kept
+    drawn = offered = None
     if curve is not None:
         name, values = read_curve(curve)
-        drawn = curve_of(rates, asked, name, values)
-        answer["curve"] = {"parameter": name, "points": [[v, p.steady.to_json()] for v, p in drawn.points]}
-    offered = None
+        drawn = pace.curve(rates, asked, name, values)
+        answer["curve"] = {"parameter": name, "points": [[value, found.steady] for value, found in drawn.points]}
     if machines is not None:
-        offered = offers(rates, asked, read_machines(machines), epochs=epochs)
-        answer["machines"] = [offer.to_json() for offer in offered]
+        offered = answer["machines"] = advice.offers(rates, asked, read_machines(machines), epochs=epochs)
     crosses = None if rates.on_gpu is None else crossing(rates, asked, rates.on_gpu)
     if gpu is not None:
         said = files.read(gpu)
         on_gpu = said.to(GpuRates)
         crosses = said.made(lambda: crossing(rates, asked, on_gpu))
     if crosses is not None:
-        answer["gpu"] = {**plain_fields(crosses), "options": crosses.options}
+        answer["gpu"] = {**vars(crosses), "options": crosses.options}
     view = partial(what_if_page, rates, setup, asked, curve=drawn, offered=offered, crosses=crosses)
-    write_result(answer, view, as_json=as_json)
+    write_result(plain(answer), view, as_json=as_json)
 
 
 def load(file: Path) -> tuple[Rates, Setup]:
