@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas.base import units
-from mbaas.cli.console import stack, table_of
+from mbaas.cli.console import Rows, stack
 from mbaas.model import words
 from mbaas.model.gpu_stages import DevicePlan
 from mbaas.model.pace import Epoch, WhatIfCurve, bottleneck, fewest_prep_cores, predict, smallest_cache
@@ -119,12 +119,12 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
         ("S", rates.storage.quantity(readers), f"{units.counted(int(readers), 'reader')} read cold storage at random"),
         ("C", rates.cache.scaled(1 / rates.sample_bytes, unit="samples/s"), "cached samples come from memory"),
     ]
-    shown = ((name, *_rate(rate), meaning) for name, rate, meaning in rows if rate is not None)
-    return table_of("*measured", ">rate", ">±", "~measured as", rows=shown)
-
-
-def _rate(rate: Quantity) -> tuple[str, str]:
-    return f"{units.number(rate.value)}/s", units.percent(rate.spread)
+    return Rows((name, rate, meaning) for name, rate, meaning in rows if rate is not None).table(
+        ("*measured", lambda row: row[0]),
+        (">rate", lambda row: _per_s(row[1])),
+        (">±", lambda row: units.percent(row[1].spread)),
+        ("~measured as", lambda row: row[2]),
+    )
 
 
 def _curves(found: Analysis) -> RenderableType:
@@ -135,61 +135,62 @@ def _curves(found: Analysis) -> RenderableType:
         "threads of one worker": found.prep_threads,
         "readers of storage": found.rates.storage,
     }
-    rows = (
-        ("" if number else name, units.exact(count), *_rate(rate), curve.fit.curve.stage(count))
+    points = (
+        ("" if number else name, count, rate, curve.fit.curve.stage(count))
         for name, curve in curves.items()
         if curve is not None
         for number, (count, rate) in enumerate(curve.points)
     )
-    return table_of("how it scales", ">count", ">rate", ">±", "~stage", rows=rows)
+    return Rows(points).table(
+        ("how it scales", lambda point: point[0]),
+        (">count", lambda point: units.exact(point[1])),
+        (">rate", lambda point: _per_s(point[2])),
+        (">±", lambda point: units.percent(point[2].spread)),
+        ("~stage", lambda point: point[3]),
+    )
 
 
 def _split(split: EpochSplit) -> RenderableType:
     said = split.live_prep_stall_s, split.live_fetch_stall_s, split.live_peer_stall_s
     rest = split.epoch_s.value - sum(part.value for part in said)
-    compared = map(_s, (split.compute_s, split.prep_stall_s, split.fetch_stall_s))
-    rows = (
-        ("three runs compared", *compared, "-", _s(split.epoch_s)),
-        ("reported by loaders", units.seconds(rest), *map(_s, said), _s(split.epoch_s)),
+    compared = "three runs compared", *map(_s, (split.compute_s, split.prep_stall_s, split.fetch_stall_s)), "-"
+    reported = "reported by loaders", units.seconds(rest), *map(_s, said)
+    return Rows((compared, reported)).table(
+        ("an epoch, as run", lambda row: row[0]),
+        (">compute", lambda row: row[1]),
+        (">waits for prep", lambda row: row[2]),
+        (">for bytes", lambda row: row[3]),
+        (">for other trials", lambda row: row[4]),
+        (">epoch", lambda _: _s(split.epoch_s)),
     )
-    waits = ">waits for prep", ">for bytes", ">for other trials"
-    return table_of("an epoch, as run", ">compute", *waits, ">epoch", rows=rows)
 
 
 def _changes(changes: Sequence[Change]) -> RenderableType:
-    rows = (
-        (
-            (change.advice, "bold" if not number else ""),
-            _s(change.epoch_s),
-            units.number(change.speedup.value),
-            "a setting" if change.kind == "setting" else "to be bought",
-        )
-        for number, change in enumerate(changes)
+    return Rows(changes).table(
+        ("what would help", lambda change: change.advice),
+        (">epoch", lambda change: _s(change.epoch_s)),
+        (">times as fast", lambda change: units.number(change.speedup.value)),
+        ("~", lambda change: "a setting" if change.kind == "setting" else "to be bought"),
+        strong_first=True,
     )
-    return table_of("what would help", ">epoch", ">times as fast", "~", rows=rows)
 
 
 def _verification(verification: Verification) -> RenderableType:
-    rows = (
-        (
-            f"{check.parameter} = {words.setting(check.parameter, check.value)}",
-            f"{units.number(check.predicted.value)}/s",
-            f"{units.number(check.found.value)}/s",
-            _error(check.error),
-            f"{units.number(check.simulated)}/s",
-            _error(check.simulated_error),
-            words.NAMES[check.limit],
-        )
-        for check in verification.checks
+    table = Rows(verification.checks).table(
+        ("verified predictions", lambda check: f"{check.parameter} = {words.setting(check.parameter, check.value)}"),
+        (">predicted", lambda check: _per_s(check.predicted)),
+        (">found", lambda check: _per_s(check.found)),
+        (">error", lambda check: _error(check.error)),
+        (">simulated", lambda check: f"{units.number(check.simulated)}/s"),
+        (">error", lambda check: _error(check.simulated_error)),
+        ("~limit", lambda check: words.NAMES[check.limit]),
     )
-    headings = "verified predictions", ">predicted", ">found", ">error", ">simulated", ">error", "~limit"
     median, worst = (units.percent(error) for error in (verification.median_error, verification.worst_error))
     slowest, fastest = map(units.number, verification.paces)
     pace = (
         f"the machine was {slowest} to {fastest} times as fast as during the measurements; predictions account for it"
     )
-    summary = f"  median error {median}, worst {worst}\n  {pace}"
-    return Group(table_of(*headings, rows=rows), Text(summary, "dim"))
+    return Group(table, Text(f"  median error {median}, worst {worst}\n  {pace}", "dim"))
 
 
 def _error(error: float) -> Text:
@@ -203,35 +204,34 @@ def _comparison(before: Epoch, after: Epoch) -> RenderableType:
         "waits for data": lambda epoch: units.percent(epoch.prep_stall + epoch.fetch_stall),
         "limit": lambda epoch: words.NAMES[epoch.limit],
     }
-    return table_of("", ">now", ">then", rows=((name, of(before), of(after)) for name, of in figures.items()))
+    return Rows(figures.items()).table(
+        ("", lambda each: each[0]), (">now", lambda each: each[1](before)), (">then", lambda each: each[1](after))
+    )
 
 
 def _curve(curve: WhatIfCurve) -> RenderableType:
-    rows = (
-        (
-            words.setting(curve.parameter, value),
-            units.number(found.steady.trial_per_s.value),
-            words.duration(found.steady.epoch_s),
-            words.NAMES[found.steady.limit],
-        )
-        for value, found in curve.points
+    return Rows((value, found.steady) for value, found in curve.points).table(
+        (curve.parameter, lambda point: words.setting(curve.parameter, point[0])),
+        (">samples/s of a trial", lambda point: units.number(point[1].trial_per_s.value)),
+        (">epoch", lambda point: words.duration(point[1].epoch_s)),
+        ("~limit", lambda point: words.NAMES[point[1].limit]),
     )
-    return table_of(curve.parameter, ">samples/s of a trial", ">epoch", "~limit", rows=rows)
 
 
 def _offers(offered: Sequence[Offer]) -> RenderableType:
-    rows = (
-        (
-            (offer.machine, "bold" if not number else ""),
-            offer.nodes,
-            words.duration(offer.job_s),
-            units.number(offer.cost.value),
-            units.number(offer.alone_cost.value),
-            words.NAMES[offer.limit],
-        )
-        for number, offer in enumerate(offered)
+    return Rows(offered).table(
+        ("machines", lambda offer: offer.machine),
+        (">nodes", lambda offer: offer.nodes),
+        (">job", lambda offer: words.duration(offer.job_s)),
+        (">cost", lambda offer: units.number(offer.cost.value)),
+        (">each loads alone", lambda offer: units.number(offer.alone_cost.value)),
+        ("~limit", lambda offer: words.NAMES[offer.limit]),
+        strong_first=True,
     )
-    return table_of("machines", ">nodes", ">job", ">cost", ">each loads alone", "~limit", rows=rows)
+
+
+def _per_s(rate: Quantity) -> str:
+    return f"{units.number(rate.value)}/s"
 
 
 def _s(quantity: Quantity) -> str:

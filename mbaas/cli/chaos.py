@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mbaas.base.units import count, counted, exact, number, seconds, size
-from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, stack, table_of, write_result
+from mbaas.cli.console import AsJson, Rows, app, command, end_as_ctrl_c, err, line, stack, write_result
 from mbaas.errors import ConfigError, MbaasError
 
 if TYPE_CHECKING:
@@ -122,15 +121,16 @@ def render(report: Report) -> RenderableType:
 
 def _kinds(report: Report) -> RenderableType:
     kinds = sorted(report.kinds.items())
-    rows = [(name, count(kind.planned), count(kind.happened), *_waits(kind.waits_s)) for name, kind in kinds]
-    table = table_of("fault", ">planned", ">happened", ">median wait", ">longest wait", rows=rows)
+    table = Rows(kinds).table(
+        ("fault", lambda each: each[0]),
+        (">planned", lambda each: count(each[1].planned)),
+        (">happened", lambda each: count(each[1].happened)),
+        (">median wait", lambda each: seconds(median(each[1].waits_s)) if each[1].waits_s else ""),
+        (">longest wait", lambda each: seconds(max(each[1].waits_s)) if each[1].waits_s else ""),
+    )
     table.add_section()
     table.add_row("all", count(sum(kind.planned for _, kind in kinds)), count(report.happened), "", "")
     return table
-
-
-def _waits(waits_s: Sequence[float]) -> tuple[str, str]:
-    return (seconds(median(waits_s)), seconds(max(waits_s))) if waits_s else ("", "")
 
 
 def _samples(report: Report) -> RenderableType:
@@ -162,10 +162,12 @@ def _what_was_checked(found: Checked) -> str:
 
 
 def _growth(growth: tuple[Growth, ...]) -> RenderableType:
-    def cells(each: Growth) -> tuple[str, ...]:
-        write = size if each.thing.endswith("_bytes") else number
-        slope = f"{'-' if each.per_min < 0 else '+'}{write(abs(each.per_min))}"
-        return each.thing.removesuffix("_bytes").replace("_", " "), write(each.first), write(each.last), slope
+    def write(each: Growth, value: float) -> str:
+        return size(value) if each.thing.endswith("_bytes") else number(value)
 
-    headings = "of all processes together", ">first quarter", ">last quarter", ">slope in a minute"
-    return table_of(*headings, rows=map(cells, growth))
+    return Rows(growth).table(
+        ("of all processes together", lambda each: each.thing.removesuffix("_bytes").replace("_", " ")),
+        (">first quarter", lambda each: write(each, each.first)),
+        (">last quarter", lambda each: write(each, each.last)),
+        (">slope in a minute", lambda each: f"{'-' if each.per_min < 0 else '+'}{write(each, abs(each.per_min))}"),
+    )

@@ -17,13 +17,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 import typer
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
+from rich.styled import Styled
 from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperGroup
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Made = TypeVar("Made")
+Item = TypeVar("Item")
 
 FAILED = 1
 MISUSED = 2
@@ -110,27 +112,35 @@ Cell: TypeAlias = "RenderableType | int | tuple[str, str]"
 _STYLES = {"*": "bold", "~": "dim"}
 
 
-def table_of(*headings: str, rows: Iterable[Iterable[Cell]], text_folds: bool = False) -> Table:
-    """Return a table without borders, with an unchanged text in each cell.
+class Rows(Generic[Item]):
+    """Items that are shown as a table."""
 
-    Args:
-        headings: names of columns, after marks: ">" for numbers, "*" for bold and "~" for dim text.
-        text_folds: fold every text column on a narrow terminal, instead of only the first.
-    """
-    columns = []
-    for index, heading in enumerate(headings):
-        name = heading.lstrip(">*~")
-        is_number, style = heading.startswith(">"), _STYLES.get(heading[:1], "")
-        folds = index == 0 or (text_folds and not is_number)
-        justify: Any = "right" if is_number else "left"
-        overflow: Any = "fold" if folds else "ellipsis"
-        columns.append(Column(name, justify=justify, overflow=overflow, no_wrap=not folds, style=style))
-    table = Table(
-        *columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
-    )
-    for row in rows:
-        table.add_row(*map(_shown, row))
-    return table
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._items = items
+
+    def table(
+        self, *columns: tuple[str, Callable[[Item], Cell]], text_folds: bool = False, strong_first: bool = False
+    ) -> Table:
+        """Return a table without borders.
+
+        Args:
+            columns: headings and functions of an item. A heading may follow marks: ">" for numbers, "*" for bold and
+                "~" for dim text.
+            text_folds: fold every text column on a narrow terminal, instead of only the first.
+            strong_first: the first cell is bold, because the first item is the recommended one.
+        """
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        for index, (heading, _) in enumerate(columns):
+            name = heading.lstrip(">*~")
+            is_number, style = heading.startswith(">"), _STYLES.get(heading[:1], "")
+            folds = index == 0 or (text_folds and not is_number)
+            justify: Any = "right" if is_number else "left"
+            overflow: Any = "fold" if folds else "ellipsis"
+            table.add_column(name, justify=justify, overflow=overflow, no_wrap=not folds, style=style)
+        for number, item in enumerate(self._items):
+            first, *others = (_shown(cell(item)) for _, cell in columns)
+            table.add_row(Styled(first, "bold") if strong_first and not number else first, *others)
+        return table
 
 
 def _shown(cell: Cell) -> RenderableType:

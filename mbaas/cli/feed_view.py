@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from mbaas.base.units import count, counted, duration, number, percent, seconds, size
-from mbaas.cli.console import Cell, facts, stack, table_of
+from mbaas.cli.console import Cell, Rows, facts, stack
 from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.model.costs import HOUR_S, LoadingCosts
 
@@ -116,8 +116,8 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Flow | None]]) -> R
     """
     if not rows:
         return NO_FEED
-    headings = "*feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up"
-    table = table_of(*headings, rows=(_feed_row(*row) for row in rows))
+    headings = "feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up"
+    table = _table(headings, (_feed_cells(*row) for row in rows))
     waits = [
         Text.assemble((name, "bold"), (" waits: ", "yellow"), wait)
         for name, status, _ in rows
@@ -126,20 +126,29 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Flow | None]]) -> R
     return Group(table, *waits) if waits else table
 
 
-def _feed_row(name: str, status: FeedStatus | MbaasError, flow: Flow | None) -> list[Cell]:
+def _feed_cells(name: str, status: FeedStatus | MbaasError, flow: Flow | None) -> dict[str, Cell]:
     if isinstance(status, MbaasError) or flow is None:
-        return [name, (state_of(status), "yellow")]
+        return {"feed": (name, "bold"), "state": (state_of(status), "yellow")}
     reserved = _reserved(status)
-    return [
-        name,
-        (status.state, FEED_STYLES[status.state]),
-        f"{len(_present(status))}{f' (+{reserved} reserved)' if reserved else ''}",
-        count(flow.prepared_per_s),
-        count(flow.delivered_per_s),
-        size(status.staged_bytes),
-        percent(status.hit_rate),
-        duration(status.uptime_s, parts=1),
-    ]
+    return {
+        "feed": (name, "bold"),
+        "state": (status.state, FEED_STYLES[status.state]),
+        "trials": f"{len(_present(status))}{f' (+{reserved} reserved)' if reserved else ''}",
+        "prepared/s": count(flow.prepared_per_s),
+        "delivered/s": count(flow.delivered_per_s),
+        "staged": size(status.staged_bytes),
+        "hits": percent(status.hit_rate),
+        "up": duration(status.uptime_s, parts=1),
+    }
+
+
+def _table(headings: Iterable[str], rows: Iterable[Mapping[str, Cell]]) -> Table:
+    """Return a table of the values under its ``headings``; missing ones are empty."""
+
+    def cell_of(name: str) -> Callable[[Mapping[str, Cell]], Cell]:
+        return lambda row: row.get(name, "")
+
+    return Rows(rows).table(*((heading, cell_of(heading.lstrip(">"))) for heading in headings))
 
 
 def feed(status: FeedStatus, flow: Flow) -> RenderableType:
@@ -294,8 +303,7 @@ def consumer_table(
     Args:
         reports: totals of consumers by their names, instead of those since they joined.
     """
-    cells = (_cells(status, each, reports.get(each.name, each.report)) for each in consumers)
-    return table_of(*headings, rows=([row[heading.lstrip(">")] for heading in headings] for row in cells))
+    return _table(headings, (_cells(status, each, reports.get(each.name, each.report)) for each in consumers))
 
 
 def _cells(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport) -> dict[str, Cell]:
@@ -334,28 +342,25 @@ def _last_epoch(consumer: ConsumerStatus) -> Text:
 
 
 def _workers(status: FeedStatus) -> RenderableType:
-    rows = (
-        (each.name, each.pid, each.tasks, count(each.samples), count(each.samples_per_s) if each.samples_per_s else "-")
-        for each in status.workers
+    return Rows(status.workers).table(
+        ("worker", lambda worker: worker.name),
+        (">pid", lambda worker: worker.pid),
+        (">tasks", lambda worker: worker.tasks),
+        (">samples", lambda worker: count(worker.samples)),
+        (">samples/s", lambda worker: count(worker.samples_per_s) if worker.samples_per_s else "-"),
     )
-    return table_of("worker", ">pid", ">tasks", ">samples", ">samples/s", rows=rows)
 
 
 def _nodes(status: FeedStatus) -> RenderableType:
-    rows = (
-        (
-            node.node[:8],
-            node.workers,
-            node.fetch_threads,
-            size(node.cached_bytes),
-            count(node.decoded.samples + node.decoded_on_disk.samples),
-            size(node.readahead_bytes),
-            size(node.speeds.storage) if node.speeds.storage is not None else "-",
-        )
-        for node in status.nodes
+    return Rows(status.nodes).table(
+        ("node", lambda node: node.node[:8]),
+        (">workers", lambda node: node.workers),
+        (">fetch threads", lambda node: node.fetch_threads),
+        (">cached", lambda node: size(node.cached_bytes)),
+        (">decoded", lambda node: count(node.decoded.samples + node.decoded_on_disk.samples)),
+        (">read ahead", lambda node: size(node.readahead_bytes)),
+        (">storage/s", lambda node: size(node.speeds.storage) if node.speeds.storage is not None else "-"),
     )
-    headings = "node", ">workers", ">fetch threads", ">cached", ">decoded", ">read ahead", ">storage/s"
-    return table_of(*headings, rows=rows)
 
 
 def _bad_samples(status: FeedStatus) -> RenderableType:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mbaas.base.units import count, counted, duration
-from mbaas.cli.console import Address, AsJson, Cell, app, command, join_cluster, out, say_note, table_of, write_json
+from mbaas.cli.console import Address, AsJson, Cell, Rows, app, command, join_cluster, out, say_note, write_json
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,36 +79,36 @@ def _write(found: pa.Table, path: Path) -> None:
 
 
 def _by_consumer(rows: list[dict[str, Any]]) -> Table:
-    def cells(consumer: str) -> list[Cell]:
-        own = [row for row in rows if row["consumer"] == consumer]
-        took = [row["seconds"] for row in own if row["seconds"]]
-        wrong = sum(not row["exact"] for row in own)
-        return [
-            consumer,
-            len(own),
-            count(sum(row["samples"] for row in own)),
-            duration(sum(took) / len(took)) if took else "-",
-            (f"{wrong} do not match", "bold red") if wrong else ("all match", "green"),
-        ]
+    by_name = {name: [row for row in rows if row["consumer"] == name] for name in (row["consumer"] for row in rows)}
 
-    consumers = dict.fromkeys(row["consumer"] for row in rows)
-    headings = "*consumer", ">epochs", ">samples", ">an epoch took", "ledgers"
-    return table_of(*headings, rows=map(cells, consumers))
+    def took(own: list[dict[str, Any]]) -> str:
+        seconds = [row["seconds"] for row in own if row["seconds"]]
+        return duration(sum(seconds) / len(seconds)) if seconds else "-"
+
+    def matching(own: list[dict[str, Any]]) -> Cell:
+        wrong = sum(not row["exact"] for row in own)
+        return (f"{wrong} do not match", "bold red") if wrong else ("all match", "green")
+
+    return Rows(by_name.values()).table(
+        ("*consumer", lambda own: own[0]["consumer"]),
+        (">epochs", len),
+        (">samples", lambda own: count(sum(row["samples"] for row in own))),
+        (">an epoch took", took),
+        ("ledgers", matching),
+    )
 
 
 def _by_epoch(rows: list[dict[str, Any]]) -> Table:
-    headings = "*consumer", ">epoch", ">feed epoch", ">from", ">samples", ">took", "ledger", "~shuffled as"
-    cells = (
-        (
-            row["consumer"],
-            row["epoch"],
-            row["feed_epoch"],
-            count(row["begin"]),
-            count(row["samples"]),
-            duration(row["seconds"]) if row["seconds"] else "-",
-            ("matches", "green") if row["exact"] else (f"{count(row['expected_samples'])} expected", "bold red"),
-            row["shuffled"],
-        )
-        for row in rows
+    def matching(row: dict[str, Any]) -> Cell:
+        return ("matches", "green") if row["exact"] else (f"{count(row['expected_samples'])} expected", "bold red")
+
+    return Rows(rows).table(
+        ("*consumer", lambda row: row["consumer"]),
+        (">epoch", lambda row: row["epoch"]),
+        (">feed epoch", lambda row: row["feed_epoch"]),
+        (">from", lambda row: count(row["begin"])),
+        (">samples", lambda row: count(row["samples"])),
+        (">took", lambda row: duration(row["seconds"]) if row["seconds"] else "-"),
+        ("ledger", matching),
+        ("~shuffled as", lambda row: row["shuffled"]),
     )
-    return table_of(*headings, rows=cells)

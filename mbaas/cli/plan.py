@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas.base import units
-from mbaas.cli.console import AsJson, Cell, app, command, stack, table_of, write_result
+from mbaas.cli.console import AsJson, Cell, Rows, app, command, stack, write_result
 
 if TYPE_CHECKING:
     from mbaas.tools.plan.planner import FitQuality, JobPlan, Plan
@@ -48,20 +48,19 @@ def _headline(plan: Plan) -> Text:
 
 def _jobs(plan: Plan) -> RenderableType:
     measured = any(map(_between, plan.jobs))  # stated rates have no interval
-    headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", *([">between"] if measured else []))
-    rows = (
-        (
-            job.job,
-            job.workers,
-            units.number(job.needed),
-            *map(units.number, (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
-            *([_between(job)] if measured else []),
-            units.seconds(job.epoch_s),
-            (job.limit, "green" if job.limit == "training" else "yellow"),
-        )
-        for job in plan.jobs
+    return Rows(plan.jobs).table(
+        ("*job", lambda job: job.job),
+        (">workers", lambda job: job.workers),
+        (">needs", lambda job: units.number(job.needed)),
+        (">prep/s", lambda job: units.number(job.prep_per_s)),
+        (">fetch/s", lambda job: units.number(job.fetch_per_s)),
+        (">step/s", lambda job: units.number(job.step_per_s)),
+        (">trial/s", lambda job: units.number(job.trial_per_s)),
+        *([(">between", _between)] if measured else []),
+        (">epoch", lambda job: units.seconds(job.epoch_s)),
+        ("limit", lambda job: (job.limit, "green" if job.limit == "training" else "yellow")),
+        text_folds=True,
     )
-    return table_of("*job", *headings, ">epoch", "limit", rows=rows, text_folds=True)
 
 
 def _between(job: JobPlan) -> str:
@@ -74,50 +73,60 @@ def _limits(plan: Plan) -> RenderableType:
 
 
 def _threads(plan: Plan) -> RenderableType:
-    rows = ((job.job, job.threads.prep, job.threads.fetch, job.threads.reason) for job in plan.jobs)
-    return table_of("*threads of a node", ">prepare", ">read", "~why", rows=rows, text_folds=True)
+    return Rows(plan.jobs).table(
+        ("*threads of a node", lambda job: job.job),
+        (">prepare", lambda job: job.threads.prep),
+        (">read", lambda job: job.threads.fetch),
+        ("~why", lambda job: job.threads.reason),
+        text_folds=True,
+    )
 
 
 def _costs(plan: Plan) -> RenderableType:
     priced = any(job.price is not None for job in plan.jobs)
-    headings = (">CPU-hours", ">DataLoaders", *((">cost", ">DataLoaders") if priced else ()))
-    rows = (
-        (job.job, *map(units.number, (job.cpu_h, job.alone_cpu_h, job.price or 0.0, job.alone_price or 0.0)))
-        for job in plan.jobs
+    prices: list[tuple[str, Callable[[JobPlan], Cell]]] = [
+        (">cost", lambda job: units.number(job.price or 0.0)),
+        (">DataLoaders", lambda job: units.number(job.alone_price or 0.0)),
+    ]
+    return Rows(plan.jobs).table(
+        ("*an epoch of each trial", lambda job: job.job),
+        (">CPU-hours", lambda job: units.number(job.cpu_h)),
+        (">DataLoaders", lambda job: units.number(job.alone_cpu_h)),
+        *(prices if priced else ()),
+        text_folds=True,
     )
-    shown = (row[: 1 + len(headings)] for row in rows)
-    return table_of("*an epoch of each trial", *headings, rows=shown, text_folds=True)
 
 
 def _caches(plan: Plan) -> RenderableType:
-    rows = (
-        (
-            cache.dataset,
-            *map(units.size, (cache.dataset_bytes, cache.memory_bytes, cache.disk_bytes)),
-            units.percent(cache.memory_share + cache.disk_share),
-            units.number(cache.epochs_per_h),
-        )
-        for cache in plan.caches
+    table = Rows(plan.caches).table(
+        ("*cache of a node", lambda cache: cache.dataset),
+        (">dataset", lambda cache: units.size(cache.dataset_bytes)),
+        (">in memory", lambda cache: units.size(cache.memory_bytes)),
+        (">on disk", lambda cache: units.size(cache.disk_bytes)),
+        (">kept", lambda cache: units.percent(cache.memory_share + cache.disk_share)),
+        (">epochs/h", lambda cache: units.number(cache.epochs_per_h)),
+        text_folds=True,
     )
-    headings = "*cache of a node", ">dataset", ">in memory", ">on disk", ">kept", ">epochs/h"
-    available = f"  of {units.size(plan.cache_memory_bytes)} of memory available to caches"
-    return Group(table_of(*headings, rows=rows, text_folds=True), Text(available, "dim"))
+    return Group(table, Text(f"  of {units.size(plan.cache_memory_bytes)} of memory available to caches", "dim"))
 
 
 def _fits(plan: Plan) -> RenderableType:
-    rows = [_fit(f"prep of {job.job}", job.fit, units.number) for job in plan.jobs]
-    rows.append(_fit("storage", plan.storage, units.size))
-    headings = "*fit", ">points", ">R²", ">worst error", "~straight lines through (count, rate)"
-    return table_of(*headings, rows=rows, text_folds=True)
+    of_prep = [(f"prep of {job.job}", job.fit, units.number) for job in plan.jobs]
+    return Rows([*of_prep, ("storage", plan.storage, units.size)]).table(
+        ("*fit", lambda row: row[0]),
+        (">points", lambda row: row[1].points),
+        (">R²", lambda row: units.number(row[1].r_squared)),
+        (">worst error", lambda row: _worst_error(row[1])),
+        ("~straight lines through (count, rate)", lambda row: _lines(row[1], row[2])),
+        text_folds=True,
+    )
 
 
-def _fit(name: str, fit: FitQuality, rate: Callable[[float], str]) -> list[Cell]:
+def _worst_error(fit: FitQuality) -> Cell:
+    return units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""
+
+
+def _lines(fit: FitQuality, rate: Callable[[float], str]) -> str:
     lines = ", ".join(f"({units.number(count)}, {rate(per_s)}/s)" for count, per_s in fit.lines)
     beyond = f"{rate(abs(fit.slope))}/s {'less' if fit.slope < 0 else 'more'} for each" if fit.slope else "flat"
-    return [
-        name,
-        fit.points,
-        units.number(fit.r_squared),
-        (units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
-        f"{lines}, then {beyond}" if lines else beyond,
-    ]
+    return f"{lines}, then {beyond}" if lines else beyond

@@ -27,21 +27,12 @@ from mbaas.model.rates import Rates, Setup
 from mbaas.status import FeedStatus
 from mbaas.tools.analysis.advice import DISAGREEMENT, Change, EpochCosts, costs_so_far, epoch_costs, recommend, verdict
 from mbaas.tools.analysis.decoding import Decoding, decoding, largest_cache
+from mbaas.tools.analysis.measuring import verify
 from mbaas.tools.analysis.measuring.effort import Effort, Progress, SavedStages
 from mbaas.tools.analysis.measuring.prep import MachineSpeed
 from mbaas.tools.analysis.measuring.service import Workload
 from mbaas.tools.analysis.measuring.storage import memory_rate
 from mbaas.tools.analysis.measuring.system import EPOCH_S, FEED_S, Survey, trained_on
-from mbaas.tools.analysis.measuring.verify import (
-    MOST_POINTS,
-    ROUNDS,
-    SPLIT_EPOCHS,
-    EpochSplit,
-    Verification,
-    points,
-    split_epoch,
-    verify,
-)
 from mbaas.tools.bench.cpu import cpu_model
 from mbaas.tools.simulator import Outcome, System, simulate
 from mbaas.tools.simulator.simulation import simulated_epoch_s
@@ -92,8 +83,8 @@ class Analysis:
     decoding: Decoding | None = None
     devices: DevicePlan | None = None
     prep_threads: MeasuredCurve | None = None
-    split: EpochSplit | None = None
-    verification: Verification | None = None
+    split: verify.EpochSplit | None = None
+    verification: verify.Verification | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -142,12 +133,12 @@ def analyze(
     survey = Survey(workload=workload, rate_per_s=rate_per_s, gpus=gpus, effort=effort, saved=saved)
     if not effort.is_whole:
         run = check = False
-    feed_s = FEED_S + SPLIT_EPOCHS * EPOCH_S
+    feed_s = FEED_S + verify.SPLIT_EPOCHS * EPOCH_S
     expected = {
         "pace": PACE_S if effort.is_whole else 0.0,
         **survey.expected_s(),
         "split": 2 * feed_s if run else 0.0,
-        "check": MOST_POINTS * ROUNDS * feed_s if check else 0.0,
+        "check": verify.MOST_POINTS * verify.ROUNDS * feed_s if check else 0.0,
     }
     progress = Progress({name: 0.0 if name in saved.earlier else s for name, s in expected.items()}, tell)
     with ExitStack() as stack:
@@ -168,11 +159,13 @@ def analyze(
                 raise KeyboardInterrupt
             if run:
                 progress.begin("split", "splitting an epoch into compute, prep stall and fetch stall")
-                split = saved.result("split", EpochSplit, lambda: split_epoch(part, rates, setup))
+                split = saved.result("split", verify.EpochSplit, lambda: verify.split_epoch(part, rates, setup))
             if check and speed is not None:
-                chosen = points(rates, setup)
+                chosen = verify.points(rates, setup)
                 verification = saved.result(
-                    "check", Verification, lambda: verify(part, rates, chosen, speed=speed, progress=progress)
+                    "check",
+                    verify.Verification,
+                    lambda: verify.verify(part, rates, chosen, speed=speed, progress=progress),
                 )
         except KeyboardInterrupt:  # all rates are measured, so the analysis is complete enough to return
             notes.append(STOPPED)
@@ -203,8 +196,8 @@ def conclude(
     notes: Sequence[str],
     memory_bytes: float = math.inf,
     prep_threads: MeasuredCurve | None = None,
-    split: EpochSplit | None = None,
-    verification: Verification | None = None,
+    split: verify.EpochSplit | None = None,
+    verification: verify.Verification | None = None,
     seen: Mapping[str, Waits] = MappingProxyType({}),
     knows_cores: bool = True,
     costs: EpochCosts | None = None,

@@ -183,7 +183,7 @@ def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.Monke
 
     measured = SimpleNamespace(rates=rates, notes=("P is doubtful",), prep_threads=None, was_stopped=False)
     monkeypatch.setattr(Survey, "measure", lambda *_: measured)
-    monkeypatch.setattr(whole, "split_epoch", stop)
+    monkeypatch.setattr(verifying, "split_epoch", stop)
     found = analyze(WORKLOAD, setup=Setup(), step="paced", check=True, tell=lines.append)
     assert found.was_stopped
     assert found.rates == rates

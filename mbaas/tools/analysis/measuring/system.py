@@ -13,17 +13,9 @@ from mbaas.model.curves import MeasuredCurve, blended_rate
 from mbaas.model.quantity import Quantity, measured, spanning, stated
 from mbaas.model.rates import FREE, INSTANT, GpuRates, Rates, step_overhead
 from mbaas.prep.engines import resolve_engine, workers_per_gpu
+from mbaas.tools.analysis.measuring import service
 from mbaas.tools.analysis.measuring.effort import Effort, Progress, SavedStages
 from mbaas.tools.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decode_samples, prep_rate, subset
-from mbaas.tools.analysis.measuring.service import (
-    PREP_KIND,
-    ServiceRun,
-    Workload,
-    gpu_rates,
-    measure_step,
-    merge_runs,
-    run_service,
-)
 from mbaas.tools.analysis.measuring.steps import StepRate
 from mbaas.tools.analysis.measuring.storage import (
     DROP_S,
@@ -107,7 +99,7 @@ class Survey:
         saved: receives the result of each stage, and provides those of an interrupted analysis.
     """
 
-    workload: Workload
+    workload: service.Workload
     rate_per_s: float | None = None
     cores: int = field(default_factory=cores_here)
     gpus: int = 0
@@ -247,7 +239,9 @@ class Survey:
             progress.begin("step", "G: the training step on synthetic minibatches")
             # Two sizes, because only their difference shows the fixed part of a step.
             sizes = sorted({max(1, options.batch_size // 2), options.batch_size})
-            steps = self.saved.result("step", list[StepRate], lambda: measure_step(workload, prep.made, sizes, effort))
+            steps = self.saved.result(
+                "step", list[StepRate], lambda: service.measure_step(workload, prep.made, sizes, effort)
+            )
             progress.found(f"G: {units.number(steps[-1].rate.value)} samples/s")
         rates = Rates(
             samples=len(dataset),
@@ -277,7 +271,7 @@ class Survey:
                 on_gpu = self.saved.result(
                     "gpu",
                     GpuRates,
-                    lambda: gpu_rates(workload, rates, raw(), kept(), prep.made, effort, gpus=self.gpus),
+                    lambda: service.gpu_rates(workload, rates, raw(), kept(), prep.made, effort, gpus=self.gpus),
                 )
                 assert on_gpu.decode is not None
                 made, trained = (f"{units.number(each)}/s" for each in (on_gpu.decode.per_s, on_gpu.decode.step_per_s))
@@ -303,7 +297,7 @@ def _best(curve: MeasuredCurve, thing: str) -> str:
     return f"{units.number(rate.value)} samples/s with {units.counted(int(count), thing)}"
 
 
-def with_costs(rates: Rates, workload: Workload, workers: int, speed: MachineSpeed) -> Rates:
+def with_costs(rates: Rates, workload: service.Workload, workers: int, speed: MachineSpeed) -> Rates:
     """Replace the isolated costs of a sample by its costs in feeds, whose trials do nothing.
 
     All costs come from feeds that keep every core busy. There each cost is higher than in isolation, because cores
@@ -331,7 +325,7 @@ def with_costs(rates: Rates, workload: Workload, workers: int, speed: MachineSpe
         del feeds["encoded"]  # the feed with one trial covers this case
     if rates.storage.best_rate(rates.storage.most) > rates.prep.rate(workers):
         feeds["cold"] = {"prep_workers": workers, "decoded": False, "cached": False}
-    rounds: list[dict[str, ServiceRun]] = []
+    rounds: list[dict[str, service.ServiceRun]] = []
     paces = [speed.relative()]
     # Whole rounds, so that a busy minute affects all feeds equally, whose costs are compared.
     for _ in range(ROUNDS):
@@ -342,12 +336,12 @@ def with_costs(rates: Rates, workload: Workload, workers: int, speed: MachineSpe
     return costs_of(rates, rounds, pace=sum(paces) / len(paces))
 
 
-def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: float) -> Rates:
+def costs_of(rates: Rates, rounds: Sequence[Mapping[str, service.ServiceRun]], *, pace: float) -> Rates:
     """Return ``rates`` with the costs of samples from rounds of the feeds in `with_costs`, by name.
 
     ``pace`` is the speed of the machine relative to the measurement of ``rates``.
     """
-    runs = {name: merge_runs([found[name] for found in rounds]) for name in rounds[0]}
+    runs = {name: service.merge_runs([found[name] for found in rounds]) for name in rounds[0]}
     encoded = "encoded" if "encoded" in runs else "one"
     made_s = [cost_s(found[encoded], 1, of_prep=True) * pace for found in rounds]
     decoded_cpu_s = rates.decoded_cpu_s
@@ -389,13 +383,19 @@ def serving_seconds(alone_per_s: float, served: Quantity) -> Quantity:
 
 
 def _idle_feed(
-    rates: Rates, workload: Workload, *, prep_workers: int, trials: int = 1, decoded: bool = True, cached: bool = True
-) -> ServiceRun:
+    rates: Rates,
+    workload: service.Workload,
+    *,
+    prep_workers: int,
+    trials: int = 1,
+    decoded: bool = True,
+    cached: bool = True,
+) -> service.ServiceRun:
     """Run a feed whose trials do nothing, with all data in memory, or cold in storage."""
     part = trained_on(workload, rates, prep_workers=prep_workers)
     decoded = decoded and rates.decoded_prep is not None
     cache_bytes = part.dataset.total_bytes if cached else 0
-    return run_service(
+    return service.run_service(
         replace(part, step=_nothing),
         sample_bytes=rates.pixel_bytes,
         trials=trials,
@@ -410,15 +410,15 @@ def _idle_feed(
     )
 
 
-def trained_on(workload: Workload, rates: Rates, *, prep_workers: int) -> Workload:
+def trained_on(workload: service.Workload, rates: Rates, *, prep_workers: int) -> service.Workload:
     """Return the workload with a part of the dataset that ``prep_workers`` prepare in about `EPOCH_S`."""
     samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers) * EPOCH_S))
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.options.seed))
 
 
-def cost_s(run: ServiceRun, trials: int, *, of_prep: bool) -> float:
+def cost_s(run: service.ServiceRun, trials: int, *, of_prep: bool) -> float:
     """Return the CPU seconds of a prepared sample, without the constant load, of prep workers or of all others."""
-    kinds = [kind for kind in run.cpu_s if (kind == PREP_KIND) == of_prep]
+    kinds = [kind for kind in run.cpu_s if (kind == service.PREP_KIND) == of_prep]
     used_s = sum(run.cpu_s[kind] - run.background.get(kind, 0.0) * run.seconds for kind in kinds)
     # Each trial takes every sample, so a sample prepared once is delivered ``trials`` times.
     return max(0.0, used_s) * trials / run.samples

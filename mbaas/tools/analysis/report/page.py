@@ -26,16 +26,7 @@ from mbaas.model import words
 from mbaas.model.pace import bottleneck
 from mbaas.tools.analysis import plots
 from mbaas.tools.analysis.advice import DISAGREEMENT
-from mbaas.tools.analysis.report.charts import (
-    MOST_ROOM,
-    PARTS,
-    SETS_THE_PACE,
-    Chart,
-    bars_of,
-    boxes_of,
-    charts,
-    links_of,
-)
+from mbaas.tools.analysis.report import charts
 from mbaas.tools.analysis.report.studies import studies
 from mbaas.tools.analysis.whole import Analysis
 
@@ -60,14 +51,14 @@ def page(analysis: Analysis, *, command: str | None = None) -> str:
             analysis=analysis,
             command=command,
             bottleneck=bottleneck(analysis.rates, analysis.setup),
-            boxes=boxes_of(analysis),
-            links=links_of(analysis),
-            bars=bars_of(analysis),
-            parts=[name for name, *_ in PARTS],
+            boxes=charts.boxes_of(analysis),
+            links=charts.links_of(analysis),
+            bars=charts.bars_of(analysis),
+            parts=[name for name, *_ in charts.PARTS],
             studies=found,
-            charts={chart.name: _drawn(chart) for chart in charts(analysis, found)},
-            most_room=MOST_ROOM,
-            sets_the_pace=SETS_THE_PACE,
+            charts={chart.name: _drawn(chart) for chart in charts.charts(analysis, found)},
+            most_room=charts.MOST_ROOM,
+            sets_the_pace=charts.SETS_THE_PACE,
             disagreement=DISAGREEMENT,
             readers=analysis.rates.storage.fastest[0],
             infinity=math.inf,  # Jinja has no literal for it
@@ -89,7 +80,7 @@ def write_plots(analysis: Analysis, folder: Path) -> list[Path]:
     except OSError as error:
         raise ConfigError(f"cannot make the folder of plots {folder}: {error.strerror}") from None
     written = []
-    for chart in charts(analysis, studies(analysis)):
+    for chart in charts.charts(analysis, studies(analysis)):
         written.append(folder / f"{chart.name}.svg")
         plots.save(chart.figure, written[-1])
     return written
@@ -133,7 +124,7 @@ def code(text: str) -> Markup:
     return Markup("<code>{}</code>").format(_FORBIDDEN.sub("\ufffd", text))
 
 
-def _drawn(chart: Chart) -> Markup:
+def _drawn(chart: charts.Chart) -> Markup:
     if chart.narrow is None:
         return inline(chart.figure, name=chart.name, said=chart.said)
     # CSS shows one of the two
