@@ -213,18 +213,17 @@ class ResampleFile:
     each_epoch: bool = True
     """Draw again in each epoch."""
 
+    def __post_init__(self) -> None:
+        if (self.balance is None) == (self.weights is None):
+            got = "none" if self.balance is None else "both"
+            raise ConfigError(f"name one of balance, weights, got {got}")
+
     def of(self, dataset: Dataset) -> Dataset:
         """Draw the samples; raise ConfigError for an unknown field or invalid weights."""
         if self.balance is not None:
             return dataset.balance(self.balance, self.samples, self.seed, each_epoch=self.each_epoch)
         assert self.weights is not None
         return dataset.resample(self.weights, self.samples, self.seed, each_epoch=self.each_epoch)
-
-    def check(self) -> None:
-        """Raise ConfigError unless exactly one kind of weights is given."""
-        if (self.balance is None) == (self.weights is None):
-            got = "none" if self.balance is None else "both"
-            raise ConfigError(f"name one of balance, weights, got {got}")
 
 
 Condition = tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"], Any]
@@ -278,8 +277,6 @@ class FeedData:
         if said.filter is not None:
             for condition in top.fields["filter"].items:
                 _check(condition)
-        if said.resample is not None:
-            top.fields["resample"].made(said.resample.check)
         if isinstance(data, str):
             return cls(_from(top.file, data), said, top)
         name, options = top.fields["data"].made(lambda: _reader_of(data))

@@ -274,16 +274,12 @@ def storage_rate(dataset: Dataset, effort: Effort, *, readers: Sequence[int] = R
 
     order = np.random.default_rng(seed).permutation(len(dataset)).tolist()
     samples = _ColdParts(order, lambda ids: local_spans(dataset, ids))
-    points, costs = [], []
-    for count in readers:
-        with ThreadPoolExecutor(count, thread_name_prefix="mbaas-measure") as threads:
-            # Each number of readers continues after the last one: no sample is read twice before all have been.
-            window = _Window(samples, read, threads, count, effort.window_s)
-            points.append((float(count), repeat(window.rate, effort, unit="samples/s")))
-            costs.append(window.cpu_s)
+    # Each number of readers continues after the last one: no sample is read twice before all have been.
+    found = [_read_rate(samples, read, count, effort, unit="samples/s") for count in readers]
+    curve = MeasuredCurve(tuple((float(count), rate) for count, (rate, _) in zip(readers, found, strict=True)))
     # CPU costs depend on how much readers wait for each other. Predictions use the number of readers that helps.
-    fastest = max(range(len(points)), key=lambda i: points[i][1].value)
-    return StorageRate(MeasuredCurve(tuple(points)), stated(costs[fastest], unit="CPU-s"), samples.resident)
+    _, cpu_s = max(found, key=lambda each: each[0].value)
+    return StorageRate(curve, stated(cpu_s, unit="CPU-s"), samples.resident)
 
 
 class _ColdParts(Generic[Part]):
@@ -306,37 +302,28 @@ class _ColdParts(Generic[Part]):
         return parts
 
 
-class _Window(Generic[Part]):
-    """Measurements with one number of readers; each window is sized by the rate of the last one."""
+def _read_rate(
+    parts: _ColdParts[Part], read: Callable[[Sequence[Part]], int], readers: int, effort: Effort, *, unit: str
+) -> tuple[Quantity, float]:
+    """Measure with a number of readers; return the rate in what ``read`` counts, and CPU seconds of a part."""
+    # At least two parts per reader: with one, a window is as long as its slowest read.
+    least = count = 2 * readers
+    done, cpu_s = 0, 0.0
 
-    def __init__(
-        self,
-        parts: _ColdParts[Part],
-        read: Callable[[Sequence[Part]], int],
-        threads: ThreadPoolExecutor,
-        readers: int,
-        window_s: float,
-    ) -> None:
-        self._parts, self._read, self._threads, self._readers = parts, read, threads, readers
-        self._window_s = window_s
-        # At least two parts per reader: with one, a window is as long as its slowest read.
-        self._least = self._count = 2 * readers
-        self._done, self._cpu_s = 0, 0.0
-
-    @property
-    def cpu_s(self) -> float:
-        return self._cpu_s / max(self._done, 1)
-
-    def rate(self) -> float:
-        """Measure one window; return its rate per second, in the units that ``read`` counts."""
-        parts = self._parts.next(self._count)
+    def window() -> float:
+        nonlocal count, done, cpu_s
+        some = parts.next(count)
         began, busy = perf_counter(), process_time()
         # Each reader gets its list at once: one task per sample would measure the pool.
-        amount = sum(self._threads.map(self._read, [parts[i :: self._readers] for i in range(self._readers)]))
+        amount = sum(threads.map(read, [some[i::readers] for i in range(readers)]))
         elapsed_s = max(perf_counter() - began, 1e-9)
-        self._done, self._cpu_s = self._done + len(parts), self._cpu_s + process_time() - busy
-        self._count = max(self._least, round(len(parts) * self._window_s / elapsed_s))
+        done, cpu_s = done + len(some), cpu_s + process_time() - busy
+        count = max(least, round(len(some) * effort.window_s / elapsed_s))  # sized by the rate of the last window
         return amount / elapsed_s
+
+    with ThreadPoolExecutor(readers, thread_name_prefix="mbaas-measure") as threads:
+        rate = repeat(window, effort, unit=unit)
+    return rate, cpu_s / max(done, 1)
 
 
 @contextmanager
@@ -374,9 +361,7 @@ def disk_rate(raw: Raw, disk_path: str | os.PathLike[str], effort: Effort) -> Di
             # Samples are packed into a few large files, and pages span several samples: drop all files each time.
             spans = spans_of(folder)
             parts = _ColdParts(np.array_split(order, max(1, len(lengths) // READ_SAMPLES)), lambda _: spans)
-            with ThreadPoolExecutor(DISK_READERS, thread_name_prefix="mbaas-measure") as threads:
-                window = _Window(parts, read, threads, DISK_READERS, effort.window_s)
-                rate = repeat(window.rate, effort, unit="bytes/s")
+            rate, _ = _read_rate(parts, read, DISK_READERS, effort, unit="bytes/s")
         finally:
             tier.close()
     return DiskRate(rate, parts.resident)

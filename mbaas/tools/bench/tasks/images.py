@@ -8,7 +8,6 @@ training set (Deng et al., 2009). Nothing is downloaded, and the same arguments 
 from __future__ import annotations
 
 import importlib.util
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
 from mbaas.samples.fields import IMAGE, Field
-from mbaas.tools.bench.tasks.base import Data, FolderTask, Report, made_once
+from mbaas.tools.bench.tasks.base import Data, FolderTask, Report, made_once, write_files
 from mbaas.transforms import DecodeImage, Pipeline, RandomHorizontalFlip, RandomResizedCrop
 
 if TYPE_CHECKING:
@@ -87,18 +86,11 @@ def make_photos(root: Path, count: int, *, seed: int = 0, report: Report = print
 
 def _write_tree(folder: Path, count: int, seed: int) -> None:
     photos = [_photo(name) for name in SOURCES]
-    for name in SOURCES:
-        (folder / Path(name).stem).mkdir(parents=True)
 
-    def write(index: int) -> None:
-        which = index % len(SOURCES)
-        # one generator per file, so that pixels do not depend on threads
-        encoded = draw_jpeg(photos[which], np.random.default_rng([seed, index]))
-        (folder / Path(SOURCES[which]).stem / f"{index:06d}.jpg").write_bytes(encoded)
+    def write(file: Path, index: int, rng: np.random.Generator) -> None:
+        file.with_suffix(".jpg").write_bytes(draw_jpeg(photos[index % len(photos)], rng))
 
-    with ThreadPoolExecutor() as pool:
-        for _ in pool.map(write, range(count)):  # consume the results, so that errors are raised
-            pass
+    write_files(folder, count, seed, [Path(name).stem for name in SOURCES], write)
 
 
 def _photo(name: str) -> Photo:
