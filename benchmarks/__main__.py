@@ -50,9 +50,13 @@ def benchmarks() -> None:
     """Measurements, fuzzing and proofs for developers of mbaas. For users there is `mbaas bench`."""
 
 
-@command(app, "python -m benchmarks bookkeeping")
+@command(app)
 def bookkeeping(as_json: AsJson = False) -> None:
-    """Measure the cost of sample order and bookkeeping for 10^3 to 10^8 samples, without files, pixels and Ray."""
+    """Measure the cost of sample order and bookkeeping for 10^3 to 10^8 samples, without files, pixels and Ray.
+
+    Examples:
+        python -m benchmarks bookkeeping
+    """
     from benchmarks.bookkeeping import measure, table
 
     with end_as_ctrl_c():
@@ -60,7 +64,7 @@ def bookkeeping(as_json: AsJson = False) -> None:
     _tell([asdict(cost) for cost in costs], table(costs), as_json=as_json)
 
 
-@command(app, "python -m benchmarks ready --batch 64 --rounds 7")
+@command(app)
 def ready(
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64",
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 7,
@@ -69,7 +73,11 @@ def ready(
     cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the cost of a loader to a trial whose data is always ready, against a loop over memory."""
+    """Measure the cost of a loader to a trial whose data is always ready, against a loop over memory.
+
+    Examples:
+        python -m benchmarks ready --batch 64 --rounds 7
+    """
     check_installed()
     from benchmarks.ready import measure, table
     from mbaas.tools.bench.rows import BenchSettings, usable_cores
@@ -92,13 +100,17 @@ def ready(
     _tell([{**asdict(result), "loss": result.loss} for result in results], table(results), as_json=as_json)
 
 
-@command(app, "python -m benchmarks first --images 200000")
+@command(app)
 def first(
     images: Annotated[int, typer.Option(help="How many images to make, of 8x8 pixels.")] = 200_000,
     rounds: Annotated[int, typer.Option(help="How often they are served; results are medians.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the time to the first minibatch of many small files: list, serve, read."""
+    """Measure the time to the first minibatch of many small files: list, serve, read.
+
+    Examples:
+        python -m benchmarks first --images 200000
+    """
     from benchmarks.first import measure, table
 
     with end_as_ctrl_c():
@@ -106,7 +118,7 @@ def first(
     _tell(asdict(result), table(result), as_json=as_json)
 
 
-@command(app, "python -m benchmarks late --trials 8")
+@command(app)
 def late(
     trials: Annotated[int, typer.Option(help="How many trials come, one after the other.")] = 8,
     epochs: Annotated[int, typer.Option(help="Epochs of each.")] = 3,
@@ -114,7 +126,11 @@ def late(
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Compare trials that join in mid-epoch: wait for the next epoch, or begin at once."""
+    """Compare trials that join in mid-epoch: wait for the next epoch, or begin at once.
+
+    Examples:
+        python -m benchmarks late --trials 8
+    """
     from benchmarks.late import measure, table
 
     with end_as_ctrl_c():
@@ -122,7 +138,7 @@ def late(
     _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 
-@command(app, "python -m benchmarks paces --steps-ms 30,60,120")
+@command(app)
 def paces(
     steps_ms: Annotated[
         str, typer.Option(help="How long a trial works on a minibatch, for each slot of the search.", metavar="N,N")
@@ -132,7 +148,11 @@ def paces(
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the cost of sharing for trials of different paces that train and evaluate."""
+    """Measure the cost of sharing for trials of different paces that train and evaluate.
+
+    Examples:
+        python -m benchmarks paces --steps-ms 30,60,120
+    """
     from benchmarks.paces import measure, table
 
     steps_s = tuple(step / 1e3 for step in numbers("--steps-ms", steps_ms))
@@ -141,7 +161,7 @@ def paces(
     _tell(asdict(result), table(result), as_json=as_json)
 
 
-@command(app, "python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT")
+@command(app)
 def searches(
     schedulers: Annotated[str, typer.Option(help="Whose searches.", metavar="NAME,NAME")] = "FIFO,ASHA,HyperBand,PBT",
     trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 9,
@@ -155,7 +175,11 @@ def searches(
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Measure sharing in searches by Ray Tune's schedulers, with trials that join, pause, resume and are cloned."""
+    """Measure sharing in searches by Ray Tune's schedulers, with trials that join, pause, resume and are cloned.
+
+    Examples:
+        python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT
+    """
     from benchmarks.searches import SCHEDULERS, Way, measure, table
 
     names = _some_of("--schedulers", schedulers, tuple(SCHEDULERS))
@@ -167,7 +191,7 @@ def searches(
     _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 
-@command(app, "python -m benchmarks costs --trials 32")
+@command(app)
 def costs(
     images: Images = SAMPLES,
     trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 16,
@@ -177,7 +201,11 @@ def costs(
     cores: Annotated[int | None, typer.Option(help="CPUs that may be used. Default: all.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a whole ASHA search over photographs with mbaas and with DataLoaders: time, CPU time, samples."""
+    """Compare a whole ASHA search over photographs with mbaas and with DataLoaders: time, CPU time, samples.
+
+    Examples:
+        python -m benchmarks costs --trials 32
+    """
     check_installed()
     from benchmarks.costs import figures, measure, table
     from mbaas.tools.bench.rows import usable_cores
@@ -195,14 +223,18 @@ def costs(
     _tell(figures(results), table(results), as_json=as_json)
 
 
-@command(app, "python -m benchmarks accuracy --seeds 5")
+@command(app)
 def accuracy(
     seeds: Annotated[int, typer.Option(help="How many searches there are of each kind.", min=2)] = 5,
     trials: Annotated[int, typer.Option(help="How many trials a search has.")] = 12,
     epochs: Annotated[int, typer.Option(help="Of the longest trial.")] = 12,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the effect of starting in mid-epoch on accuracy: small searches over real images, several seeds."""
+    """Measure the effect of starting in mid-epoch on accuracy: small searches over real images, several seeds.
+
+    Examples:
+        python -m benchmarks accuracy --seeds 5
+    """
     from benchmarks.accuracy import measure, table
 
     with end_as_ctrl_c():
@@ -210,7 +242,7 @@ def accuracy(
     _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 
-@command(app, 'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"')
+@command(app)
 def nodes(
     nodes: Annotated[str, typer.Option(help="Numbers of nodes of the local clusters.", metavar="N,N")] = "1,2,4",
     storage: Annotated[str, typer.Option(help="What storage gives each node.", metavar="RATE")] = "8 MB/s",
@@ -221,7 +253,11 @@ def nodes(
     images: Images = 400,
     as_json: AsJson = False,
 ) -> None:
-    """Compare nodes that share a feed with nodes that load alone, on local clusters with storage of a fixed speed."""
+    """Compare nodes that share a feed with nodes that load alone, on local clusters with storage of a fixed speed.
+
+    Examples:
+        python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"
+    """
     check_installed()
     from benchmarks.nodes.report import NodesSettings, tables
     from benchmarks.nodes.runs import run
@@ -242,7 +278,7 @@ def nodes(
         raise MbaasError(f"the benchmark is not sound: {'; '.join(faults)}")
 
 
-@command(app, "python -m benchmarks calls --trials 3,8")
+@command(app)
 def calls(
     trials: Annotated[str, typer.Option(help="Numbers of trials of a machine.", metavar="N,N")] = "3,8",
     rounds: Annotated[int, typer.Option(help="How often everything is run; results are medians.", min=1)] = 3,
@@ -251,7 +287,11 @@ def calls(
     step: Annotated[float, typer.Option(help="Seconds that a trial sleeps over a minibatch.", min=0)] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure calls for blocks on a machine without the coordinator: each through Ray, or relayed together."""
+    """Measure calls for blocks on a machine without the coordinator: each through Ray, or relayed together.
+
+    Examples:
+        python -m benchmarks calls --trials 3,8
+    """
     check_installed()
     from benchmarks.calls import measure, table
 
@@ -262,7 +302,7 @@ def calls(
     _tell([asdict(result) for result in results], table(results), as_json=as_json)
 
 
-@command(app, "python -m benchmarks scale --check 1,2,4")
+@command(app)
 def scale(
     check: Annotated[
         str | None,
@@ -270,7 +310,11 @@ def scale(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Model feeds with up to 256 nodes, with the service's own decisions and costs measured on this machine."""
+    """Model feeds with up to 256 nodes, with the service's own decisions and costs measured on this machine.
+
+    Examples:
+        python -m benchmarks scale --check 1,2,4
+    """
     check_installed()
     from benchmarks.scale.forecast import run, tables
 
@@ -279,7 +323,7 @@ def scale(
     _tell(asdict(scaling), tables(scaling), as_json=as_json)
 
 
-@command(app, "python -m benchmarks fuzz --minutes 60 --seed 7")
+@command(app)
 def fuzz(
     minutes: Annotated[float, typer.Option(help="How long, over all targets.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Another seed, other cases.")] = 1,
@@ -291,7 +335,11 @@ def fuzz(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fuzz every decoder and reader with damaged and hostile data, files, names, states and calls."""
+    """Fuzz every decoder and reader with damaged and hostile data, files, names, states and calls.
+
+    Examples:
+        python -m benchmarks fuzz --minutes 60 --seed 7
+    """
     from benchmarks.fuzz.report import fuzz_all, table
 
     with end_as_ctrl_c():
@@ -301,13 +349,17 @@ def fuzz(
         raise MbaasError(f"{len(found)} findings, for instance {found[0].told.strip().splitlines()[-1]}")
 
 
-@command(app, "python -m benchmarks soak --minibatches 1000000")
+@command(app)
 def soak(
     minibatches: Annotated[int, typer.Option(help="How many consumers take, all together.")] = 100_000,
     minutes: Annotated[float, typer.Option(help="How long at most.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure growth of a feed's memory, descriptors and threads while consumers join and leave."""
+    """Measure growth of a feed's memory, descriptors and threads while consumers join and leave.
+
+    Examples:
+        python -m benchmarks soak --minibatches 1000000
+    """
     from benchmarks.soak import slopes, table
     from benchmarks.soak import soak as run
 
@@ -317,7 +369,7 @@ def soak(
     _tell({"slopes": [asdict(each) for each in found], "last": asdict(looks[-1])}, table(looks, found), as_json=as_json)
 
 
-@command(app, "python -m benchmarks schedules --seeds 0:1000000")
+@command(app)
 def schedules(
     seeds: Annotated[
         str, typer.Option(help="Seeds, the first included, the last not; or a single one, to replay it.", metavar="A:B")
@@ -325,7 +377,11 @@ def schedules(
     processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run random fault schedules of a whole feed on virtual time; report violations with seed and story."""
+    """Run random fault schedules of a whole feed on virtual time; report violations with seed and story.
+
+    Examples:
+        python -m benchmarks schedules --seeds 0:1000000
+    """
     from benchmarks.schedules import run, table
 
     with end_as_ctrl_c():
@@ -335,7 +391,7 @@ def schedules(
         raise MbaasError(f"a promise was broken with {len(result.broken)} seeds, first with {min(result.broken)}")
 
 
-@command(app, "python -m benchmarks mutants --modules window,tasks")
+@command(app)
 def mutants(
     modules: Annotated[
         str, typer.Option(help="Modules of mbaas/core. Default: all.", metavar="M,M", show_default=False)
@@ -347,7 +403,11 @@ def mutants(
     processes: Annotated[int | None, typer.Option(help="Default: one for each core.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test the tests: make small mistakes in the pure core, one at a time, and list the undetected ones."""
+    """Test the tests: make small mistakes in the pure core, one at a time, and list the undetected ones.
+
+    Examples:
+        python -m benchmarks mutants --modules window,tasks
+    """
     from benchmarks.mutants.run import chosen, run, table
 
     todo = chosen([name for name in modules.split(",") if name], sample, seed)
@@ -356,9 +416,13 @@ def mutants(
     _tell(asdict(result), table(result), as_json=as_json)
 
 
-@command(app, "python -m benchmarks dashboards")
+@command(app)
 def dashboards() -> None:
-    """Write the Grafana dashboards in cluster/grafana, after a change of the metrics or of the panels."""
+    """Write the Grafana dashboards in cluster/grafana, after a change of the metrics or of the panels.
+
+    Examples:
+        python -m benchmarks dashboards
+    """
     from benchmarks.dashboards import write
 
     for file in write():

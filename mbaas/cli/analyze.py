@@ -89,21 +89,21 @@ class AnalyzeRequest:
         return limit
 
 
-@console.command(
-    console.app,
-    "mbaas analyze feed.yaml --step train:step            [dim]measures the step, too[/]",
-    "mbaas analyze feed.yaml --step train:step --quick    [dim]a quick estimate from fewer measurements[/]",
-    "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
-    "mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]with storage limited to 50 MB/s[/]",
-    "mbaas analyze feed.yaml --step train:step --verify --report report.html",
-    "mbaas analyze --feed train                           [dim]a running feed, from its counters[/]",
-)
+@console.command(console.app)
 @console.takes(AnalyzeRequest)
 def analyze(request: AnalyzeRequest) -> None:
     """Find out whether loading is the bottleneck, and which change or purchase would help.
 
     Measures the training step on synthetic data, prep with its data in memory, uncached storage, and memory. Then
     splits an epoch's time into compute, waiting for prep and waiting for bytes, and lists changes that would help.
+
+    Examples:
+        mbaas analyze feed.yaml --step train:step            [dim]measures the step, too[/]
+        mbaas analyze feed.yaml --step train:step --quick    [dim]a quick estimate from fewer measurements[/]
+        mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]
+        mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]with storage limited to 50 MB/s[/]
+        mbaas analyze feed.yaml --step train:step --verify --report report.html
+        mbaas analyze --feed train                           [dim]a running feed, from its counters[/]
     """
     from mbaas.cli import analysis_view
 

@@ -36,16 +36,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{option} must be whole numbers with commas between, such as 1,4,8, got {text!r}") from None
 
 
-@command(
-    app,
-    "mbaas bench                                   [dim]takes about half an hour[/]",
-    "mbaas bench --trials 8 --batch 64 --rows prep,mbaas",
-    "mbaas bench --data ~/imagenet/val --json > bench.json",
-    "mbaas bench --task detection --data instances_val2017.json --image-folder val2017",
-    "mbaas bench --task audio",
-    "mbaas bench --gpu",
-    "mbaas bench --peers --peers-python ~/peers/bin/python",
-)
+@command(app)
 def bench(
     task: Annotated[str, typer.Option(help="Task: images, detection or audio.")] = "images",
     trials: Annotated[str, typer.Option(help="Trials at a time; a table for each number.", metavar="N,N")] = "1,4,8",
@@ -114,6 +105,15 @@ def bench(
     (images and boxes: random-IoU-crop to 300, flip and colour) or audio (log-mel spectrograms of a second, with
     SpecAugment). Every epoch of every trial is checked for missing and repeated samples. Needs the bench extra: pip
     install 'mbaas\\[bench]'
+
+    Examples:
+        mbaas bench                                   [dim]takes about half an hour[/]
+        mbaas bench --trials 8 --batch 64 --rows prep,mbaas
+        mbaas bench --data ~/imagenet/val --json > bench.json
+        mbaas bench --task detection --data instances_val2017.json --image-folder val2017
+        mbaas bench --task audio
+        mbaas bench --gpu
+        mbaas bench --peers --peers-python ~/peers/bin/python
     """
     check_installed(task)
     from mbaas.tools.bench.peers import PEERS

@@ -21,14 +21,7 @@ SENTENCES = 10
 """Upper bound on the flaws, errors and bugs of one kind that are printed."""
 
 
-@command(
-    app,
-    "mbaas chaos                            [dim]20 faults, in about three minutes[/]",
-    "mbaas chaos --seed 7 --minutes 60 --json > chaos.json",
-    "mbaas chaos --kinds 'kill-*,pause-coordinator' --every 3",
-    "mbaas chaos --ranks 2 --kinds 'kill-*'",
-    "mbaas chaos --faults 50 -- python my_search.py",
-)
+@command(app)
 def chaos(
     program: Annotated[
         list[str] | None,
@@ -63,6 +56,13 @@ def chaos(
     Prep workers, cache nodes, coordinators, trials and nodes are killed, stopped and restored, one or several at a
     time, and storage fails. The trials' samples are then compared, one by one, with the same feed without faults. Exit
     code 1: a sample was missing, repeated or different, a feed ended, or a trial hung.
+
+    Examples:
+        mbaas chaos                            [dim]20 faults, in about three minutes[/]
+        mbaas chaos --seed 7 --minutes 60 --json > chaos.json
+        mbaas chaos --kinds 'kill-*,pause-coordinator' --every 3
+        mbaas chaos --ranks 2 --kinds 'kill-*'
+        mbaas chaos --faults 50 -- python my_search.py
     """
     from mbaas.tools.chaos.runner import ChaosSettings, run
 

@@ -17,21 +17,20 @@ app = group(
 )
 
 
-@command(app, "mbaas cluster list")
+@command(app)
 def list_() -> None:
-    """List the files and their purposes."""
+    """List the files and their purposes.
+
+    Examples:
+        mbaas cluster list
+    """
     found = _files()
     width = max(map(len, found))
     for name, file in found.items():
         line(out, f"{name:<{width}}  {_about(file)}")
 
 
-@command(
-    app,
-    "mbaas cluster write raycluster.yaml",
-    "mbaas cluster write aws.yaml --to clusters/search.yaml",
-    "mbaas cluster write node.env --force        [dim]instead of the one that is there[/]",
-)
+@command(app)
 def write(
     name: Annotated[str, typer.Argument(help="One of [bold]mbaas cluster list[/].")],
     to: Annotated[
@@ -39,7 +38,13 @@ def write(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write one of the files for editing: values that you must set are marked EDIT."""
+    """Write one of the files for editing: values that you must set are marked EDIT.
+
+    Examples:
+        mbaas cluster write raycluster.yaml
+        mbaas cluster write aws.yaml --to clusters/search.yaml
+        mbaas cluster write node.env --force        [dim]instead of the one that is there[/]
+    """
     found = _files()
     if name not in found:
         raise ConfigError(f"unknown file {name!r}; known are {', '.join(found)}")

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -271,15 +272,16 @@ def examples(*lines: str) -> str:
     return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
 
 
-def command(app: typer.Typer, *lines: str) -> Callable[[Function], Function]:
-    """Register a command of ``app`` with its docstring as help, paragraph by paragraph, and these examples."""
+def command(app: typer.Typer) -> Callable[[Function], Function]:
+    """Register a command of ``app`` with its docstring as help, paragraph by paragraph, and its section "Examples"."""
 
     def register(function: Function) -> Function:
+        text, _, shown = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
         # typer would keep the source's line breaks
-        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
         name = function.__name__.strip("_").replace("_", "-")  # "list_": "list" is a builtin
-        return app.command(name, help=text, epilog=examples(*lines))(function)
+        epilog = examples(*textwrap.dedent(shown).splitlines())
+        return app.command(name, help=text, epilog=epilog)(function)
 
     return register
 

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@command(
-    app,
-    "mbaas ledger train",
-    "mbaas ledger train trial-3                   [dim]each of its epochs[/]",
-    "mbaas ledger train --parquet ledgers.parquet",
-)
+@command(app)
 def ledger(
     name: Annotated[str, typer.Argument(help="Name of the feed.")],
     consumer: Annotated[
@@ -37,6 +32,11 @@ def ledger(
     A ledger counts samples and hashes their ids, in any order: it matches if the consumer received each sample of the
     epoch exactly once. [bold]from[/] and [bold]shuffled as[/], with the seed, determine the contents of every
     minibatch.
+
+    Examples:
+        mbaas ledger train
+        mbaas ledger train trial-3                   [dim]each of its epochs[/]
+        mbaas ledger train --parquet ledgers.parquet
     """
     import pyarrow as pa
 

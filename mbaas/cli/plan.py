@@ -20,14 +20,17 @@ GOOD_FIT = 0.05
 """Relative error at a point above which a fit is coloured."""
 
 
-@command(
-    app, "mbaas plan examples/plan/jobs.yaml", "mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'"
-)
+@command(app)
 def plan(
     jobs: Annotated[Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml")],
     as_json: AsJson = False,
 ) -> None:
-    """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs."""
+    """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs.
+
+    Examples:
+        mbaas plan examples/plan/jobs.yaml
+        mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'
+    """
     from mbaas.tools.plan import file, planner
 
     made = planner.plan(*file.load(jobs))

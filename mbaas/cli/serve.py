@@ -43,14 +43,7 @@ GONE_POLL_S = 0.05
 """Time limit and polling period of `mbaas stop` for the end of a feed."""
 
 
-@console.command(
-    console.app,
-    "mbaas serve feed.yaml",
-    "mbaas serve feed.yaml --name val --address 10.0.0.1:6379",
-    "nohup mbaas serve feed.yaml > feed.log &    [dim]in the background, until mbaas stop[/]",
-    "mbaas serve feed.yaml --detach              [dim]for several jobs, on a running cluster[/]",
-    "mbaas serve --schema > feed.schema.json     [dim]for YAML completion and checks in editors[/]",
-)
+@console.command(console.app)
 def serve(
     config: Annotated[
         Path | None, typer.Argument(help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml")
@@ -70,6 +63,13 @@ def serve(
 
     Joins the Ray cluster of this machine, or starts one for the lifetime of the feed, and prints which. With
     [bold]--detach[/] the feed belongs to the cluster, which must already be running: every job finds it by its name.
+
+    Examples:
+        mbaas serve feed.yaml
+        mbaas serve feed.yaml --name val --address 10.0.0.1:6379
+        nohup mbaas serve feed.yaml > feed.log &    [dim]in the background, until mbaas stop[/]
+        mbaas serve feed.yaml --detach              [dim]for several jobs, on a running cluster[/]
+        mbaas serve --schema > feed.schema.json     [dim]for YAML completion and checks in editors[/]
     """
     from mbaas.cli import feed_data, feed_file
 
@@ -276,11 +276,14 @@ def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
     return new[kept:]
 
 
-@console.command(console.app, "mbaas stop train")
+@console.command(console.app)
 def stop(name: Annotated[str, typer.Argument(help="Name of the feed.")], address: console.Address = None) -> None:
     """End a feed, wherever it was started, and wait until it is gone.
 
     Trials that still use it get an error with this reason.
+
+    Examples:
+        mbaas stop train
     """
     console.join_cluster(address)
     import mbaas

@@ -21,7 +21,7 @@ NAMED = 5
 """Number of bad samples listed by name; all are counted."""
 
 
-@command(app, "mbaas show feed.yaml --out grid.png", "mbaas show feed.yaml --out later.png --epoch 7 --count 64")
+@command(app)
 def show(
     config: Annotated[Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml")],
     to: Annotated[Path, typer.Option("--out", help="The picture to write.", metavar="FILE.png")] = Path("grid.png"),
@@ -35,6 +35,10 @@ def show(
     They are exactly the samples that trials will get, before [bold]Normalize[/], which runs in the trial. A minibatch
     is determined by the data, the pipeline and the seed, so neither a feed nor Ray is needed. The cpu engine prepares
     the samples; dali's pixels differ by a few grey levels.
+
+    Examples:
+        mbaas show feed.yaml --out grid.png
+        mbaas show feed.yaml --out later.png --epoch 7 --count 64
     """
     from mbaas.cli import feed_data, feed_file
     from mbaas.pictures import grid

@@ -46,13 +46,7 @@ Plot = Annotated[
 ]
 
 
-@command(
-    app,
-    "mbaas simulate policies imagenet-1k",
-    "mbaas simulate policies imagenet-1k --set trials=16 --plot policies.svg",
-    "mbaas simulate policies my.yaml --epochs 10 --policies minio,nopfs,mbaas --json",
-    "mbaas simulate policies --from-feed train    [dim]a running feed, from its rates[/]",
-)
+@command(app)
 def policies(
     system: Annotated[str | None, GIVEN] = None,
     from_feed: Annotated[
@@ -72,6 +66,12 @@ def policies(
 
     [bold]compute[/] is training. The rest is waiting: for samples from a storage class, from another worker or
     from shared storage (pfs), or for samples to be prepared and written to the staging buffer.
+
+    Examples:
+        mbaas simulate policies imagenet-1k
+        mbaas simulate policies imagenet-1k --set trials=16 --plot policies.svg
+        mbaas simulate policies my.yaml --epochs 10 --policies minio,nopfs,mbaas --json
+        mbaas simulate policies --from-feed train    [dim]a running feed, from its rates[/]
     """
     from mbaas.tools.simulator import simulate
     from mbaas.tools.simulator.results import outcomes_table, plain_outcomes, policies_figure
@@ -89,11 +89,7 @@ def policies(
     write_result(plain, lambda: outcomes_table(described, outcomes), as_json=as_json)
 
 
-@command(
-    app,
-    'mbaas simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16',
-    'mbaas simulate sweep my.yaml --x workers=1,2,4,8 --y "pfs_bytes_per_s=200 MB/s,1 GB/s" --versus minio',
-)
+@command(app)
 def sweep(
     system: Annotated[str, GIVEN],
     x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V")],
@@ -109,6 +105,10 @@ def sweep(
     Parameters: [bold]cache_bytes[/], workers, trials, batch, epochs, threads, staging_bytes, compute_bytes_per_s,
     prep_bytes_per_s, network_bytes_per_s, pfs_bytes_per_s, samples, sample_bytes, pixel_bytes; and the capacity of one
     storage class, such as ram_bytes. Rates and sizes are per worker, except for pfs_bytes_per_s.
+
+    Examples:
+        mbaas simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16
+        mbaas simulate sweep my.yaml --x workers=1,2,4,8 --y "pfs_bytes_per_s=200 MB/s,1 GB/s" --versus minio
     """
     from mbaas.tools.simulator import sweep
     from mbaas.tools.simulator.results import axis_labels, plain_sweep, sweep_figure, sweep_table
@@ -121,11 +121,7 @@ def sweep(
     write_result(plain_sweep(swept), lambda: sweep_table(swept, labels=labels), as_json=as_json)
 
 
-@command(
-    app,
-    "mbaas simulate cache --policy lru --cached 0.5 --epochs 5",
-    "mbaas simulate cache --policy minio --cached 0.5 --epochs 5 --plot hits.png",
-)
+@command(app)
 def cache(
     policy: Annotated[str, typer.Option(help="minio or lru.")],
     cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.")],
@@ -139,6 +135,10 @@ def cache(
 
     [bold]minio[/] keeps the samples that it read first. [bold]lru[/] evicts the least recently read samples, like a
     page cache.
+
+    Examples:
+        mbaas simulate cache --policy lru --cached 0.5 --epochs 5
+        mbaas simulate cache --policy minio --cached 0.5 --epochs 5 --plot hits.png
     """
     from mbaas.tools.simulator.chance import POLICIES, hit_fractions
     from mbaas.tools.simulator.results import hit_rates_figure
@@ -154,11 +154,7 @@ def cache(
     _write({**asked, "hit_fraction": hits}, "\n".join(lines), as_json=as_json)
 
 
-@command(
-    app,
-    "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8",
-    "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg",
-)
+@command(app)
 def frequency(
     workers: Annotated[int, typer.Option(help="Workers that divide each epoch among themselves.")],
     epochs: Annotated[int, typer.Option(help="Number of epochs.")],
@@ -175,6 +171,10 @@ def frequency(
 
     Each epoch assigns a sample to one of N workers at random, so a worker reads it Binomial(E, 1/N) times. Samples that
     a worker reads far more often than others are worth keeping close to it.
+
+    Examples:
+        mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8
+        mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg
     """
     from mbaas.tools.simulator import frequency
     from mbaas.tools.simulator.results import frequency_figure
@@ -191,11 +191,7 @@ def frequency(
     _write({**asked, **results}, sentence, as_json=as_json)
 
 
-@command(
-    app,
-    "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000",
-    "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json",
-)
+@command(app)
 def imbalance(
     nodes: Annotated[int, typer.Option(help="Number of nodes, which cache samples and train.")],
     local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.")],
@@ -208,6 +204,10 @@ def imbalance(
 
     Samples are cached on random nodes, so some nodes have more than their part of a minibatch and some less; only the
     difference is transferred.
+
+    Examples:
+        mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000
+        mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json
     """
     from mbaas.tools.simulator import imbalance
     from mbaas.tools.simulator.results import imbalance_figure
@@ -223,13 +223,18 @@ def imbalance(
     _write({**asked, "median": found.median, "p25": low, "p75": high}, sentence, as_json=as_json)
 
 
-@command(app, "mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")
+@command(app)
 def presets(
     name: Annotated[
         str | None, typer.Argument(help="Print this preset, or a machine by name, as a start for your own file.")
     ] = None,
 ) -> None:
-    """List the systems and policies that ship with mbaas, or print the YAML of one system."""
+    """List the systems and policies that ship with mbaas, or print the YAML of one system.
+
+    Examples:
+        mbaas simulate presets
+        mbaas simulate presets imagenet-1k > my.yaml
+    """
     from mbaas.tools.simulator import POLICIES, catalog
 
     if name is not None:

@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 
-@console.command(
-    console.app,
-    "mbaas status",
-    "mbaas status train",
-    "mbaas status train --watch --every 5",
-    "mbaas status train --story trial-3    [dim]its history, with causes[/]",
-    "mbaas status train --json | jq '.consumers\\[] | {name, stall_share}'",
-)
+@console.command(console.app)
 def status(
     name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: a table of all feeds.")] = None,
     as_json: console.AsJson = False,
@@ -47,6 +40,13 @@ def status(
 
     [bold]--story[/] takes a name from the tables (a node's name stands for its cache node), or
     "block 17": blocks are counted over all epochs.
+
+    Examples:
+        mbaas status
+        mbaas status train
+        mbaas status train --watch --every 5
+        mbaas status train --story trial-3    [dim]its history, with causes[/]
+        mbaas status train --json | jq '.consumers\\[] | {name, stall_share}'
     """
     if story is not None and name is None:
         raise typer.BadParameter("needs the name of a feed: mbaas status NAME --story THING", param_hint="--story")

@@ -45,7 +45,7 @@ LEAST_CONSUMERS = 3
 """Consumers of each feed that are shown even on a small terminal."""
 
 
-@console.command(console.app, "mbaas top            [dim]all running feeds[/]", "mbaas top train")
+@console.command(console.app)
 def top(
     name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.")] = None,
     address: console.Address = None,
@@ -57,6 +57,10 @@ def top(
     [bold]samples/s[/]: of the consumer while it trains. [bold]stall[/]: fraction of that time spent waiting for data:
     while prep was computing, while bytes were fetched, or for other consumers, because a slower one must not fall
     behind or another cohort has the staging memory. [bold]done[/]: progress in the feed's epoch.
+
+    Examples:
+        mbaas top            [dim]all running feeds[/]
+        mbaas top train
     """
     console.join_cluster(address)
     seen = console.statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error

@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     from mbaas.tools.analysis.advice import MachineType
 
 
-@command(
-    app,
-    "mbaas what-if a.json --set trials=8 --set sharing=off",
-    "mbaas what-if a.json --set cache_bytes=20GB --set storage_factor=0.5",
-    "mbaas what-if a.json --curve cache_bytes=0,10GB,20GB,40GB",
-    "mbaas what-if a.json --machines prices.yaml --epochs 90    [dim]the cheapest first[/]",
-    "mbaas what-if a.json --gpu gpu.yaml    [dim]decode on the CPU, or on the GPU?[/]",
-)
+@command(app)
 def what_if(
     measured: Annotated[Path, typer.Argument(help="A file written by `mbaas analyze --save`.", metavar="FILE.json")],
     changes: Annotated[
@@ -44,7 +37,15 @@ def what_if(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the effect of more cache, cores, nodes, trials or faster storage from measured rates."""
+    """Predict the effect of more cache, cores, nodes, trials or faster storage from measured rates.
+
+    Examples:
+        mbaas what-if a.json --set trials=8 --set sharing=off
+        mbaas what-if a.json --set cache_bytes=20GB --set storage_factor=0.5
+        mbaas what-if a.json --curve cache_bytes=0,10GB,20GB,40GB
+        mbaas what-if a.json --machines prices.yaml --epochs 90    [dim]the cheapest first[/]
+        mbaas what-if a.json --gpu gpu.yaml    [dim]decode on the CPU, or on the GPU?[/]
+    """
     from mbaas.base import files
     from mbaas.cli.analysis_view import what_if_page
     from mbaas.model import pace
