@@ -115,7 +115,11 @@ def _rates(rates: Rates, setup: Setup) -> RenderableType:
             rates.feed_quantity(workers) if rates.serving_s.high else None,
             "the same workers in a feed, including delivery",
         ),
-        ("", decoded and decoded.quantity(workers), "the same workers prepare samples that are decoded"),
+        (
+            "",
+            decoded.quantity(workers) if decoded is not None else None,
+            "the same workers prepare samples that are decoded",
+        ),
         ("S", rates.storage.quantity(readers), f"{units.counted(int(readers), 'reader')} read cold storage at random"),
         ("C", rates.cache.scaled(1 / rates.sample_bytes, unit="samples/s"), "cached samples come from memory"),
     ]

@@ -32,31 +32,19 @@ if TYPE_CHECKING:
 class AnalyzeRequest:
     """The command line of ``mbaas analyze``, with its help; raises ConfigError for options that exclude each other."""
 
-    file: Annotated[Path | None, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml")] = (
-        None
-    )
-    step: Annotated[
-        str | None,
-        typer.Option(
-            help="The training step: a function of one minibatch, or one without parameters that returns it.",
-            metavar="MODULE:FUNCTION",
-        ),
-    ] = None
-    rate_per_s: Annotated[
-        float | None, typer.Option("--rate", help="Instead of a step: samples/s that one trial could take.")
-    ] = None
-    trials: Annotated[int, typer.Option(help="Trials that will train on it.")] = 1
-    device: Annotated[str | None, typer.Option(help="Device that minibatches are copied to, such as cuda.")] = None
-    storage: Annotated[str | None, typer.Option(help="Limit storage to this rate.", metavar="RATE")] = None
-    feed: Annotated[str | None, typer.Option(help="Instead of a file: the name of a running feed.")] = None
-    verify: Annotated[bool, typer.Option("--verify", help="Run some of the predictions, and report the error.")] = False
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Run the feed, to split an epoch's time.")] = True
-    quick: Annotated[bool, typer.Option("--quick", help="Take fewer measurements, and run no feed.")] = False
-    report: Annotated[Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html")] = None
-    plots: Annotated[Path | None, typer.Option(help="Write its plots as SVG.", metavar="DIR")] = None
-    save: Annotated[
-        Path | None, typer.Option(help="Write the measurements, for `mbaas what-if`.", metavar="FILE.json")
-    ] = None
+    file: Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml")] = None
+    step: Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION")] = None
+    rate_per_s: Annotated[float | None, typer.Option("--rate")] = None
+    trials: int = 1
+    device: str | None = None
+    storage: Annotated[str | None, typer.Option(metavar="RATE")] = None
+    feed: str | None = None
+    verify: Annotated[bool, typer.Option("--verify")] = False
+    run: Annotated[bool, typer.Option("--run/--no-run")] = True
+    quick: Annotated[bool, typer.Option("--quick")] = False
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html")] = None
+    plots: Annotated[Path | None, typer.Option(metavar="DIR")] = None
+    save: Annotated[Path | None, typer.Option(metavar="FILE.json")] = None
     as_json: console.AsJson = False
     address: console.Address = None
 
@@ -96,6 +84,21 @@ def analyze(request: AnalyzeRequest) -> None:
 
     Measures the training step on synthetic data, prep with its data in memory, uncached storage, and memory. Then
     splits an epoch's time into compute, waiting for prep and waiting for bytes, and lists changes that would help.
+
+    Args:
+        file: The file that `mbaas serve` reads.
+        step: The training step: a function of one minibatch, or one without parameters that returns it.
+        rate_per_s: Instead of a step: samples/s that one trial could take.
+        trials: Trials that will train on it.
+        device: Device that minibatches are copied to, such as cuda.
+        storage: Limit storage to this rate.
+        feed: Instead of a file: the name of a running feed.
+        verify: Run some of the predictions, and report the error.
+        run: Run the feed, to split an epoch's time.
+        quick: Take fewer measurements, and run no feed.
+        report: Write the report as one page.
+        plots: Write its plots as SVG.
+        save: Write the measurements, for `mbaas what-if`.
 
     Examples:
         mbaas analyze feed.yaml --step train:step            [dim]measures the step, too[/]

@@ -23,31 +23,13 @@ SENTENCES = 10
 
 @command(app)
 def chaos(
-    program: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="After --: a program to run in place of the search; it finds the cluster by RAY_ADDRESS.",
-            metavar="COMMAND",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the plan: the same seed and options give the same faults.")] = 0,
-    faults: Annotated[int | None, typer.Option(help="Number of faults. Default: 20.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Instead of --faults: inject them for this long.")] = None,
-    every: Annotated[float, typer.Option(help="Mean time between two faults, in seconds.", metavar="SECONDS")] = 6.0,
-    kinds: Annotated[
-        str | None,
-        typer.Option(
-            help="Kinds of faults, as names or patterns. Default: all kinds that are possible here.",
-            metavar="KIND,KIND",
-        ),
-    ] = None,
-    ranks: Annotated[
-        int,
-        typer.Option(
-            help="Ranks of a data-parallel trial in the search, with newcomers that join in the middle of epochs.",
-            metavar="RANKS",
-        ),
-    ] = 0,
+    program: Annotated[list[str] | None, typer.Argument(metavar="COMMAND")] = None,
+    seed: int = 0,
+    faults: int | None = None,
+    minutes: float | None = None,
+    every: Annotated[float, typer.Option(metavar="SECONDS")] = 6.0,
+    kinds: Annotated[str | None, typer.Option(metavar="KIND,KIND")] = None,
+    ranks: Annotated[int, typer.Option(metavar="RANKS")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run a search on a separate Ray cluster, kill and disturb its parts, and check the samples that trials
@@ -56,6 +38,15 @@ def chaos(
     Prep workers, cache nodes, coordinators, trials and nodes are killed, stopped and restored, one or several at a
     time, and storage fails. The trials' samples are then compared, one by one, with the same feed without faults. Exit
     code 1: a sample was missing, repeated or different, a feed ended, or a trial hung.
+
+    Args:
+        program: After --: a program to run in place of the search; it finds the cluster by RAY_ADDRESS.
+        seed: Seed of the plan: the same seed and options give the same faults.
+        faults: Number of faults. Default: 20.
+        minutes: Instead of --faults: inject them for this long.
+        every: Mean time between two faults, in seconds.
+        kinds: Kinds of faults, as names or patterns. Default: all kinds that are possible here.
+        ranks: Ranks of a data-parallel trial in the search, with newcomers that join in the middle of epochs.
 
     Examples:
         mbaas chaos                            [dim]20 faults, in about three minutes[/]

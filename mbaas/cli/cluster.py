@@ -32,13 +32,16 @@ def list_() -> None:
 
 @command(app)
 def write(
-    name: Annotated[str, typer.Argument(help="One of [bold]mbaas cluster list[/].")],
-    to: Annotated[
-        Path | None, typer.Option(help="Output file. Default: the same name in the current folder.", metavar="FILE")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    name: Annotated[str, typer.Argument()],
+    to: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    force: Annotated[bool, typer.Option("--force")] = False,
 ) -> None:
     """Write one of the files for editing: values that you must set are marked EDIT.
+
+    Args:
+        name: One of [bold]mbaas cluster list[/].
+        to: Output file. Default: the same name in the current folder.
+        force: Overwrite the file.
 
     Examples:
         mbaas cluster write raycluster.yaml

@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -18,7 +19,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar, get_type_hints
+from copy import copy
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from rich import box
@@ -273,17 +275,51 @@ def examples(*lines: str) -> str:
 
 
 def command(app: typer.Typer) -> Callable[[Function], Function]:
-    """Register a command of ``app`` with its docstring as help, paragraph by paragraph, and its section "Examples"."""
+    """Register a command of ``app``, with the help in its docstring.
+
+    The text is kept paragraph by paragraph. Section "Args" has the help of options, if they do not have it themselves.
+    """
 
     def register(function: Function) -> Function:
         text, _, shown = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
         # typer would keep the source's line breaks
-        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+        paragraphs = text.partition("\n\nArgs:\n")[0].split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
         name = function.__name__.strip("_").replace("_", "-")  # "list_": "list" is a builtin
+        any_function: Any = function
+        any_function.__signature__ = _with_help(function)
         epilog = examples(*textwrap.dedent(shown).splitlines())
         return app.command(name, help=text, epilog=epilog)(function)
 
     return register
+
+
+def _with_help(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a function's signature, as for typer, with the descriptions in its docstring."""
+    hints, texts, parameters = get_type_hints(function, include_extras=True), described(function), []
+    for name, each in inspect.signature(function).parameters.items():
+        hint = hints[name]
+        if name in texts:
+            kind, *options = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+            option: Any = copy(options[0]) if options else typer.Option()
+            option.help = texts[name]
+            hint = Annotated[kind, option]
+        parameters.append(each.replace(annotation=hint))
+    return inspect.Signature(parameters)
+
+
+def described(call: Callable[..., Any]) -> dict[str, str]:
+    """Return the descriptions of parameters in the section "Args" of a docstring.
+
+    ``path, listing: as for `read_images`.`` stands for the descriptions of that function.
+    """
+    text = (inspect.getdoc(call) or "").partition("Args:")[2].partition("\n\n")[0]
+    found: dict[str, str] = {}
+    for names, words in re.findall(r"^    (\w+(?:, \w+)*): ((?:.|\n {5})*)", text, re.MULTILINE):
+        other = re.fullmatch(r"as for `(\w+)`\.", words.strip())
+        meant = described(getattr(inspect.getmodule(call), other[1])) if other is not None else {}
+        found.update((name, meant.get(name) or " ".join(words.split())) for name in names.split(", "))
+    return found
 
 
 def takes(request: type[Made]) -> Callable[[Callable[[Made], None]], Callable[..., None]]:

@@ -19,7 +19,6 @@ import functools
 import inspect
 import operator
 import os
-import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -37,7 +36,7 @@ from mbaas.base import files
 from mbaas.base.progress import Progress, watched
 from mbaas.base.units import count
 from mbaas.base.validation import options
-from mbaas.cli.console import err
+from mbaas.cli.console import described, err
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.samples.order import MOST_SEED
 
@@ -114,20 +113,6 @@ def _schema(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is Callable or kind is Any:
         return {"type": "string"}
     return TypeAdapter(_in_file(kind)).json_schema()
-
-
-def described(call: Callable[..., Any]) -> dict[str, str]:
-    """Return the descriptions of parameters in the section "Args" of a docstring.
-
-    ``path, listing: as for `read_images`.`` stands for the descriptions of that function.
-    """
-    text = (inspect.getdoc(call) or "").partition("Args:")[2].partition("\n\n")[0]
-    found: dict[str, str] = {}
-    for names, words in re.findall(r"^    (\w+(?:, \w+)*): ((?:.|\n {5})*)", text, re.MULTILINE):
-        other = re.fullmatch(r"as for `(\w+)`\.", words.strip())
-        meant = described(getattr(inspect.getmodule(call), other[1])) if other is not None else {}
-        found.update((name, meant.get(name) or " ".join(words.split())) for name in names.split(", "))
-    return found
 
 
 def summary(call: Callable[..., Any]) -> str:

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 @command(app)
 def ledger(
-    name: Annotated[str, typer.Argument(help="Name of the feed.")],
-    consumer: Annotated[
-        str | None, typer.Argument(help="Show each epoch of this consumer.", metavar="[CONSUMER]")
-    ] = None,
-    inexact: Annotated[bool, typer.Option("--inexact", help="Only epochs whose ledger does not match.")] = False,
+    name: Annotated[str, typer.Argument()],
+    consumer: Annotated[str | None, typer.Argument(metavar="[CONSUMER]")] = None,
+    inexact: Annotated[bool, typer.Option("--inexact")] = False,
     as_json: AsJson = False,
-    parquet: Annotated[Path | None, typer.Option(help="Write the rows to this file.", metavar="FILE")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     address: Address = None,
 ) -> None:
     """Show the samples that each consumer received in each of its epochs, against the expected ones.
@@ -32,6 +30,12 @@ def ledger(
     A ledger counts samples and hashes their ids, in any order: it matches if the consumer received each sample of the
     epoch exactly once. [bold]from[/] and [bold]shuffled as[/], with the seed, determine the contents of every
     minibatch.
+
+    Args:
+        name: Name of the feed.
+        consumer: Show each epoch of this consumer.
+        inexact: Only epochs whose ledger does not match.
+        parquet: Write the rows to this file.
 
     Examples:
         mbaas ledger train

@@ -22,10 +22,13 @@ GOOD_FIT = 0.05
 
 @command(app)
 def plan(
-    jobs: Annotated[Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml")],
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS.yaml")],
     as_json: AsJson = False,
 ) -> None:
     """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs.
+
+    Args:
+        jobs: YAML: cluster, datasets, jobs.
 
     Examples:
         mbaas plan examples/plan/jobs.yaml

@@ -45,24 +45,24 @@ GONE_POLL_S = 0.05
 
 @console.command(console.app)
 def serve(
-    config: Annotated[
-        Path | None, typer.Argument(help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the feed, instead of the one in the file.")] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the feed is running; it runs until [bold]mbaas stop[/].")
-    ] = False,
-    local: Annotated[
-        bool,
-        typer.Option("--local", help="Start a Ray cluster for this feed alone, even if another one is running here."),
-    ] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the file and exit.")] = False,
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml")] = None,
+    name: str | None = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d")] = False,
+    local: Annotated[bool, typer.Option("--local")] = False,
+    schema: Annotated[bool, typer.Option("--schema")] = False,
     address: console.Address = None,
 ) -> None:
     """Serve a feed in the foreground, until Ctrl-C or [bold]mbaas stop[/].
 
     Joins the Ray cluster of this machine, or starts one for the lifetime of the feed, and prints which. With
     [bold]--detach[/] the feed belongs to the cluster, which must already be running: every job finds it by its name.
+
+    Args:
+        config: YAML: name, data, pipeline, batch_size, options.
+        name: Name of the feed, instead of the one in the file.
+        detach: Return once the feed is running; it runs until [bold]mbaas stop[/].
+        local: Start a Ray cluster for this feed alone, even if another one is running here.
+        schema: Print the JSON schema of the file and exit.
 
     Examples:
         mbaas serve feed.yaml
@@ -277,10 +277,13 @@ def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @console.command(console.app)
-def stop(name: Annotated[str, typer.Argument(help="Name of the feed.")], address: console.Address = None) -> None:
+def stop(name: Annotated[str, typer.Argument()], address: console.Address = None) -> None:
     """End a feed, wherever it was started, and wait until it is gone.
 
     Trials that still use it get an error with this reason.
+
+    Args:
+        name: Name of the feed.
 
     Examples:
         mbaas stop train

@@ -23,18 +23,22 @@ NAMED = 5
 
 @command(app)
 def show(
-    config: Annotated[Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml")],
-    to: Annotated[Path, typer.Option("--out", help="The picture to write.", metavar="FILE.png")] = Path("grid.png"),
-    epoch: Annotated[int, typer.Option(help="Epoch of the feed.", min=0)] = 0,
-    count: Annotated[
-        int | None, typer.Option(help="Number of samples. Default: a minibatch, 32 at most.", min=1)
-    ] = None,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml")],
+    to: Annotated[Path, typer.Option("--out", metavar="FILE.png")] = Path("grid.png"),
+    epoch: Annotated[int, typer.Option(min=0)] = 0,
+    count: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
     """Draw the first samples of an epoch as a grid, with their classes, boxes, masks and key points.
 
     They are exactly the samples that trials will get, before [bold]Normalize[/], which runs in the trial. A minibatch
     is determined by the data, the pipeline and the seed, so neither a feed nor Ray is needed. The cpu engine prepares
     the samples; dali's pixels differ by a few grey levels.
+
+    Args:
+        config: The file that `mbaas serve` reads.
+        to: The picture to write.
+        epoch: Epoch of the feed.
+        count: Number of samples. Default: a minibatch, 32 at most.
 
     Examples:
         mbaas show feed.yaml --out grid.png

@@ -49,15 +49,10 @@ Plot = Annotated[
 @command(app)
 def policies(
     system: Annotated[str | None, GIVEN] = None,
-    from_feed: Annotated[
-        str | None, typer.Option(help="Simulate a running feed, which then compares its next epoch with the result.")
-    ] = None,
+    from_feed: str | None = None,
     address: Address = None,
-    epochs: Annotated[int | None, typer.Option(help="Number of epochs, instead of the one in the file.")] = None,
-    policies: Annotated[
-        str | None,
-        typer.Option(help="Policies to simulate. Default: the policies in the file, or all.", metavar="NAME,NAME"),
-    ] = None,
+    epochs: int | None = None,
+    policies: Annotated[str | None, typer.Option(metavar="NAME,NAME")] = None,
     change: Changes = None,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -66,6 +61,11 @@ def policies(
 
     [bold]compute[/] is training. The rest is waiting: for samples from a storage class, from another worker or
     from shared storage (pfs), or for samples to be prepared and written to the staging buffer.
+
+    Args:
+        from_feed: Simulate a running feed, which then compares its next epoch with the result.
+        epochs: Number of epochs, instead of the one in the file.
+        policies: Policies to simulate. Default: the policies in the file, or all.
 
     Examples:
         mbaas simulate policies imagenet-1k
@@ -92,10 +92,10 @@ def policies(
 @command(app)
 def sweep(
     system: Annotated[str, GIVEN],
-    x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V")],
-    y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V")],
-    policy: Annotated[str, typer.Option(help="Policy to simulate.")] = "mbaas",
-    versus: Annotated[str | None, typer.Option(help="Show how many times as fast as this policy it is.")] = None,
+    x: Annotated[str, typer.Option(metavar="NAME=V,V")],
+    y: Annotated[str, typer.Option(metavar="NAME=V,V")],
+    policy: str = "mbaas",
+    versus: str | None = None,
     change: Changes = None,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -105,6 +105,12 @@ def sweep(
     Parameters: [bold]cache_bytes[/], workers, trials, batch, epochs, threads, staging_bytes, compute_bytes_per_s,
     prep_bytes_per_s, network_bytes_per_s, pfs_bytes_per_s, samples, sample_bytes, pixel_bytes; and the capacity of one
     storage class, such as ram_bytes. Rates and sizes are per worker, except for pfs_bytes_per_s.
+
+    Args:
+        x: First parameter and its values.
+        y: Second parameter and its values.
+        policy: Policy to simulate.
+        versus: Show how many times as fast as this policy it is.
 
     Examples:
         mbaas simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16
@@ -123,10 +129,10 @@ def sweep(
 
 @command(app)
 def cache(
-    policy: Annotated[str, typer.Option(help="minio or lru.")],
-    cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.")],
-    epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 5,
-    samples: Annotated[int, typer.Option(help="Samples of the dataset, all of one size.")] = 100_000,
+    policy: str,
+    cached: float,
+    epochs: int = 5,
+    samples: int = 100_000,
     seed: Seed = 0,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -135,6 +141,12 @@ def cache(
 
     [bold]minio[/] keeps the samples that it read first. [bold]lru[/] evicts the least recently read samples, like a
     page cache.
+
+    Args:
+        policy: minio or lru.
+        cached: Share of the samples that the cache holds.
+        epochs: Number of epochs.
+        samples: Samples of the dataset, all of one size.
 
     Examples:
         mbaas simulate cache --policy lru --cached 0.5 --epochs 5
@@ -156,13 +168,11 @@ def cache(
 
 @command(app)
 def frequency(
-    workers: Annotated[int, typer.Option(help="Workers that divide each epoch among themselves.")],
-    epochs: Annotated[int, typer.Option(help="Number of epochs.")],
-    samples: Annotated[int, typer.Option(help="Samples of the dataset.")],
-    delta: Annotated[float, typer.Option(help="Reads of a sample above the mean, as a share of the mean.")],
-    monte_carlo: Annotated[
-        bool, typer.Option("--monte-carlo", help="Also count such samples in simulated orders.")
-    ] = False,
+    workers: int,
+    epochs: int,
+    samples: int,
+    delta: float,
+    monte_carlo: Annotated[bool, typer.Option("--monte-carlo")] = False,
     seed: Seed = 0,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -171,6 +181,13 @@ def frequency(
 
     Each epoch assigns a sample to one of N workers at random, so a worker reads it Binomial(E, 1/N) times. Samples that
     a worker reads far more often than others are worth keeping close to it.
+
+    Args:
+        workers: Workers that divide each epoch among themselves.
+        epochs: Number of epochs.
+        samples: Samples of the dataset.
+        delta: Reads of a sample above the mean, as a share of the mean.
+        monte_carlo: Also count such samples in simulated orders.
 
     Examples:
         mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8
@@ -193,9 +210,9 @@ def frequency(
 
 @command(app)
 def imbalance(
-    nodes: Annotated[int, typer.Option(help="Number of nodes, which cache samples and train.")],
-    local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.")],
-    steps: Annotated[int, typer.Option(help="Minibatches to draw.")] = 1000,
+    nodes: int,
+    local_batch: int,
+    steps: int = 1000,
     seed: Seed = 0,
     plot: Plot = None,
     as_json: AsJson = False,
@@ -204,6 +221,11 @@ def imbalance(
 
     Samples are cached on random nodes, so some nodes have more than their part of a minibatch and some less; only the
     difference is transferred.
+
+    Args:
+        nodes: Number of nodes, which cache samples and train.
+        local_batch: Samples of a minibatch on one node.
+        steps: Minibatches to draw.
 
     Examples:
         mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000
@@ -225,11 +247,12 @@ def imbalance(
 
 @command(app)
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(help="Print this preset, or a machine by name, as a start for your own file.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
 ) -> None:
     """List the systems and policies that ship with mbaas, or print the YAML of one system.
+
+    Args:
+        name: Print this preset, or a machine by name, as a start for your own file.
 
     Examples:
         mbaas simulate presets

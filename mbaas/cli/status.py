@@ -20,16 +20,11 @@ if TYPE_CHECKING:
 
 @console.command(console.app)
 def status(
-    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: a table of all feeds.")] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     as_json: console.AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C or the feed's end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two updates of --watch.", min=0.1)] = 2.0,
-    story: Annotated[
-        str | None,
-        typer.Option(
-            help="History of one consumer, prep worker, cache node or block, with times and causes.", metavar="THING"
-        ),
-    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w")] = False,
+    every: Annotated[float, typer.Option(min=0.1)] = 2.0,
+    story: Annotated[str | None, typer.Option(metavar="THING")] = None,
     address: console.Address = None,
 ) -> None:
     """Show the running feeds: consumers, rates, staging, cache, data stalls.
@@ -40,6 +35,12 @@ def status(
 
     [bold]--story[/] takes a name from the tables (a node's name stands for its cache node), or
     "block 17": blocks are counted over all epochs.
+
+    Args:
+        name: Name of a feed. Default: a table of all feeds.
+        watch: Repeat until Ctrl-C or the feed's end.
+        every: Seconds between two updates of --watch.
+        story: History of one consumer, prep worker, cache node or block, with times and causes.
 
     Examples:
         mbaas status

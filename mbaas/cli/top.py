@@ -47,7 +47,7 @@ LEAST_CONSUMERS = 3
 
 @console.command(console.app)
 def top(
-    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.")] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     address: console.Address = None,
 ) -> None:
     """Show feeds and their consumers live until Ctrl-C, updated every second; once if stdout is not a terminal.
@@ -57,6 +57,9 @@ def top(
     [bold]samples/s[/]: of the consumer while it trains. [bold]stall[/]: fraction of that time spent waiting for data:
     while prep was computing, while bytes were fetched, or for other consumers, because a slower one must not fall
     behind or another cohort has the staging memory. [bold]done[/]: progress in the feed's epoch.
+
+    Args:
+        name: Name of a feed. Default: all feeds.
 
     Examples:
         mbaas top            [dim]all running feeds[/]

@@ -20,24 +20,23 @@ if TYPE_CHECKING:
 
 @command(app)
 def what_if(
-    measured: Annotated[Path, typer.Argument(help="A file written by `mbaas analyze --save`.", metavar="FILE.json")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one of nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
-    ] = None,
-    curve: Annotated[
-        str | None, typer.Option(help="Predict several values of one parameter.", metavar="NAME=V,V")
-    ] = None,
-    machines: Annotated[
-        Path | None, typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml")
-    ] = None,
-    epochs: Annotated[int, typer.Option(help="Number of epochs, for --machines.")] = 90,
-    gpu: Annotated[
-        Path | None, typer.Option(help="Measurements on a GPU; see docs/analyze.md.", metavar="FILE.yaml")
-    ] = None,
+    measured: Annotated[Path, typer.Argument(metavar="FILE.json")],
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")] = None,
+    curve: Annotated[str | None, typer.Option(metavar="NAME=V,V")] = None,
+    machines: Annotated[Path | None, typer.Option(metavar="FILE.yaml")] = None,
+    epochs: int = 90,
+    gpu: Annotated[Path | None, typer.Option(metavar="FILE.yaml")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the effect of more cache, cores, nodes, trials or faster storage from measured rates.
+
+    Args:
+        measured: A file written by `mbaas analyze --save`.
+        changes: Change one of nodes, cores, cache_bytes, ...
+        curve: Predict several values of one parameter.
+        machines: A price list; see docs/analyze.md.
+        epochs: Number of epochs, for --machines.
+        gpu: Measurements on a GPU; see docs/analyze.md.
 
     Examples:
         mbaas what-if a.json --set trials=8 --set sharing=off

@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -151,7 +151,8 @@ def prep_rate(
                 ray.kill(actor)
 
     found = []
-    with nullcontext([]) if effort.is_whole else started(workers[-1]) as same:
+    together: AbstractContextManager[list[Any]] = nullcontext([]) if effort.is_whole else started(workers[-1])
+    with together as same:
         for count in workers:
             # New workers for each number, so that none has warmer caches than the others, unless that takes too long.
             with nullcontext(same[:count]) if same else started(count) as actors:
