@@ -28,6 +28,7 @@ GOOD = 0.05
 
 def page(found: Analysis) -> RenderableType:
     """Return the verdict, the bar of an epoch, the rates, useful changes, and the accuracy of predictions."""
+    devices = found.devices
     parts = [
         Text(found.sentence, "bold"),
         _epoch(found.prediction.steady),
@@ -38,11 +39,10 @@ def page(found: Analysis) -> RenderableType:
         _changes(found.changes) if found.changes else None,
         _verification(found.verification) if found.verification is not None else None,
         Text(words.sentence(found.costs.sentence)),
+        Text(" ".join(map(words.sentence, (devices.sentence, *devices.told)))) if devices is not None else None,
+        Text(f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}", "dim"),
     ]
-    if found.devices is not None:
-        parts.append(Text(" ".join(map(words.sentence, (found.devices.sentence, *found.devices.told)))))
-    parts.append(Text(f"{found.subject.data}\n{found.subject.machine}, {found.subject.date}", "dim"))
-    return stack([part for part in parts if part is not None])
+    return stack(parts)
 
 
 def what_if_page(
@@ -71,7 +71,7 @@ def what_if_page(
         _curve(curve) if curve is not None else None,
         _offers(offered) if offered is not None else None,
     ]
-    return stack([part for part in parts if part is not None])
+    return stack(parts)
 
 
 def _points(*said: str | DevicePlan | Decoding | None) -> RenderableType:

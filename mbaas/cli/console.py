@@ -17,7 +17,7 @@ import sys
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
@@ -160,9 +160,10 @@ def facts(rows: Iterable[Iterable[RenderableType]], *columns: Column) -> Rendera
     return Padding(grid, (0, 0, 0, 2), expand=False)
 
 
-def stack(parts: Sequence[RenderableType]) -> RenderableType:
-    """Stack parts of a page, with an empty line between."""
-    return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
+def stack(parts: Iterable[RenderableType | None]) -> RenderableType:
+    """Stack the parts of a page that there are, with an empty line between."""
+    first, *others = (part for part in parts if part is not None)
+    return Group(first, *(Padding(part, (1, 0, 0, 0)) for part in others))
 
 
 def is_named(address: str | None) -> bool:

@@ -152,12 +152,10 @@ def _table(headings: Iterable[str], rows: Iterable[Mapping[str, Cell]]) -> Table
 
 
 def feed(status: FeedStatus, flow: Flow) -> RenderableType:
-    parts = [headline(status), _facts(status, flow), _consumers(status), _workers(status), _nodes(status)]
-    if status.skipped_total:
-        parts.append(_bad_samples(status))
-    if status.notes:
-        parts.append(_section("last notes", map(Text, status.notes[-FEW:])))
-    return stack(parts)
+    notes = _section("last notes", map(Text, status.notes[-FEW:])) if status.notes else None
+    bad = _bad_samples(status) if status.skipped_total else None
+    whole = headline(status), _facts(status, flow), _consumers(status), _workers(status), _nodes(status), bad, notes
+    return stack(whole)
 
 
 def compact(status: FeedStatus, flow: Flow, most: int = 12) -> RenderableType:

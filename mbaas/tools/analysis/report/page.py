@@ -7,6 +7,7 @@ and sizes are left to the page, ids are made unique to a figure, and namespaces 
 
 from __future__ import annotations
 
+import inspect
 import io
 import math
 import re
@@ -88,7 +89,7 @@ def write_plots(analysis: Analysis, folder: Path) -> list[Path]:
 
 @cache
 def environment() -> Environment:
-    """Load the templates with autoescaping and the filters that format values."""
+    """Load the templates with autoescaping and all functions that format values as filters."""
     made = Environment(
         loader=PackageLoader("mbaas.tools.analysis.report"),
         autoescape=True,
@@ -97,24 +98,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for write in (
-        units.number,
-        units.count,
-        units.counted,
-        units.percent,
-        units.rate,
-        units.seconds,
-        units.size,
-        words.between,
-        words.with_interval,
-        words.duration,
-        words.setting,
-        words.sentence,
-        words.cell,
-        words.either,
-        code,
-    ):
-        made.filters[write.__name__] = write
+    for module in (units, words):  # the latter for names that both have
+        made.filters.update({name: write for name, write in vars(module).items() if inspect.isfunction(write)})
+    made.filters["code"] = code
     return made
 
 
