@@ -175,8 +175,7 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
     from mbaas.model.rates import Setup
     from mbaas.ray_cluster import resources
     from mbaas.tools.analysis.measuring.effort import QUICK, Effort, SavedStages, saved_path
-    from mbaas.tools.analysis.measuring.service import Workload
-    from mbaas.tools.analysis.measuring.steps import PacedStep, load_step
+    from mbaas.tools.analysis.measuring.service import PacedStep, Workload, load_step
     from mbaas.tools.analysis.measuring.storage import portion
     from mbaas.tools.analysis.measuring.system import Survey, cores_here
     from mbaas.tools.analysis.whole import analyze

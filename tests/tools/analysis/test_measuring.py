@@ -35,16 +35,20 @@ from mbaas.tools.analysis.measuring.prep import decode_samples, prep_rate, subse
 from mbaas.tools.analysis.measuring.service import (
     PREP_KIND,
     EpochRun,
+    PacedStep,
     ServiceRun,
     Workload,
     busy_while_idle,
     epochs_of,
     is_settled_after,
+    load_step,
     merge_runs,
+    ready_step,
     run_service,
     staged_bytes,
+    step_rate,
+    synthetic_batch,
 )
-from mbaas.tools.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
 from mbaas.tools.analysis.measuring.storage import (
     ColdDataset,
     Span,

@@ -21,8 +21,7 @@ from mbaas.samples.fields import Field
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring.effort import Effort
 from mbaas.tools.analysis.measuring.prep import Blocks, Raw, decode_samples, prepared_field, subset
-from mbaas.tools.analysis.measuring.service import gpu_rates
-from mbaas.tools.analysis.measuring.steps import PacedStep
+from mbaas.tools.analysis.measuring.service import PacedStep, gpu_rates
 from mbaas.tools.analysis.measuring.system import Survey
 from mbaas.wire.samples import EngineName
 

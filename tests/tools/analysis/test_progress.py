@@ -27,8 +27,7 @@ from mbaas.tools.analysis.measuring import system
 from mbaas.tools.analysis.measuring import verify as verifying
 from mbaas.tools.analysis.measuring.effort import MOST_AGE_S, QUICK, Effort, Progress, SavedStages
 from mbaas.tools.analysis.measuring.prep import MachineSpeed
-from mbaas.tools.analysis.measuring.service import EpochRun, ServiceRun
-from mbaas.tools.analysis.measuring.steps import PacedStep
+from mbaas.tools.analysis.measuring.service import EpochRun, PacedStep, ServiceRun
 from mbaas.tools.analysis.measuring.system import NO_COSTS, QUICK_COSTS, Survey
 from mbaas.tools.analysis.measuring.verify import points, verify
 

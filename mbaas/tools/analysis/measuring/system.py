@@ -16,7 +16,7 @@ from mbaas.prep.engines import resolve_engine, workers_per_gpu
 from mbaas.tools.analysis.measuring import service
 from mbaas.tools.analysis.measuring.effort import Effort, Progress, SavedStages
 from mbaas.tools.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decode_samples, prep_rate, subset
-from mbaas.tools.analysis.measuring.steps import StepRate
+from mbaas.tools.analysis.measuring.service import StepRate
 from mbaas.tools.analysis.measuring.storage import (
     DROP_S,
     READERS,
