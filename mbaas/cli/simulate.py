@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column
+from rich.text import Text
 
 from mbaas.base.units import count, number, percent
-from mbaas.cli.console import Address, AsJson, command, connect, examples, group, line, out, write_json, write_result
+from mbaas.cli import console
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.table import Table
 
     from mbaas.tools.simulator import Axis, Outcome, System
 
-app = group(
+app = console.group(
     help="Simulate training time and its breakdown for each loading strategy, without a cluster.",
-    epilog=examples("mbaas simulate policies imagenet-1k", "mbaas simulate presets"),
+    epilog=console.examples("mbaas simulate policies imagenet-1k", "mbaas simulate presets"),
 )
 
 GIVEN: Any = typer.Argument(
@@ -46,16 +47,16 @@ Plot = Annotated[
 ]
 
 
-@command(app)
+@console.command(app)
 def policies(
     system: Annotated[str | None, GIVEN] = None,
     from_feed: str | None = None,
-    address: Address = None,
+    address: console.Address = None,
     epochs: int | None = None,
     policies: Annotated[str | None, typer.Option(metavar="NAME,NAME")] = None,
     change: Changes = None,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Simulate policies, and break down their time by source of the wait.
 
@@ -86,10 +87,10 @@ def policies(
         outcomes = list(simulate(described, _names(policies)))
     _draw(plot, policies_figure, described, outcomes)
     plain = plain_outcomes(described, outcomes)
-    write_result(plain, lambda: outcomes_table(described, outcomes), as_json=as_json)
+    console.write_result(plain, lambda: outcomes_table(described, outcomes), as_json=as_json)
 
 
-@command(app)
+@console.command(app)
 def sweep(
     system: Annotated[str, GIVEN],
     x: Annotated[str, typer.Option(metavar="NAME=V,V")],
@@ -98,7 +99,7 @@ def sweep(
     versus: str | None = None,
     change: Changes = None,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Simulate a policy over any two parameters.
 
@@ -124,10 +125,10 @@ def sweep(
     swept = sweep(described, policy=policy, x=axes[0], y=axes[1], versus=versus)
     _draw(plot, sweep_figure, described, swept)
     labels = axis_labels(axes[0]), axis_labels(axes[1])
-    write_result(plain_sweep(swept), lambda: sweep_table(swept, labels=labels), as_json=as_json)
+    console.write_result(plain_sweep(swept), lambda: sweep_table(swept, labels=labels), as_json=as_json)
 
 
-@command(app)
+@console.command(app)
 def cache(
     policy: str,
     cached: float,
@@ -135,7 +136,7 @@ def cache(
     samples: int = 100_000,
     seed: Seed = 0,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Show the fraction of each epoch that a cache serves, if every epoch has its own order.
 
@@ -166,7 +167,7 @@ def cache(
     _write({**asked, "hit_fraction": hits}, "\n".join(lines), as_json=as_json)
 
 
-@command(app)
+@console.command(app)
 def frequency(
     workers: int,
     epochs: int,
@@ -175,7 +176,7 @@ def frequency(
     monte_carlo: Annotated[bool, typer.Option("--monte-carlo")] = False,
     seed: Seed = 0,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Count the samples that one worker reads more than (1 + delta) times the mean.
 
@@ -208,14 +209,14 @@ def frequency(
     _write({**asked, **results}, sentence, as_json=as_json)
 
 
-@command(app)
+@console.command(app)
 def imbalance(
     nodes: int,
     local_batch: int,
     steps: int = 1000,
     seed: Seed = 0,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Show the fraction of a global minibatch that is transferred if each node trains on its cached samples.
 
@@ -245,7 +246,7 @@ def imbalance(
     _write({**asked, "median": found.median, "p25": low, "p75": high}, sentence, as_json=as_json)
 
 
-@command(app)
+@console.command(app)
 def presets(
     name: Annotated[str | None, typer.Argument()] = None,
 ) -> None:
@@ -261,28 +262,20 @@ def presets(
     from mbaas.tools.simulator import POLICIES, catalog
 
     if name is not None:
-        line(out, catalog.text(name).rstrip("\n"))
+        console.line(console.out, catalog.text(name).rstrip("\n"))
         return
-    out.print(_grid({name: catalog.about(name) for name in catalog.names()}, "presets"))
-    out.print(_grid({policy.name: policy.about for policy in POLICIES.values()}, "policies"))
+    for title, rows in (
+        ("presets", {name: catalog.about(name) for name in catalog.names()}),
+        ("policies", {policy.name: policy.about for policy in POLICIES.values()}),
+    ):
+        console.out.print(Text(title, "bold"), console.facts(rows.items(), Column()))
 
 
 def _write(plain: dict[str, Any], text: str, *, as_json: bool) -> None:
     if as_json:
-        write_json(plain)
+        console.write_json(plain)
     else:
-        line(out, text)
-
-
-def _grid(rows: dict[str, str], title: str) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for name, text in rows.items():
-        table.add_row(name, text)
-    return table
+        console.line(console.out, text)
 
 
 def _system_of(given: str) -> System:
@@ -300,7 +293,7 @@ def _of_feed(
     from mbaas.tools.analysis.whole import simulate_feed
     from mbaas.tools.simulator.system import EPOCHS
 
-    connect(address, start=False)
+    console.connect(address, start=False)
     return simulate_feed(name, policies, epochs=EPOCHS if epochs is None else epochs)
 
 
