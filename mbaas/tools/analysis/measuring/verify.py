@@ -59,11 +59,17 @@ class EpochSplit(AsJson):
     @property
     def waits(self) -> dict[str, Waits]:
         """Shares of the epoch that a trial waits, by method."""
-        by_method = {
-            "three runs compared": (self.prep_stall_s, self.fetch_stall_s),
-            "loaders": (self.live_prep_stall_s, self.live_fetch_stall_s, self.live_peer_stall_s),
+        epoch_s = self.epoch_s.value
+        return {
+            "three runs compared": Waits(
+                prep=self.prep_stall_s.value / epoch_s, fetch=self.fetch_stall_s.value / epoch_s
+            ),
+            "loaders": Waits(
+                prep=self.live_prep_stall_s.value / epoch_s,
+                fetch=self.live_fetch_stall_s.value / epoch_s,
+                peers=self.live_peer_stall_s.value / epoch_s,
+            ),
         }
-        return {name: Waits(*(part.value / self.epoch_s.value for part in parts)) for name, parts in by_method.items()}
 
     @property
     def disagreement(self) -> float:
