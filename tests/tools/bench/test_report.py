@@ -149,8 +149,8 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"trials": ()}, "trials must hold at least 1 values"),
-        ({"batch": (64, 0)}, "batch.1 must be at least 1, got 0"),
+        ({"trials": ()}, "trials must be at least 1, got nothing"),
+        ({"batch": (64, 0)}, "batch must be at least 1, got 64, 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"rows": ("prep", "dalli")}, "got dalli"),
         ({"array": "jax"}, "got 'jax'"),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 
 from mbaas.base.validation import options
@@ -69,7 +69,6 @@ def usable_cores() -> int:
 
 
 AtLeast1 = Annotated[int, Ge(1)]
-Counts = Annotated[tuple[AtLeast1, ...], MinLen(1)]
 
 
 @options()
@@ -109,10 +108,10 @@ class BenchSettings:
     cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
     samples: AtLeast1 = SAMPLES
     rows: tuple[str, ...] = USUAL_ROWS
-    trials: Counts = (1, 4, 8)
-    batch: Counts = (64, 256)
+    trials: tuple[int, ...] = (1, 4, 8)
+    batch: tuple[int, ...] = (64, 256)
     rounds: AtLeast1 = 3
-    seconds: Annotated[float, Ge(0), Lt(math.inf)] = 8.0
+    seconds: float = 8.0
     epochs: AtLeast1 | None = None
     cores: AtLeast1 = field(default_factory=usable_cores)
     gpu: bool = False
@@ -130,6 +129,11 @@ class BenchSettings:
         return epochs >= 1 and elapsed_s >= self.seconds
 
     def __post_init__(self) -> None:
+        for name, values in (("trials", self.trials), ("batch", self.batch)):
+            if not values or min(values) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'nothing'}")
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"seconds must be at least 0 and finite, got {self.seconds}")
         if self.task not in TASKS:
             raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {self.task}")
         if self.task == "detection" and self.data is not None and self.image_folder is None:
