@@ -40,15 +40,19 @@ def benchmarks() -> None:
     """Measurements, fuzzing and proofs for developers of mbaas. For users there is `mbaas bench`."""
 
 
-@command(app, "python -m benchmarks bookkeeping")
+@command(app)
 def bookkeeping(as_json: AsJson = False) -> None:
-    """Measure the cost of sample order and bookkeeping for 10^3 to 10^8 samples, without files, pixels and Ray."""
+    """Measure the cost of sample order and bookkeeping for 10^3 to 10^8 samples, without files, pixels and Ray.
+
+    Examples:
+        python -m benchmarks bookkeeping
+    """
     from benchmarks.bookkeeping import measure, table
 
     _show(measure, table, as_json)
 
 
-@command(app, "python -m benchmarks ready --batch 64 --rounds 7")
+@command(app)
 def ready(
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64",
     rounds: Rounds = 7,
@@ -57,10 +61,14 @@ def ready(
     cores: Cores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the cost of a loader to a trial whose data is always ready, against a loop over memory."""
+    """Measure the cost of a loader to a trial whose data is always ready, against a loop over memory.
+
+    Examples:
+        python -m benchmarks ready --batch 64 --rounds 7
+    """
     check_installed()
     from benchmarks.ready import Readiness, measure, table
-    from mbaas.tools.bench.report import BenchSettings, usable_cores
+    from mbaas.tools.bench.rows import BenchSettings, usable_cores
     from mbaas.tools.bench.runner import find_data
 
     sizes, cores = numbers("--batch", batch), usable_cores() if cores is None else cores
@@ -74,19 +82,23 @@ def ready(
     _show(measured, table, as_json, lambda results: [{**asdict(each), "loss": each.loss} for each in results])
 
 
-@command(app, "python -m benchmarks first --images 200000")
+@command(app)
 def first(
     images: Annotated[int, typer.Option(help="Number of images, of 8x8 pixels.")] = 200_000,
     rounds: Rounds = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the time to the first minibatch of many small files: list, serve, read."""
+    """Measure the time to the first minibatch of many small files: list, serve, read.
+
+    Examples:
+        python -m benchmarks first --images 200000
+    """
     from benchmarks.first import measure, table
 
     _show(lambda: measure(images=images, rounds=rounds), table, as_json)
 
 
-@command(app, "python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT")
+@command(app)
 def searches(
     schedulers: Annotated[str, typer.Option(help="Schedulers.", metavar="NAME,NAME")] = "FIFO,ASHA,HyperBand,PBT",
     trials: Trials = 9,
@@ -99,7 +111,11 @@ def searches(
     rounds: Rounds = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Measure sharing in searches by Ray Tune's schedulers, with trials that join, pause, resume and are cloned."""
+    """Measure sharing in searches by Ray Tune's schedulers, with trials that join, pause, resume and are cloned.
+
+    Examples:
+        python -m benchmarks searches --schedulers FIFO,ASHA,HyperBand,PBT
+    """
     from benchmarks.searches import SCHEDULERS, Way, measure, table
 
     names = _some_of("--schedulers", schedulers, tuple(SCHEDULERS))
@@ -108,7 +124,7 @@ def searches(
     _show(lambda: measure(schedulers=names, ways=ways, **options), table, as_json)
 
 
-@command(app, "python -m benchmarks costs --trials 32")
+@command(app)
 def costs(
     images: Images = SAMPLES,
     trials: Trials = 16,
@@ -118,30 +134,38 @@ def costs(
     cores: Cores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a whole ASHA search over photographs with mbaas and with DataLoaders: time, CPU time, samples."""
+    """Compare a whole ASHA search over photographs with mbaas and with DataLoaders: time, CPU time, samples.
+
+    Examples:
+        python -m benchmarks costs --trials 32
+    """
     check_installed()
     from benchmarks.costs import figures, measure, table
-    from mbaas.tools.bench.report import usable_cores
+    from mbaas.tools.bench.rows import usable_cores
 
     cores = usable_cores() if cores is None else cores
     options: Any = {"trials": trials, "slots": slots, "step_s": step_ms / 1e3, "rounds": rounds, "cores": cores}
     _show(lambda: measure(images=images, **options, tell=_progress), table, as_json, figures)
 
 
-@command(app, "python -m benchmarks accuracy --seeds 5")
+@command(app)
 def accuracy(
     seeds: Annotated[int, typer.Option(help="Searches of each kind.", min=2)] = 5,
     trials: Trials = 12,
     epochs: Annotated[int, typer.Option(help="Epochs of the longest trial.")] = 12,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the effect of starting in mid-epoch on accuracy: small searches over real images, several seeds."""
+    """Measure the effect of starting in mid-epoch on accuracy: small searches over real images, several seeds.
+
+    Examples:
+        python -m benchmarks accuracy --seeds 5
+    """
     from benchmarks.accuracy import measure, table
 
     _show(lambda: measure(seeds=seeds, trials=trials, epochs=epochs), table, as_json)
 
 
-@command(app, 'python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"')
+@command(app)
 def nodes(
     nodes: Annotated[str, typer.Option(help="Numbers of nodes of the local clusters.", metavar="N,N")] = "1,2,4",
     storage: Annotated[str, typer.Option(help="Storage bandwidth of each node.", metavar="RATE")] = "8 MB/s",
@@ -152,7 +176,11 @@ def nodes(
     images: Images = 400,
     as_json: AsJson = False,
 ) -> None:
-    """Compare nodes that share a feed with nodes that load alone, on local clusters with storage of a fixed speed."""
+    """Compare nodes that share a feed with nodes that load alone, on local clusters with storage of a fixed speed.
+
+    Examples:
+        python -m benchmarks nodes --nodes 1,2,4 --storage "8 MB/s"
+    """
     check_installed()
     from benchmarks.nodes.report import NodesSettings, figures, tables
     from benchmarks.nodes.runs import run
@@ -170,7 +198,7 @@ def nodes(
         raise MbaasError(f"the benchmark is not sound: {'; '.join(faults)}")
 
 
-@command(app, "python -m benchmarks calls --trials 3,8")
+@command(app)
 def calls(
     trials: Annotated[str, typer.Option(help="Numbers of trials of a machine.", metavar="N,N")] = "3,8",
     rounds: Rounds = 3,
@@ -179,7 +207,11 @@ def calls(
     step: Annotated[float, typer.Option(help="Seconds that a trial sleeps over a minibatch.", min=0)] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure calls for blocks on a machine without the coordinator: each through Ray, or relayed together."""
+    """Measure calls for blocks on a machine without the coordinator: each through Ray, or relayed together.
+
+    Examples:
+        python -m benchmarks calls --trials 3,8
+    """
     check_installed()
     from benchmarks.calls import measure, table
 
@@ -187,7 +219,7 @@ def calls(
     _show(lambda: measure(numbers("--trials", trials), **options), table, as_json)
 
 
-@command(app, "python -m benchmarks scale --check 1,2,4")
+@command(app)
 def scale(
     check: Annotated[
         str | None,
@@ -195,14 +227,18 @@ def scale(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Model feeds with up to 256 nodes, with the service's own decisions and costs measured on this machine."""
+    """Model feeds with up to 256 nodes, with the service's own decisions and costs measured on this machine.
+
+    Examples:
+        python -m benchmarks scale --check 1,2,4
+    """
     check_installed()
     from benchmarks.scale.forecast import run, tables
 
     _show(lambda: run(numbers("--check", check) if check is not None else (), _progress), tables, as_json)
 
 
-@command(app, "python -m benchmarks fuzz --minutes 60 --seed 7")
+@command(app)
 def fuzz(
     minutes: Annotated[float, typer.Option(help="Duration, over all targets.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Another seed, other cases.")] = 1,
@@ -214,7 +250,11 @@ def fuzz(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fuzz every decoder and reader with damaged and hostile data, files, names, states and calls."""
+    """Fuzz every decoder and reader with damaged and hostile data, files, names, states and calls.
+
+    Examples:
+        python -m benchmarks fuzz --minutes 60 --seed 7
+    """
     from benchmarks.fuzz.run import fuzz_all, table
 
     options: Any = {"seed": seed, "target": target, "case": case, "progress": _progress}
@@ -223,20 +263,24 @@ def fuzz(
         raise MbaasError(f"{len(found)} findings, for instance {found[0].told.strip().splitlines()[-1]}")
 
 
-@command(app, "python -m benchmarks soak --minibatches 1000000")
+@command(app)
 def soak(
     minibatches: Annotated[int, typer.Option(help="Minibatches that all consumers together take.")] = 100_000,
     minutes: Annotated[float, typer.Option(help="Longest duration.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure growth of a feed's memory, descriptors and threads while consumers join and leave."""
+    """Measure growth of a feed's memory, descriptors and threads while consumers join and leave.
+
+    Examples:
+        python -m benchmarks soak --minibatches 1000000
+    """
     from benchmarks.soak import figures, table
     from benchmarks.soak import soak as run
 
     _show(lambda: run(minibatches, minutes, _progress), table, as_json, figures)
 
 
-@command(app, "python -m benchmarks schedules --seeds 0:1000000")
+@command(app)
 def schedules(
     seeds: Annotated[
         str, typer.Option(help="Seeds, the first included, the last not; or a single one, to replay it.", metavar="A:B")
@@ -244,7 +288,11 @@ def schedules(
     processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run random fault schedules of a whole feed on virtual time; report violations with seed and story."""
+    """Run random fault schedules of a whole feed on virtual time; report violations with seed and story.
+
+    Examples:
+        python -m benchmarks schedules --seeds 0:1000000
+    """
     from benchmarks.schedules import run, table
 
     chosen, count = _seeds(seeds), processes or os.cpu_count() or 1
@@ -253,7 +301,7 @@ def schedules(
         raise MbaasError(f"a promise was broken with {len(result.broken)} seeds, first with {min(result.broken)}")
 
 
-@command(app, "python -m benchmarks mutants --modules window,tasks")
+@command(app)
 def mutants(
     modules: Annotated[
         str, typer.Option(help="Modules of mbaas/core. Default: all.", metavar="M,M", show_default=False)
@@ -265,16 +313,24 @@ def mutants(
     processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test the tests: make small mistakes in the pure core, one at a time, and list the undetected ones."""
+    """Test the tests: make small mistakes in the pure core, one at a time, and list the undetected ones.
+
+    Examples:
+        python -m benchmarks mutants --modules window,tasks
+    """
     from benchmarks.mutants.run import chosen, run, table
 
     todo = chosen([name for name in modules.split(",") if name], sample, seed)
     _show(lambda: run(todo, processes=processes or os.cpu_count() or 1, tell=_progress), table, as_json)
 
 
-@command(app, "python -m benchmarks dashboards")
+@command(app)
 def dashboards() -> None:
-    """Write the Grafana dashboards in cluster/grafana, after a change of the metrics or of the panels."""
+    """Write the Grafana dashboards in cluster/grafana, after a change of the metrics or of the panels.
+
+    Examples:
+        python -m benchmarks dashboards
+    """
     from benchmarks.dashboards import write
 
     for file in write():

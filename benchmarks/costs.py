@@ -23,9 +23,8 @@ from benchmarks.tree_cpu import TreeCpu
 from mbaas import transforms as T
 from mbaas.dataset import read_images
 from mbaas.ray_cluster import connection
-from mbaas.tools.bench.photos import make_photos
 from mbaas.tools.bench.rows.dataloader import workers_for
-from mbaas.tools.bench.tasks.images import SIDE, Images
+from mbaas.tools.bench.tasks.images import SIDE, Images, make_photos
 
 BATCH = 64
 HELD_OUT_SHARE = 1 / 8

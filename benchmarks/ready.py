@@ -22,9 +22,9 @@ from rich.table import Table
 import mbaas
 from benchmarks import ID_BYTES
 from mbaas.ray_cluster import connection
+from mbaas.tools.bench.host import touch
 from mbaas.tools.bench.render import figure_table
 from mbaas.tools.bench.tasks.images import Images
-from mbaas.tools.bench.trial import touch
 
 FEED = "ready"
 VECTOR = 65_536

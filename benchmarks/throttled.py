@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader, WrappedDataset
-from mbaas.tools.analysis.measuring.portion import Throttle
+from mbaas.tools.analysis.measuring.storage import Throttle
 
 READ = np.dtype([("sample", "<i8"), ("at_s", "<f8")])
 """One read: the sample, and its end on the machine's monotonic clock, in seconds."""

@@ -23,9 +23,8 @@ from mbaas.errors import MbaasError
 from mbaas.feed import Feed
 from mbaas.ray_cluster.resources import spilled_bytes
 from mbaas.status import FeedStatus
-from mbaas.tools.bench.photos import make_photos
 from mbaas.tools.bench.report import Machine
-from mbaas.tools.bench.tasks.images import Images
+from mbaas.tools.bench.tasks.images import Images, make_photos
 
 STORE_BYTES = 400 << 20
 STAGING_BYTES = 96 << 20

@@ -19,7 +19,7 @@ from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError
 from mbaas.prep.engines import make_engine
 from mbaas.samples.order import Ids, SampleOrder
-from mbaas.tools.bench.trial import Ledger, touch
+from mbaas.tools.bench.host import Ledger, touch
 from mbaas.transforms import Pipeline
 
 Raw = list[NDArray[np.uint8]]

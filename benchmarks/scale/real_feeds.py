@@ -35,7 +35,7 @@ from mbaas.errors import FeedGoneError
 from mbaas.loader import Loader
 from mbaas.ray_cluster import actor_names
 from mbaas.tools.bench.cpu import TreeWatch
-from mbaas.tools.bench.report import usable_cores
+from mbaas.tools.bench.rows import usable_cores
 from mbaas.transforms import DecodeImage, Map, Pipeline
 from mbaas.wire.consumers import ConsumerName
 

@@ -23,9 +23,8 @@ from mbaas.model.rates import Rates, Setup
 from mbaas.tools.analysis.advice import MachineType, offers, recommend, verdict
 
 if TYPE_CHECKING:
-    from mbaas.tools.analysis.live import analyze_feed
     from mbaas.tools.analysis.measuring.service import Workload
-    from mbaas.tools.analysis.whole import analyze
+    from mbaas.tools.analysis.whole import analyze, analyze_feed
 
 __all__ = [
     "MachineType",
@@ -53,7 +52,7 @@ __getattr__ = imported_late(
     __name__,
     {
         "Workload": "mbaas.tools.analysis.measuring.service",
-        "analyze_feed": "mbaas.tools.analysis.live",
+        "analyze_feed": "mbaas.tools.analysis.whole",
         "analyze": "mbaas.tools.analysis.whole",
     },
 )

@@ -16,20 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mbaas.base import units
-from mbaas.cli.console import (
-    CUT_OFF,
-    Address,
-    AsJson,
-    app,
-    command,
-    connect,
-    end_as_ctrl_c,
-    err,
-    line,
-    say_error,
-    say_note,
-    write_result,
-)
+from mbaas.cli import console
 from mbaas.errors import ConfigError
 from mbaas.memory.budgets import default_cache, default_staging, free_bytes
 
@@ -45,17 +32,21 @@ if TYPE_CHECKING:
 class AnalyzeRequest:
     """The command line of ``mbaas analyze``, with its help; raises ConfigError for options that exclude each other."""
 
-    file: Path | None
-    feed: str | None
-    step: str | None
-    rate_per_s: float | None
-    device: str | None
-    trials: int
-    storage: str | None
-    verify: bool
-    run: bool
-    quick: bool
-    address: str | None
+    file: Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml")] = None
+    step: Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION")] = None
+    rate_per_s: Annotated[float | None, typer.Option("--rate")] = None
+    trials: int = 1
+    device: str | None = None
+    storage: Annotated[str | None, typer.Option(metavar="RATE")] = None
+    feed: str | None = None
+    verify: Annotated[bool, typer.Option("--verify")] = False
+    run: Annotated[bool, typer.Option("--run/--no-run")] = True
+    quick: Annotated[bool, typer.Option("--quick")] = False
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html")] = None
+    plots: Annotated[Path | None, typer.Option(metavar="DIR")] = None
+    save: Annotated[Path | None, typer.Option(metavar="FILE.json")] = None
+    as_json: console.AsJson = False
+    address: console.Address = None
 
     def __post_init__(self) -> None:
         self.storage_bytes_per_s  # noqa: B018 (for its errors)
@@ -86,98 +77,73 @@ class AnalyzeRequest:
         return limit
 
 
-@command(
-    app,
-    "mbaas analyze feed.yaml --step train:step            [dim]measures the step, too[/]",
-    "mbaas analyze feed.yaml --step train:step --quick    [dim]a quick estimate from fewer measurements[/]",
-    "mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]",
-    "mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]with storage limited to 50 MB/s[/]",
-    "mbaas analyze feed.yaml --step train:step --verify --report report.html",
-    "mbaas analyze --feed train                           [dim]a running feed, from its counters[/]",
-)
-def analyze(
-    config: Annotated[
-        Path | None, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml")
-    ] = None,
-    step: Annotated[
-        str | None,
-        typer.Option(
-            help="The training step: a function of one minibatch, or one without parameters that returns it.",
-            metavar="MODULE:FUNCTION",
-        ),
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="Instead of a step: samples/s that one trial could take.")] = None,
-    trials: Annotated[int, typer.Option(help="Trials that will train on it.")] = 1,
-    device: Annotated[str | None, typer.Option(help="Device that minibatches are copied to, such as cuda.")] = None,
-    storage: Annotated[str | None, typer.Option(help="Limit storage to this rate.", metavar="RATE")] = None,
-    feed: Annotated[str | None, typer.Option(help="Instead of a file: the name of a running feed.")] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Run some of the predictions, and report the error.")
-    ] = False,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Run the feed, to split an epoch's time.")] = True,
-    quick: Annotated[bool, typer.Option("--quick", help="Take fewer measurements, and run no feed.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write the report as one page.", metavar="FILE.html")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Write its plots as SVG.", metavar="DIR")] = None,
-    save: Annotated[
-        Path | None, typer.Option(help="Write the measurements, for `mbaas what-if`.", metavar="FILE.json")
-    ] = None,
-    as_json: AsJson = False,
-    address: Address = None,
-) -> None:
+@console.command(console.app)
+@console.takes(AnalyzeRequest)
+def analyze(request: AnalyzeRequest) -> None:
     """Find out whether loading is the bottleneck, and which change or purchase would help.
 
     Measures the training step on synthetic data, prep with its data in memory, uncached storage, and memory. Then
     splits an epoch's time into compute, waiting for prep and waiting for bytes, and lists changes that would help.
+
+    Args:
+        file: The file that `mbaas serve` reads.
+        step: The training step: a function of one minibatch, or one without parameters that returns it.
+        rate_per_s: Instead of a step: samples/s that one trial could take.
+        trials: Trials that will train on it.
+        device: Device that minibatches are copied to, such as cuda.
+        storage: Limit storage to this rate.
+        feed: Instead of a file: the name of a running feed.
+        verify: Run some of the predictions, and report the error.
+        run: Run the feed, to split an epoch's time.
+        quick: Take fewer measurements, and run no feed.
+        report: Write the report as one page.
+        plots: Write its plots as SVG.
+        save: Write the measurements, for `mbaas what-if`.
+
+    Examples:
+        mbaas analyze feed.yaml --step train:step            [dim]measures the step, too[/]
+        mbaas analyze feed.yaml --step train:step --quick    [dim]a quick estimate from fewer measurements[/]
+        mbaas analyze feed.yaml --rate 1200 --trials 8       [dim]each trial takes 1,200 samples a second[/]
+        mbaas analyze feed.yaml --rate 1200 --storage 50MB/s [dim]with storage limited to 50 MB/s[/]
+        mbaas analyze feed.yaml --step train:step --verify --report report.html
+        mbaas analyze --feed train                           [dim]a running feed, from its counters[/]
     """
     from mbaas.cli import analysis_view
 
-    request = AnalyzeRequest(
-        file=config,
-        feed=feed,
-        step=step,
-        rate_per_s=rate,
-        device=device,
-        trials=trials,
-        storage=storage,
-        verify=verify,
-        run=run,
-        quick=quick,
-        address=address,
-    )
-    for path in (save, report):  # before minutes of measuring
+    for path in (request.save, request.report):  # before minutes of measuring
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"the folder of {path} does not exist")
     has_ended = threading.Event()
     saved: list[SavedStages] = []
     try:
-        with end_as_ctrl_c(lambda: _exit_by_force(has_ended, saved)):
+        with console.end_as_ctrl_c(lambda: _exit_by_force(has_ended, saved)):
             found = _of_feed(request) if request.feed is not None else _of_file(request, saved.append)
     except KeyboardInterrupt:
         _note_saved(saved)
         raise
     finally:
         has_ended.set()
-    if save is not None:
-        save.write_text(json.dumps(found.to_json()) + "\n")
-    if report is not None or plots is not None:
+    if request.save is not None:
+        request.save.write_text(json.dumps(found.to_json()) + "\n")
+    if request.report is not None or request.plots is not None:
         from mbaas.tools.analysis.report import write_plots, write_report
 
-        if report is not None:
-            write_report(found, report, command=shlex.join(["mbaas", *sys.argv[1:]]))
-        if plots is not None:
-            write_plots(found, plots)
-    write_result(found.to_json(), lambda: analysis_view.page(found), as_json=as_json)
+        if request.report is not None:
+            write_report(found, request.report, command=shlex.join(["mbaas", *sys.argv[1:]]))
+        if request.plots is not None:
+            write_plots(found, request.plots)
+    console.write_result(found.to_json(), lambda: analysis_view.page(found), as_json=request.as_json)
     for note in found.notes:  # last, and on stderr: below the page, and not in the JSON
-        say_note(note)
+        console.say_note(note)
     if found.was_stopped:
         _note_saved(saved)
-        raise typer.Exit(CUT_OFF)
+        raise typer.Exit(console.CUT_OFF)
 
 
 def _note_saved(saved: Sequence[SavedStages]) -> None:
     for each in saved:
         if each.stages and each.path is not None:
-            say_note(f"the same command continues after {each.stages[-1]}: results so far are in {each.path}")
+            console.say_note(f"the same command continues after {each.stages[-1]}: results so far are in {each.path}")
 
 
 def _exit_by_force(has_ended: threading.Event, saved: Sequence[SavedStages]) -> None:
@@ -188,16 +154,16 @@ def _exit_by_force(has_ended: threading.Event, saved: Sequence[SavedStages]) -> 
         return
     try:
         _note_saved(saved)
-        say_error("interrupted: Ray ended, and the measurement with it")
+        console.say_error("interrupted: Ray ended, and the measurement with it")
     finally:
         sys.stdout.flush()
-        os._exit(CUT_OFF)
+        os._exit(console.CUT_OFF)
 
 
 def _of_feed(request: AnalyzeRequest) -> Analysis:
     assert request.feed is not None
-    connect(request.address, start=False)
-    from mbaas.tools.analysis.live import analyze_feed
+    console.connect(request.address, start=False)
+    from mbaas.tools.analysis.whole import analyze_feed
 
     return analyze_feed(request.feed)
 
@@ -209,10 +175,9 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
     from mbaas.model.rates import Setup
     from mbaas.ray_cluster import resources
     from mbaas.tools.analysis.measuring.effort import QUICK, Effort, SavedStages, saved_path
-    from mbaas.tools.analysis.measuring.portion import portion
-    from mbaas.tools.analysis.measuring.service import Workload
-    from mbaas.tools.analysis.measuring.steps import PacedStep, load_step
-    from mbaas.tools.analysis.measuring.system import cores_here, workers_here
+    from mbaas.tools.analysis.measuring.service import PacedStep, Workload, load_step
+    from mbaas.tools.analysis.measuring.storage import portion
+    from mbaas.tools.analysis.measuring.system import Survey, cores_here
     from mbaas.tools.analysis.whole import analyze
 
     described = feed_file.load(request.file)
@@ -231,17 +196,20 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
         options=replace(options, detached=False),  # measured feeds end with this command
     )
     effort = QUICK if request.quick else Effort()
-    same = replace(request, verify=False, run=True)  # without options that change no result of a stage
+    # without options that change no result of a stage
+    same = replace(request, verify=False, run=True, report=None, plots=None, save=None, as_json=False)
     about = repr((__version__, cores, effort, dataset.fingerprint, workload.pipeline, options, same))
     saved = SavedStages(saved_path(about), about=about)
     saving(saved)
     if saved.earlier:
         stages = ", ".join(saved.earlier)
-        say_note(f"continuing an interrupted analysis after {stages}; delete {saved.path} to measure these again")
+        console.say_note(
+            f"continuing an interrupted analysis after {stages}; delete {saved.path} to measure these again"
+        )
     # Ray gets at least as many CPUs as there are workers, even with fewer cores: workers would wait forever for a CPU.
     with _separate_ray(max(cores, options.prep_workers or 0)):
         gpus = resources.gpus()
-        workers = options.prep_workers or workers_here(workload, cores=cores, gpus=gpus)
+        workers = options.prep_workers or Survey(workload=workload, cores=cores, gpus=gpus).workers
         memory_bytes = _memory_bytes(options, workers)
         cached = options.cache_bytes
         if cached is None:
@@ -264,7 +232,7 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
             effort=effort,
             gpus=gpus,
             memory_bytes=memory_bytes,
-            tell=lambda text: line(err, text, style="dim"),
+            tell=lambda text: console.line(console.err, text, style="dim"),
             saved=saved,
         )
 

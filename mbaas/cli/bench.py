@@ -36,76 +36,23 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{option} must be whole numbers with commas between, such as 1,4,8, got {text!r}") from None
 
 
-@command(
-    app,
-    "mbaas bench                                   [dim]takes about half an hour[/]",
-    "mbaas bench --trials 8 --batch 64 --rows prep,mbaas",
-    "mbaas bench --data ~/imagenet/val --json > bench.json",
-    "mbaas bench --task detection --data instances_val2017.json --image-folder val2017",
-    "mbaas bench --task audio",
-    "mbaas bench --gpu",
-    "mbaas bench --peers --peers-python ~/peers/bin/python",
-)
+@command(app)
 def bench(
-    task: Annotated[str, typer.Option(help="Task: images, detection or audio.")] = "images",
-    trials: Annotated[str, typer.Option(help="Trials at a time; a table for each number.", metavar="N,N")] = "1,4,8",
-    batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64,256",
-    rounds: Annotated[int, typer.Option(help="Repetitions of each row; results are medians.")] = 3,
-    rows: Annotated[
-        str | None,
-        typer.Option(
-            help="Rows to run, from prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded. Default: all.",
-            metavar="ROW,ROW",
-        ),
-    ] = None,
-    decoded: Annotated[
-        bool,
-        typer.Option(
-            help="Run prep-decoded and mbaas-decoded, which cache decoded samples, as a feed does by default. All "
-            "other rows use encoded samples."
-        ),
-    ] = True,
-    peers: Annotated[
-        bool,
-        typer.Option(
-            "--peers",
-            help="Also run tensorsocket, tf-data (its service) and ray-data, which share samples between trials, too; "
-            "with images only.",
-        ),
-    ] = False,
-    peers_python: Annotated[
-        Path | None,
-        typer.Option(
-            help="Python interpreter with mbaas\\[bench,peers], for peers that are not installed here.", metavar="PATH"
-        ),
-    ] = None,
-    gpu: Annotated[
-        bool,
-        typer.Option(
-            "--gpu",
-            help="Prepare on the first GPU, in rows prep, dali and mbaas, and deliver there, in dataloader, too. With "
-            "images only.",
-        ),
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Your own images or audio files, one folder per class, instead of generated ones; for detection "
-            "a JSON file of COCO instances.",
-            metavar="PATH",
-        ),
-    ] = None,
-    image_folder: Annotated[Path | None, typer.Option(help="Image folder for that JSON file.", metavar="DIR")] = None,
-    samples: Annotated[
-        int,
-        typer.Option("--samples", "--images", help="Number of photographs or audio files to generate, without --data."),
-    ] = SAMPLES,
-    seconds: Annotated[float, typer.Option(help="Minimum duration of each measurement.")] = 8.0,
-    cores: Annotated[int | None, typer.Option(help="CPUs that prep may use. Default: all.")] = None,
-    read: Annotated[
-        str,
-        typer.Option(help="Part of each minibatch that trials read: one byte per page, or all.", metavar="pages|all"),
-    ] = "pages",
+    task: str = "images",
+    trials: Annotated[str, typer.Option(metavar="N,N")] = "1,4,8",
+    batch: Annotated[str, typer.Option(metavar="N,N")] = "64,256",
+    rounds: int = 3,
+    rows: Annotated[str | None, typer.Option(metavar="ROW,ROW")] = None,
+    decoded: bool = True,
+    peers: Annotated[bool, typer.Option("--peers")] = False,
+    peers_python: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu")] = False,
+    data: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
+    image_folder: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    samples: Annotated[int, typer.Option("--samples", "--images")] = SAMPLES,
+    seconds: float = 8.0,
+    cores: int | None = None,
+    read: Annotated[str, typer.Option(metavar="pages|all")] = "pages",
     as_json: AsJson = False,
 ) -> None:
     """Compare mbaas on this machine with a PyTorch DataLoader per trial and DALI per trial.
@@ -114,11 +61,41 @@ def bench(
     (images and boxes: random-IoU-crop to 300, flip and colour) or audio (log-mel spectrograms of a second, with
     SpecAugment). Every epoch of every trial is checked for missing and repeated samples. Needs the bench extra: pip
     install 'mbaas\\[bench]'
+
+    Args:
+        task: Task: images, detection or audio.
+        trials: Trials at a time; a table for each number.
+        batch: Samples in a minibatch.
+        rounds: Repetitions of each row; results are medians.
+        rows: Rows to run, from prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded. Default: all.
+        decoded: Run prep-decoded and mbaas-decoded, which cache decoded samples, as a feed does by default. All other
+            rows use encoded samples.
+        peers: Also run tensorsocket, tf-data (its service) and ray-data, which share samples between trials, too; with
+            images only.
+        peers_python: Python interpreter with mbaas\\[bench,peers], for peers that are not installed here.
+        gpu: Prepare on the first GPU, in rows prep, dali and mbaas, and deliver there, in dataloader, too. With images
+            only.
+        data: Your own images or audio files, one folder per class, instead of generated ones; for detection a JSON file
+            of COCO instances.
+        image_folder: Image folder for that JSON file.
+        samples: Number of photographs or audio files to generate, without --data.
+        seconds: Minimum duration of each measurement.
+        cores: CPUs that prep may use. Default: all.
+        read: Part of each minibatch that trials read: one byte per page, or all.
+
+    Examples:
+        mbaas bench                                   [dim]takes about half an hour[/]
+        mbaas bench --trials 8 --batch 64 --rows prep,mbaas
+        mbaas bench --data ~/imagenet/val --json > bench.json
+        mbaas bench --task detection --data instances_val2017.json --image-folder val2017
+        mbaas bench --task audio
+        mbaas bench --gpu
+        mbaas bench --peers --peers-python ~/peers/bin/python
     """
     check_installed(task)
     from mbaas.tools.bench.peers import PEERS
     from mbaas.tools.bench.render import render
-    from mbaas.tools.bench.report import DECODED_ROWS, GPU_ROWS, USUAL_ROWS, BenchSettings, usable_cores
+    from mbaas.tools.bench.rows import DECODED_ROWS, GPU_ROWS, USUAL_ROWS, BenchSettings, usable_cores
     from mbaas.tools.bench.runner import run
 
     usual = GPU_ROWS if gpu else USUAL_ROWS

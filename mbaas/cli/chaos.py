@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mbaas.base.units import count, counted, exact, number, seconds, size
-from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, stack, table_of, write_result
+from mbaas.cli.console import AsJson, Rows, app, command, end_as_ctrl_c, err, line, stack, write_result
 from mbaas.errors import ConfigError, MbaasError
 
 if TYPE_CHECKING:
@@ -21,40 +21,15 @@ SENTENCES = 10
 """Upper bound on the flaws, errors and bugs of one kind that are printed."""
 
 
-@command(
-    app,
-    "mbaas chaos                            [dim]20 faults, in about three minutes[/]",
-    "mbaas chaos --seed 7 --minutes 60 --json > chaos.json",
-    "mbaas chaos --kinds 'kill-*,pause-coordinator' --every 3",
-    "mbaas chaos --ranks 2 --kinds 'kill-*'",
-    "mbaas chaos --faults 50 -- python my_search.py",
-)
+@command(app)
 def chaos(
-    program: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="After --: a program to run in place of the search; it finds the cluster by RAY_ADDRESS.",
-            metavar="COMMAND",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the plan: the same seed and options give the same faults.")] = 0,
-    faults: Annotated[int | None, typer.Option(help="Number of faults. Default: 20.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Instead of --faults: inject them for this long.")] = None,
-    every: Annotated[float, typer.Option(help="Mean time between two faults, in seconds.", metavar="SECONDS")] = 6.0,
-    kinds: Annotated[
-        str | None,
-        typer.Option(
-            help="Kinds of faults, as names or patterns. Default: all kinds that are possible here.",
-            metavar="KIND,KIND",
-        ),
-    ] = None,
-    ranks: Annotated[
-        int,
-        typer.Option(
-            help="Ranks of a data-parallel trial in the search, with newcomers that join in the middle of epochs.",
-            metavar="RANKS",
-        ),
-    ] = 0,
+    program: Annotated[list[str] | None, typer.Argument(metavar="COMMAND")] = None,
+    seed: int = 0,
+    faults: int | None = None,
+    minutes: float | None = None,
+    every: Annotated[float, typer.Option(metavar="SECONDS")] = 6.0,
+    kinds: Annotated[str | None, typer.Option(metavar="KIND,KIND")] = None,
+    ranks: Annotated[int, typer.Option(metavar="RANKS")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Run a search on a separate Ray cluster, kill and disturb its parts, and check the samples that trials
@@ -63,6 +38,22 @@ def chaos(
     Prep workers, cache nodes, coordinators, trials and nodes are killed, stopped and restored, one or several at a
     time, and storage fails. The trials' samples are then compared, one by one, with the same feed without faults. Exit
     code 1: a sample was missing, repeated or different, a feed ended, or a trial hung.
+
+    Args:
+        program: After --: a program to run in place of the search; it finds the cluster by RAY_ADDRESS.
+        seed: Seed of the plan: the same seed and options give the same faults.
+        faults: Number of faults. Default: 20.
+        minutes: Instead of --faults: inject them for this long.
+        every: Mean time between two faults, in seconds.
+        kinds: Kinds of faults, as names or patterns. Default: all kinds that are possible here.
+        ranks: Ranks of a data-parallel trial in the search, with newcomers that join in the middle of epochs.
+
+    Examples:
+        mbaas chaos                            [dim]20 faults, in about three minutes[/]
+        mbaas chaos --seed 7 --minutes 60 --json > chaos.json
+        mbaas chaos --kinds 'kill-*,pause-coordinator' --every 3
+        mbaas chaos --ranks 2 --kinds 'kill-*'
+        mbaas chaos --faults 50 -- python my_search.py
     """
     from mbaas.tools.chaos.runner import ChaosSettings, run
 
@@ -120,13 +111,16 @@ def render(report: Report) -> RenderableType:
 
 
 def _kinds(report: Report) -> RenderableType:
-    table = table_of("fault", ">planned", ">happened", ">median wait", ">longest wait")
-    for name, kind in sorted(report.kinds.items()):
-        waits = [seconds(median(kind.waits_s)), seconds(max(kind.waits_s))] if kind.waits_s else ["", ""]
-        table.add_row(name, count(kind.planned), count(kind.happened), *waits)
-    planned = sum(kind.planned for kind in report.kinds.values())
+    kinds = sorted(report.kinds.items())
+    table = Rows(kinds).table(
+        ("fault", lambda each: each[0]),
+        (">planned", lambda each: count(each[1].planned)),
+        (">happened", lambda each: count(each[1].happened)),
+        (">median wait", lambda each: seconds(median(each[1].waits_s)) if each[1].waits_s else ""),
+        (">longest wait", lambda each: seconds(max(each[1].waits_s)) if each[1].waits_s else ""),
+    )
     table.add_section()
-    table.add_row("all", count(planned), count(report.happened), "", "")
+    table.add_row("all", count(sum(kind.planned for _, kind in kinds)), count(report.happened), "", "")
     return table
 
 
@@ -159,14 +153,12 @@ def _what_was_checked(found: Checked) -> str:
 
 
 def _growth(growth: tuple[Growth, ...]) -> RenderableType:
-    table = table_of("of all processes together", ">first quarter", ">last quarter", ">slope in a minute")
-    for each in growth:
-        write = size if each.thing.endswith("_bytes") else number
-        sign = "-" if each.per_min < 0 else "+"
-        table.add_row(
-            each.thing.removesuffix("_bytes").replace("_", " "),
-            write(each.first),
-            write(each.last),
-            f"{sign}{write(abs(each.per_min))}",
-        )
-    return table
+    def write(each: Growth, value: float) -> str:
+        return size(value) if each.thing.endswith("_bytes") else number(value)
+
+    return Rows(growth).table(
+        ("of all processes together", lambda each: each.thing.removesuffix("_bytes").replace("_", " ")),
+        (">first quarter", lambda each: write(each, each.first)),
+        (">last quarter", lambda each: write(each, each.last)),
+        (">slope in a minute", lambda each: f"{'-' if each.per_min < 0 else '+'}{write(each, abs(each.per_min))}"),
+    )

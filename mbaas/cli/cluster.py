@@ -17,29 +17,37 @@ app = group(
 )
 
 
-@command(app, "mbaas cluster list")
+@command(app)
 def list_() -> None:
-    """List the files and their purposes."""
+    """List the files and their purposes.
+
+    Examples:
+        mbaas cluster list
+    """
     found = _files()
     width = max(map(len, found))
     for name, file in found.items():
         line(out, f"{name:<{width}}  {_about(file)}")
 
 
-@command(
-    app,
-    "mbaas cluster write raycluster.yaml",
-    "mbaas cluster write aws.yaml --to clusters/search.yaml",
-    "mbaas cluster write node.env --force        [dim]instead of the one that is there[/]",
-)
+@command(app)
 def write(
-    name: Annotated[str, typer.Argument(help="One of [bold]mbaas cluster list[/].")],
-    to: Annotated[
-        Path | None, typer.Option(help="Output file. Default: the same name in the current folder.", metavar="FILE")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    name: Annotated[str, typer.Argument()],
+    to: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    force: Annotated[bool, typer.Option("--force")] = False,
 ) -> None:
-    """Write one of the files for editing: values that you must set are marked EDIT."""
+    """Write one of the files for editing: values that you must set are marked EDIT.
+
+    Args:
+        name: One of [bold]mbaas cluster list[/].
+        to: Output file. Default: the same name in the current folder.
+        force: Overwrite the file.
+
+    Examples:
+        mbaas cluster write raycluster.yaml
+        mbaas cluster write aws.yaml --to clusters/search.yaml
+        mbaas cluster write node.env --force        [dim]instead of the one that is there[/]
+    """
     found = _files()
     if name not in found:
         raise ConfigError(f"unknown file {name!r}; known are {', '.join(found)}")

@@ -6,24 +6,30 @@ code; any other is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
+import re
 import signal
 import socket
 import sys
+import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
+from rich.styled import Styled
 from rich.table import Column, Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from mbaas.errors import ConfigError, FeedFailedError, FeedNotFoundError, MbaasError, ResourceError, WaitTimeoutError
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Made = TypeVar("Made")
+Item = TypeVar("Item")
 
 FAILED = 1
 MISUSED = 2
@@ -101,31 +109,61 @@ def write_result(value: object, page: Callable[[], RenderableType], *, as_json: 
         out.print(page())
 
 
-def table_of(*headings: str, text_folds: bool = False) -> Table:
-    """Return a table without borders; a heading that begins with ">" has a column of numbers.
+Cell: TypeAlias = "RenderableType | int | tuple[str, str]"
+"""A cell of a table: text, a number, or (text, style)."""
 
-    With ``text_folds``, a narrow terminal folds every text column instead of only the first.
-    """
-    columns = []
-    for index, heading in enumerate(headings):
-        is_number = heading.startswith(">")
-        folds = index == 0 or (text_folds and not is_number)
-        columns.append(
-            Column(
-                heading.lstrip(">"),
-                justify="right" if is_number else "left",
-                overflow="fold" if folds else "ellipsis",
-                no_wrap=not folds,
-            )
-        )
-    return Table(
-        *columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold"
-    )
+_STYLES = {"*": "bold", "~": "dim"}
 
 
-def stack(parts: Sequence[RenderableType]) -> RenderableType:
-    """Stack parts of a page, with an empty line between."""
-    return Group(parts[0], *(Padding(part, (1, 0, 0, 0)) for part in parts[1:]))
+class Rows(Generic[Item]):
+    """Items that are shown as a table."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._items = items
+
+    def table(
+        self, *columns: tuple[str, Callable[[Item], Cell]], text_folds: bool = False, strong_first: bool = False
+    ) -> Table:
+        """Return a table without borders.
+
+        Args:
+            columns: headings and functions of an item. A heading may follow marks: ">" for numbers, "*" for bold and
+                "~" for dim text.
+            text_folds: fold every text column on a narrow terminal, instead of only the first.
+            strong_first: the first cell is bold, because the first item is the recommended one.
+        """
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        for index, (heading, _) in enumerate(columns):
+            name = heading.lstrip(">*~")
+            is_number, style = heading.startswith(">"), _STYLES.get(heading[:1], "")
+            folds = index == 0 or (text_folds and not is_number)
+            justify: Any = "right" if is_number else "left"
+            overflow: Any = "fold" if folds else "ellipsis"
+            table.add_column(name, justify=justify, overflow=overflow, no_wrap=not folds, style=style)
+        for number, item in enumerate(self._items):
+            first, *others = (_shown(cell(item)) for _, cell in columns)
+            table.add_row(Styled(first, "bold") if strong_first and not number else first, *others)
+        return table
+
+
+def _shown(cell: Cell) -> RenderableType:
+    if isinstance(cell, tuple):
+        return Text(*cell)
+    return Text(str(cell)) if isinstance(cell, (str, int)) else cell
+
+
+def facts(rows: Iterable[Iterable[RenderableType]], *columns: Column) -> RenderableType:
+    """Return indented lines, each with a name and more ``columns``."""
+    grid = Table.grid(Column(style="cyan", no_wrap=True), *columns, padding=(0, 2))
+    for row in rows:
+        grid.add_row(*row)
+    return Padding(grid, (0, 0, 0, 2), expand=False)
+
+
+def stack(parts: Iterable[RenderableType | None]) -> RenderableType:
+    """Stack the parts of a page that there are, with an empty line between."""
+    first, *others = (part for part in parts if part is not None)
+    return Group(first, *(Padding(part, (1, 0, 0, 0)) for part in others))
 
 
 def is_named(address: str | None) -> bool:
@@ -135,8 +173,13 @@ def is_named(address: str | None) -> bool:
 
 def join_cluster(address: str | None) -> None:
     """Connect this process to a running cluster, and show that meanwhile."""
-    with err.status("connecting to Ray ..."):
+    with doing("connecting to Ray"):
         connect(address, start=False)
+
+
+def doing(what: str) -> AbstractContextManager[object]:
+    """Show what is done meanwhile, on a terminal."""
+    return err.status(f"{plain(what)} ...")
 
 
 def connect(address: str | None, *, start: bool) -> None:
@@ -232,17 +275,70 @@ def examples(*lines: str) -> str:
     return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
 
 
-def command(app: typer.Typer, *lines: str) -> Callable[[Function], Function]:
-    """Register a command of ``app`` with its docstring as help, paragraph by paragraph, and these examples."""
+def command(app: typer.Typer) -> Callable[[Function], Function]:
+    """Register a command of ``app``, with the help in its docstring.
+
+    The text is kept paragraph by paragraph. Section "Args" has the help of options, if they do not have it themselves.
+    """
 
     def register(function: Function) -> Function:
+        text, _, shown = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
         # typer would keep the source's line breaks
-        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        paragraphs = text.partition("\n\nArgs:\n")[0].split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
         name = function.__name__.strip("_").replace("_", "-")  # "list_": "list" is a builtin
-        return app.command(name, help=text, epilog=examples(*lines))(function)
+        any_function: Any = function
+        any_function.__signature__ = _with_help(function)
+        epilog = examples(*textwrap.dedent(shown).splitlines())
+        return app.command(name, help=text, epilog=epilog)(function)
 
     return register
+
+
+def _with_help(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a function's signature, as for typer, with the descriptions in its docstring."""
+    hints, texts, parameters = get_type_hints(function, include_extras=True), described(function), []
+    for name, each in inspect.signature(function).parameters.items():
+        hint = hints[name]
+        if name in texts:
+            kind, *options = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+            option: Any = copy(options[0]) if options else typer.Option()
+            option.help = texts[name]
+            hint = Annotated[kind, option]
+        parameters.append(each.replace(annotation=hint))
+    return inspect.Signature(parameters)
+
+
+def described(call: Callable[..., Any]) -> dict[str, str]:
+    """Return the descriptions of parameters in the section "Args" of a docstring.
+
+    ``path, listing: as for `read_images`.`` stands for the descriptions of that function.
+    """
+    text = (inspect.getdoc(call) or "").partition("Args:")[2].partition("\n\n")[0]
+    found: dict[str, str] = {}
+    for names, words in re.findall(r"^    (\w+(?:, \w+)*): ((?:.|\n {5})*)", text, re.MULTILINE):
+        other = re.fullmatch(r"as for `(\w+)`\.", words.strip())
+        meant = described(getattr(inspect.getmodule(call), other[1])) if other is not None else {}
+        found.update((name, meant.get(name) or " ".join(words.split())) for name in names.split(", "))
+    return found
+
+
+def takes(request: type[Made]) -> Callable[[Callable[[Made], None]], Callable[..., None]]:
+    """Turn a function of a ``request`` into one whose parameters are the fields of this dataclass, as for typer."""
+
+    def decorated(function: Callable[[Made], None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def call(**given: Any) -> None:
+            function(request(**given))
+
+        hints = get_type_hints(request, include_extras=True)
+        found = inspect.signature(request).parameters.items()
+        signature = inspect.Signature([each.replace(annotation=hints[name]) for name, each in found])
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__annotations__ = hints
+        return call
+
+    return decorated
 
 
 class SentencesGroup(TyperGroup):

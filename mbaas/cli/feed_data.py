@@ -19,7 +19,6 @@ import functools
 import inspect
 import operator
 import os
-import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -37,7 +36,7 @@ from mbaas.base import files
 from mbaas.base.progress import Progress, watched
 from mbaas.base.units import count
 from mbaas.base.validation import options
-from mbaas.cli.console import err
+from mbaas.cli.console import described, err
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.samples.order import MOST_SEED
 
@@ -114,20 +113,6 @@ def _schema(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is Callable or kind is Any:
         return {"type": "string"}
     return TypeAdapter(_in_file(kind)).json_schema()
-
-
-def described(call: Callable[..., Any]) -> dict[str, str]:
-    """Return the descriptions of parameters in the section "Args" of a docstring.
-
-    ``path, listing: as for `read_images`.`` stands for the descriptions of that function.
-    """
-    text = (inspect.getdoc(call) or "").partition("Args:")[2].partition("\n\n")[0]
-    found: dict[str, str] = {}
-    for names, words in re.findall(r"^    (\w+(?:, \w+)*): ((?:.|\n {5})*)", text, re.MULTILINE):
-        other = re.fullmatch(r"as for `(\w+)`\.", words.strip())
-        meant = described(getattr(inspect.getmodule(call), other[1])) if other is not None else {}
-        found.update((name, meant.get(name) or " ".join(words.split())) for name in names.split(", "))
-    return found
 
 
 def summary(call: Callable[..., Any]) -> str:
@@ -213,18 +198,17 @@ class ResampleFile:
     each_epoch: bool = True
     """Draw again in each epoch."""
 
+    def __post_init__(self) -> None:
+        if (self.balance is None) == (self.weights is None):
+            got = "none" if self.balance is None else "both"
+            raise ConfigError(f"name one of balance, weights, got {got}")
+
     def of(self, dataset: Dataset) -> Dataset:
         """Draw the samples; raise ConfigError for an unknown field or invalid weights."""
         if self.balance is not None:
             return dataset.balance(self.balance, self.samples, self.seed, each_epoch=self.each_epoch)
         assert self.weights is not None
         return dataset.resample(self.weights, self.samples, self.seed, each_epoch=self.each_epoch)
-
-    def check(self) -> None:
-        """Raise ConfigError unless exactly one kind of weights is given."""
-        if (self.balance is None) == (self.weights is None):
-            got = "none" if self.balance is None else "both"
-            raise ConfigError(f"name one of balance, weights, got {got}")
 
 
 Condition = tuple[str, Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"], Any]
@@ -278,8 +262,6 @@ class FeedData:
         if said.filter is not None:
             for condition in top.fields["filter"].items:
                 _check(condition)
-        if said.resample is not None:
-            top.fields["resample"].made(said.resample.check)
         if isinstance(data, str):
             return cls(_from(top.file, data), said, top)
         name, options = top.fields["data"].made(lambda: _reader_of(data))

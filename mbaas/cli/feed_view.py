@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mbaas.base.units import count, counted, duration, number, percent, seconds, size
-from mbaas.cli.console import stack, table_of
+from mbaas.cli.console import Cell, Rows, facts, stack
 from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.model.costs import HOUR_S, LoadingCosts
 
 if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus
+    from mbaas.wire.consumers import ConsumerReport
     from mbaas.wire.samples import FetchCounts
 
 WINDOW_S = 15.0
@@ -30,6 +32,8 @@ FEED_STYLES = {"serving": "green", "waiting": "yellow", "failed": "bold red"}
 BAR_CELLS = 10
 STALL_ALARM = 0.1
 """Stall share above which a consumer is coloured."""
+
+NO_FEED = Text("no feed runs on this cluster", "dim")
 
 FEW = 5
 """Number of skipped samples and notes shown; ``--json`` has all that the feed stores."""
@@ -111,22 +115,9 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Flow | None]]) -> R
     Feeds without a status have an error instead.
     """
     if not rows:
-        return Text("no feed runs on this cluster", style="dim")
-    table = table_of("feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up")
-    for name, status, flow in rows:
-        if isinstance(status, MbaasError) or flow is None:
-            table.add_row(Text(name, "bold"), Text(state_of(status), "yellow"))
-            continue
-        table.add_row(
-            Text(name, "bold"),
-            Text(status.state, FEED_STYLES[status.state]),
-            _trials(status),
-            count(flow.prepared_per_s),
-            count(flow.delivered_per_s),
-            size(status.staged_bytes),
-            percent(status.hit_rate),
-            duration(status.uptime_s, parts=1),
-        )
+        return NO_FEED
+    headings = "feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up"
+    table = _table(headings, (_feed_cells(*row) for row in rows))
     waits = [
         Text.assemble((name, "bold"), (" waits: ", "yellow"), wait)
         for name, status, _ in rows
@@ -135,22 +126,43 @@ def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Flow | None]]) -> R
     return Group(table, *waits) if waits else table
 
 
+def _feed_cells(name: str, status: FeedStatus | MbaasError, flow: Flow | None) -> dict[str, Cell]:
+    if isinstance(status, MbaasError) or flow is None:
+        return {"feed": (name, "bold"), "state": (state_of(status), "yellow")}
+    reserved = _reserved(status)
+    return {
+        "feed": (name, "bold"),
+        "state": (status.state, FEED_STYLES[status.state]),
+        "trials": f"{len(_present(status))}{f' (+{reserved} reserved)' if reserved else ''}",
+        "prepared/s": count(flow.prepared_per_s),
+        "delivered/s": count(flow.delivered_per_s),
+        "staged": size(status.staged_bytes),
+        "hits": percent(status.hit_rate),
+        "up": duration(status.uptime_s, parts=1),
+    }
+
+
+def _table(headings: Iterable[str], rows: Iterable[Mapping[str, Cell]]) -> Table:
+    """Return a table of the values under its ``headings``; missing ones are empty."""
+
+    def cell_of(name: str) -> Callable[[Mapping[str, Cell]], Cell]:
+        return lambda row: row.get(name, "")
+
+    return Rows(rows).table(*((heading, cell_of(heading.lstrip(">"))) for heading in headings))
+
+
 def feed(status: FeedStatus, flow: Flow) -> RenderableType:
-    parts = [headline(status), _facts(status, flow), _consumers(status), _workers(status), _nodes(status)]
-    if status.skipped_total:
-        parts.append(_bad_samples(status))
-    if status.notes:
-        parts.append(_section("last notes", (Text(note) for note in status.notes[-FEW:])))
-    return stack(parts)
+    notes = _section("last notes", map(Text, status.notes[-FEW:])) if status.notes else None
+    bad = _bad_samples(status) if status.skipped_total else None
+    whole = headline(status), _facts(status, flow), _consumers(status), _workers(status), _nodes(status), bad, notes
+    return stack(whole)
 
 
 def compact(status: FeedStatus, flow: Flow, most: int = 12) -> RenderableType:
     """Return the page of a running `mbaas serve`, with at most ``most`` consumers."""
-    parts = [headline(status), _facts(status, flow), _consumers(status, most)]
-    foot = [Text("Ctrl-C ends the feed, and so does `mbaas stop` from elsewhere", "dim")]
-    if status.notes:
-        foot.insert(0, Text(status.notes[-1], no_wrap=True, overflow="ellipsis"))
-    return stack([*parts, Group(*foot)])
+    foot = [Text(note, no_wrap=True, overflow="ellipsis") for note in status.notes[-1:]]
+    foot.append(Text("Ctrl-C ends the feed, and so does `mbaas stop` from elsewhere", "dim"))
+    return stack([headline(status), _facts(status, flow), _consumers(status, most), Group(*foot)])
 
 
 def one_line(status: FeedStatus, flow: Flow) -> str:
@@ -183,81 +195,65 @@ def headline(status: FeedStatus) -> Text:
 
 
 def _facts(status: FeedStatus, flow: Flow) -> RenderableType:
+    return facts(_figures(status, flow), Column(justify="right", no_wrap=True), Column(style="dim"))
+
+
+def _figures(status: FeedStatus, flow: Flow) -> Iterator[tuple[str | Text, str, str | Text]]:
     over = f"last {seconds(flow.over_s)}" if flow.is_recent else "mean since the start"
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="cyan", no_wrap=True)
-    grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(style="dim")
     reuse = status.delivered_samples / status.prepared_samples if status.prepared_samples else 0.0
     remade = f", {counted(status.remade_blocks, 'block')} re-made" if status.remade_blocks else ""
-    if first := _first_epoch(status, flow):
-        grid.add_row("first epoch", *first)
-    grid.add_row("prepared", count(status.prepared_samples), f"{count(flow.prepared_per_s)}/s, {over}{remade}")
-    grid.add_row(
-        "delivered",
-        count(status.delivered_samples),
-        f"{count(flow.delivered_per_s)}/s, each sample {number(reuse)} times",
-    )
-    staged = bar(status.staged_bytes, status.staging_bytes)
+    yield from _first_epoch(status, flow)
+    yield "prepared", count(status.prepared_samples), f"{count(flow.prepared_per_s)}/s, {over}{remade}"
+    delivered = f"{count(flow.delivered_per_s)}/s, each sample {number(reuse)} times"
+    yield "delivered", count(status.delivered_samples), delivered
     kept = ", kept for all epochs" if status.keeps_all else ""
     of_staging = f" of {size(status.staging_bytes)} in {counted(status.staged_blocks, 'block')}{kept}"
-    grid.add_row("staged", size(status.staged_bytes), Text.assemble(staged, of_staging))
-    cached = f" of {size(status.cache_bytes)}, {count(status.cached_samples)} samples, {percent(status.hit_rate)} hits"
-    grid.add_row(
-        "cached", size(status.cached_bytes), Text.assemble(bar(status.cached_bytes, status.cache_bytes), cached)
+    staged = bar(status.staged_bytes, status.staging_bytes).append(of_staging)
+    yield "staged", size(status.staged_bytes), staged
+    of_cache = (
+        f" of {size(status.cache_bytes)}, {count(status.cached_samples)} samples, {percent(status.hit_rate)} hits"
     )
-    if decoded := _decoded(status):
-        grid.add_row("decoded", *decoded)
-    firsts = _first_batches(status)
-    if firsts:
+    yield "cached", size(status.cached_bytes), bar(status.cached_bytes, status.cache_bytes).append(of_cache)
+    yield from _decoded(status)
+    if firsts := _first_batches(status):
         waited = f"median of {counted(len(firsts), 'trial')}, at most {seconds(max(firsts))}, from joining"
-        grid.add_row("first batch", seconds(median(firsts)), waited)
-    if costs := _costs(status.costs):
-        grid.add_row("cost", *costs)
+        yield "first batch", seconds(median(firsts)), waited
+    yield from _costs(status.costs)
     if status.skipped_total:
-        grid.add_row(Text("skipped", "yellow"), count(status.skipped_total), "bad samples left out")
+        yield Text("skipped", "yellow"), count(status.skipped_total), "bad samples left out"
     if status.inexact_epochs:
-        grid.add_row(
-            Text("inexact", "bold red"), count(status.inexact_epochs), "epochs with missing or repeated samples"
-        )
-    return Padding(grid, (0, 0, 0, 2), expand=False)
+        name = Text("inexact", "bold red")
+        yield name, count(status.inexact_epochs), "epochs with missing or repeated samples"
 
 
-def _decoded(status: FeedStatus) -> tuple[str, str] | None:
-    memory, disk = status.decoded, status.decoded_on_disk
-    if not memory.samples and not disk.samples:
-        return None
-    places = [
-        f"{counted(amount.samples, 'sample')} {place}"
-        for amount, place in ((memory, "of the cache"), (disk, "on disk"))
-        if amount.samples
-    ]
-    came = f"{percent(status.fetched.decoded.samples / max(1, status.fetched.all.samples))} of prepared samples came so"
-    return size(memory.nbytes + disk.nbytes), f"{' and '.join(places)}, {came}"
+def _decoded(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
+    amounts = [(status.decoded, "of the cache"), (status.decoded_on_disk, "on disk")]
+    places = [f"{counted(amount.samples, 'sample')} {place}" for amount, place in amounts if amount.samples]
+    if places:
+        share = percent(status.fetched.decoded.samples / max(1, status.fetched.all.samples))
+        nbytes = sum(amount.nbytes for amount, _ in amounts)
+        yield "decoded", size(nbytes), f"{' and '.join(places)}, {share} of prepared samples came so"
 
 
-def _costs(costs: LoadingCosts) -> tuple[str, str] | None:
-    # Next to the least cost of a DataLoader in each trial; None before the first sample.
+def _costs(costs: LoadingCosts) -> Iterator[tuple[str, str, str]]:
+    # Next to the least cost of a DataLoader in each trial; nothing before the first sample.
     if not costs.sample_cpu_s or not costs.alone_sample_cpu_s:
-        return None
+        return
     price, per_h = costs.price(costs.cpu_s / HOUR_S), costs.cpu_price_per_h
     money = f" ({number(price)} in all at {number(per_h)} an hour)" if price is not None and per_h is not None else ""
     each, alone = seconds(costs.sample_cpu_s), seconds(costs.alone_sample_cpu_s)
-    return (
-        f"{number(costs.cpu_s / HOUR_S)} CPU-h",
-        f"{each} of a CPU for a delivered sample{money}; a DataLoader in each trial: at least {alone}",
-    )
+    remark = f"{each} of a CPU for a delivered sample{money}; a DataLoader in each trial: at least {alone}"
+    yield "cost", f"{number(costs.cpu_s / HOUR_S)} CPU-h", remark
 
 
-def _first_epoch(status: FeedStatus, flow: Flow) -> tuple[str, Text] | None:
-    # Caches fill in the first epoch. None after that, or if unknown.
+def _first_epoch(status: FeedStatus, flow: Flow) -> Iterator[tuple[str, str, Text]]:
+    # Caches fill in the first epoch. Nothing after that, or if unknown.
     left = status.samples - status.prepared_samples
     if left <= 0 or status.restarts:  # a restarted coordinator counts from 0, and caches may be full
-        return None
+        return
     remaining = f", about {duration(left / flow.prepared_per_s, parts=1)} left" if flow.prepared_per_s else ""
-    made = bar(status.prepared_samples, status.samples)
-    words = f" of {count(status.samples)} samples{remaining}"
-    return percent(status.prepared_samples / status.samples), Text.assemble(made, words)
+    made = bar(status.prepared_samples, status.samples).append(f" of {count(status.samples)} samples{remaining}")
+    yield "first epoch", percent(status.prepared_samples / status.samples), made
 
 
 def _first_batches(status: FeedStatus) -> list[float]:
@@ -273,15 +269,20 @@ def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     if not status.consumers:
         return _section("consumers", [Text(f'none; they join with mbaas.join("{status.name}")', "dim")])
     shown = status.consumers[:most]
-    table = table_of(
-        "consumer", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch"
-    )
+    headings = [
+        "consumer",
+        "state",
+        ">epoch",
+        ">block",
+        ">held",
+        ">samples",
+        ">stall",
+        ">fetch/prep/peer",
+        "last epoch",
+    ]
     # Most feeds have one cohort, so the column is useless; if all blocks are kept, each consumer has its own.
     cohorts = not status.keeps_all and len({consumer.cohort for consumer in status.consumers}) > 1
-    if cohorts:
-        table.add_column("cohort", justify="right", no_wrap=True)
-    for consumer in shown:
-        table.add_row(*_consumer(status, consumer), *([Text(str(consumer.cohort))] if cohorts else []))
+    table = consumer_table([*headings, *([">cohort"] if cohorts else [])], status, shown)
     rest = len(status.consumers) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
@@ -289,23 +290,43 @@ def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 
-def _consumer(status: FeedStatus, consumer: ConsumerStatus) -> list[Text]:
-    report = consumer.report
+def consumer_table(
+    headings: Sequence[str],
+    status: FeedStatus,
+    consumers: Iterable[ConsumerStatus],
+    reports: Mapping[str, ConsumerReport] = MappingProxyType({}),
+) -> Table:
+    """Return a table of consumers with the columns that ``headings`` name (`_cells`).
+
+    Args:
+        reports: totals of consumers by their names, instead of those since they joined.
+    """
+    return _table(headings, (_cells(status, each, reports.get(each.name, each.report)) for each in consumers))
+
+
+def _cells(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport) -> dict[str, Cell]:
     busy_s = report.wait_s + report.step_s
-    stalls_s = report.fetch_stall_s, report.prep_stall_s, report.peer_stall_s
-    shares = [percent(part_s / busy_s).removesuffix(" %") for part_s in stalls_s] if report.wait_s else []
-    parts = "/".join(shares) + " %" if shares else "-"
-    return [
-        Text(consumer.name, "bold"),
-        Text(consumer.state, STATE_STYLES.get(consumer.state, "")),
-        Text(str(consumer.epoch)),
-        Text(f"{consumer.block}/{status.blocks_per_epoch}"),
-        Text(str(consumer.held_blocks)),
-        Text(count(report.samples)),
-        Text(percent(report.stall_share), "yellow" if report.stall_share > STALL_ALARM else ""),
-        Text(parts, "dim"),
-        _last_epoch(consumer),
-    ]
+    stalls_s = report.prep_stall_s, report.fetch_stall_s, report.peer_stall_s
+    prep, fetch, peer = (percent(part_s / busy_s) if busy_s else "-" for part_s in stalls_s)
+    parts = "/".join(share.removesuffix(" %") for share in (fetch, prep, peer)) + " %" if report.wait_s else "-"
+    return {
+        "consumer": (consumer.name, "bold"),
+        "state": (consumer.state, STATE_STYLES.get(consumer.state, "")),
+        "epoch": consumer.epoch,
+        "block": f"{consumer.block}/{status.blocks_per_epoch}",
+        "done": percent(consumer.block / status.blocks_per_epoch),
+        "held": consumer.held_blocks,
+        "samples": count(report.samples),
+        "samples/s": count(report.samples / busy_s) if busy_s else "-",
+        "stall": (percent(report.stall_share) if busy_s else "-", "yellow" if report.stall_share > STALL_ALARM else ""),
+        "prep": (prep, "dim"),
+        "fetch": (fetch, "dim"),
+        "peer": (peer, "dim"),
+        "fetch/prep/peer": (parts, "dim"),
+        "last epoch": _last_epoch(consumer),
+        "cohort": consumer.cohort,
+        "waits for": (consumer.waits_for, "yellow"),
+    }
 
 
 def _last_epoch(consumer: ConsumerStatus) -> Text:
@@ -319,27 +340,25 @@ def _last_epoch(consumer: ConsumerStatus) -> Text:
 
 
 def _workers(status: FeedStatus) -> RenderableType:
-    table = table_of("worker", ">pid", ">tasks", ">samples", ">samples/s")
-    for worker in status.workers:
-        rate = count(worker.samples_per_s) if worker.samples_per_s else "-"
-        table.add_row(worker.name, str(worker.pid), str(worker.tasks), count(worker.samples), rate)
-    return table
+    return Rows(status.workers).table(
+        ("worker", lambda worker: worker.name),
+        (">pid", lambda worker: worker.pid),
+        (">tasks", lambda worker: worker.tasks),
+        (">samples", lambda worker: count(worker.samples)),
+        (">samples/s", lambda worker: count(worker.samples_per_s) if worker.samples_per_s else "-"),
+    )
 
 
 def _nodes(status: FeedStatus) -> RenderableType:
-    table = table_of("node", ">workers", ">fetch threads", ">cached", ">decoded", ">read ahead", ">storage/s")
-    for node in status.nodes:
-        rate = size(node.speeds.storage) if node.speeds.storage is not None else "-"
-        table.add_row(
-            node.node[:8],
-            str(node.workers),
-            str(node.fetch_threads),
-            size(node.cached_bytes),
-            count(node.decoded.samples + node.decoded_on_disk.samples),
-            size(node.readahead_bytes),
-            rate,
-        )
-    return table
+    return Rows(status.nodes).table(
+        ("node", lambda node: node.node[:8]),
+        (">workers", lambda node: node.workers),
+        (">fetch threads", lambda node: node.fetch_threads),
+        (">cached", lambda node: size(node.cached_bytes)),
+        (">decoded", lambda node: count(node.decoded.samples + node.decoded_on_disk.samples)),
+        (">read ahead", lambda node: size(node.readahead_bytes)),
+        (">storage/s", lambda node: size(node.speeds.storage) if node.speeds.storage is not None else "-"),
+    )
 
 
 def _bad_samples(status: FeedStatus) -> RenderableType:
@@ -369,8 +388,3 @@ def _present(status: FeedStatus) -> set[str]:
 
 def _reserved(status: FeedStatus) -> int:
     return sum(consumer.state == "reserved" for consumer in status.consumers)
-
-
-def _trials(status: FeedStatus) -> str:
-    present, reserved = len(_present(status)), _reserved(status)
-    return f"{present} (+{reserved} reserved)" if reserved else str(present)

@@ -7,30 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from mbaas.base.units import count, counted, duration
-from mbaas.cli.console import Address, AsJson, app, command, join_cluster, out, say_note, table_of, write_json
+from mbaas.cli.console import Address, AsJson, Cell, Rows, app, command, join_cluster, out, say_note, write_json
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@command(
-    app,
-    "mbaas ledger train",
-    "mbaas ledger train trial-3                   [dim]each of its epochs[/]",
-    "mbaas ledger train --parquet ledgers.parquet",
-)
+@command(app)
 def ledger(
-    name: Annotated[str, typer.Argument(help="Name of the feed.")],
-    consumer: Annotated[
-        str | None, typer.Argument(help="Show each epoch of this consumer.", metavar="[CONSUMER]")
-    ] = None,
-    inexact: Annotated[bool, typer.Option("--inexact", help="Only epochs whose ledger does not match.")] = False,
+    name: Annotated[str, typer.Argument()],
+    consumer: Annotated[str | None, typer.Argument(metavar="[CONSUMER]")] = None,
+    inexact: Annotated[bool, typer.Option("--inexact")] = False,
     as_json: AsJson = False,
-    parquet: Annotated[Path | None, typer.Option(help="Write the rows to this file.", metavar="FILE")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     address: Address = None,
 ) -> None:
     """Show the samples that each consumer received in each of its epochs, against the expected ones.
@@ -38,6 +30,17 @@ def ledger(
     A ledger counts samples and hashes their ids, in any order: it matches if the consumer received each sample of the
     epoch exactly once. [bold]from[/] and [bold]shuffled as[/], with the seed, determine the contents of every
     minibatch.
+
+    Args:
+        name: Name of the feed.
+        consumer: Show each epoch of this consumer.
+        inexact: Only epochs whose ledger does not match.
+        parquet: Write the rows to this file.
+
+    Examples:
+        mbaas ledger train
+        mbaas ledger train trial-3                   [dim]each of its epochs[/]
+        mbaas ledger train --parquet ledgers.parquet
     """
     import pyarrow as pa
 
@@ -80,33 +83,36 @@ def _write(found: pa.Table, path: Path) -> None:
 
 
 def _by_consumer(rows: list[dict[str, Any]]) -> Table:
-    table = table_of("consumer", ">epochs", ">samples", ">an epoch took", "ledgers")
-    for consumer in dict.fromkeys(row["consumer"] for row in rows):
-        own = [row for row in rows if row["consumer"] == consumer]
-        took = [row["seconds"] for row in own if row["seconds"]]
+    by_name = {name: [row for row in rows if row["consumer"] == name] for name in (row["consumer"] for row in rows)}
+
+    def took(own: list[dict[str, Any]]) -> str:
+        seconds = [row["seconds"] for row in own if row["seconds"]]
+        return duration(sum(seconds) / len(seconds)) if seconds else "-"
+
+    def matching(own: list[dict[str, Any]]) -> Cell:
         wrong = sum(not row["exact"] for row in own)
-        table.add_row(
-            Text(consumer, "bold"),
-            str(len(own)),
-            count(sum(row["samples"] for row in own)),
-            duration(sum(took) / len(took)) if took else "-",
-            Text(f"{wrong} do not match", "bold red") if wrong else Text("all match", "green"),
-        )
-    return table
+        return (f"{wrong} do not match", "bold red") if wrong else ("all match", "green")
+
+    return Rows(by_name.values()).table(
+        ("*consumer", lambda own: own[0]["consumer"]),
+        (">epochs", len),
+        (">samples", lambda own: count(sum(row["samples"] for row in own))),
+        (">an epoch took", took),
+        ("ledgers", matching),
+    )
 
 
 def _by_epoch(rows: list[dict[str, Any]]) -> Table:
-    table = table_of("consumer", ">epoch", ">feed epoch", ">from", ">samples", ">took", "ledger", "shuffled as")
-    for row in rows:
-        expected = Text(f"{count(row['expected_samples'])} expected", "bold red")
-        table.add_row(
-            Text(row["consumer"], "bold"),
-            str(row["epoch"]),
-            str(row["feed_epoch"]),
-            count(row["begin"]),
-            count(row["samples"]),
-            duration(row["seconds"]) if row["seconds"] else "-",
-            Text("matches", "green") if row["exact"] else expected,
-            Text(row["shuffled"], "dim"),
-        )
-    return table
+    def matching(row: dict[str, Any]) -> Cell:
+        return ("matches", "green") if row["exact"] else (f"{count(row['expected_samples'])} expected", "bold red")
+
+    return Rows(rows).table(
+        ("*consumer", lambda row: row["consumer"]),
+        (">epoch", lambda row: row["epoch"]),
+        (">feed epoch", lambda row: row["feed_epoch"]),
+        (">from", lambda row: count(row["begin"])),
+        (">samples", lambda row: count(row["samples"])),
+        (">took", lambda row: duration(row["seconds"]) if row["seconds"] else "-"),
+        ("ledger", matching),
+        ("~shuffled as", lambda row: row["shuffled"]),
+    )

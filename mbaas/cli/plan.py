@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas.base import units
-from mbaas.cli.console import AsJson, app, command, stack, table_of, write_result
+from mbaas.cli.console import AsJson, Cell, Rows, app, command, stack, write_result
 
 if TYPE_CHECKING:
     from mbaas.tools.plan.planner import FitQuality, JobPlan, Plan
@@ -20,14 +20,20 @@ GOOD_FIT = 0.05
 """Relative error at a point above which a fit is coloured."""
 
 
-@command(
-    app, "mbaas plan examples/plan/jobs.yaml", "mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'"
-)
+@command(app)
 def plan(
-    jobs: Annotated[Path, typer.Argument(help="YAML: cluster, datasets, jobs.", metavar="JOBS.yaml")],
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS.yaml")],
     as_json: AsJson = False,
 ) -> None:
-    """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs."""
+    """Plan workers, threads, caches and nodes for several searches and jobs, before anything runs.
+
+    Args:
+        jobs: YAML: cluster, datasets, jobs.
+
+    Examples:
+        mbaas plan examples/plan/jobs.yaml
+        mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'
+    """
     from mbaas.tools.plan import file, planner
 
     made = planner.plan(*file.load(jobs))
@@ -48,19 +54,19 @@ def _headline(plan: Plan) -> Text:
 
 def _jobs(plan: Plan) -> RenderableType:
     measured = any(map(_between, plan.jobs))  # stated rates have no interval
-    headings = (">workers", ">needs", ">prep/s", ">fetch/s", ">step/s", ">trial/s", *([">between"] if measured else []))
-    table = table_of("job", *headings, ">epoch", "limit", text_folds=True)
-    for job in plan.jobs:
-        table.add_row(
-            Text(job.job, "bold"),
-            str(job.workers),
-            units.number(job.needed),
-            *(units.number(rate) for rate in (job.prep_per_s, job.fetch_per_s, job.step_per_s, job.trial_per_s)),
-            *([_between(job)] if measured else []),
-            units.seconds(job.epoch_s),
-            Text(job.limit, "green" if job.limit == "training" else "yellow"),
-        )
-    return table
+    return Rows(plan.jobs).table(
+        ("*job", lambda job: job.job),
+        (">workers", lambda job: job.workers),
+        (">needs", lambda job: units.number(job.needed)),
+        (">prep/s", lambda job: units.number(job.prep_per_s)),
+        (">fetch/s", lambda job: units.number(job.fetch_per_s)),
+        (">step/s", lambda job: units.number(job.step_per_s)),
+        (">trial/s", lambda job: units.number(job.trial_per_s)),
+        *([(">between", _between)] if measured else []),
+        (">epoch", lambda job: units.seconds(job.epoch_s)),
+        ("limit", lambda job: (job.limit, "green" if job.limit == "training" else "yellow")),
+        text_folds=True,
+    )
 
 
 def _between(job: JobPlan) -> str:
@@ -73,52 +79,60 @@ def _limits(plan: Plan) -> RenderableType:
 
 
 def _threads(plan: Plan) -> RenderableType:
-    table = table_of("threads of a node", ">prepare", ">read", "why", text_folds=True)
-    for job in plan.jobs:
-        split = job.threads
-        table.add_row(Text(job.job, "bold"), str(split.prep), str(split.fetch), Text(split.reason, "dim"))
-    return table
+    return Rows(plan.jobs).table(
+        ("*threads of a node", lambda job: job.job),
+        (">prepare", lambda job: job.threads.prep),
+        (">read", lambda job: job.threads.fetch),
+        ("~why", lambda job: job.threads.reason),
+        text_folds=True,
+    )
 
 
 def _costs(plan: Plan) -> RenderableType:
     priced = any(job.price is not None for job in plan.jobs)
-    headings = (">CPU-hours", ">DataLoaders", *((">cost", ">DataLoaders") if priced else ()))
-    table = table_of("an epoch of each trial", *headings, text_folds=True)
-    for job in plan.jobs:
-        prices = (job.price or 0.0, job.alone_price or 0.0) if priced else ()
-        table.add_row(Text(job.job, "bold"), *map(units.number, (job.cpu_h, job.alone_cpu_h, *prices)))
-    return table
+    prices: list[tuple[str, Callable[[JobPlan], Cell]]] = [
+        (">cost", lambda job: units.number(job.price or 0.0)),
+        (">DataLoaders", lambda job: units.number(job.alone_price or 0.0)),
+    ]
+    return Rows(plan.jobs).table(
+        ("*an epoch of each trial", lambda job: job.job),
+        (">CPU-hours", lambda job: units.number(job.cpu_h)),
+        (">DataLoaders", lambda job: units.number(job.alone_cpu_h)),
+        *(prices if priced else ()),
+        text_folds=True,
+    )
 
 
 def _caches(plan: Plan) -> RenderableType:
-    table = table_of("cache of a node", ">dataset", ">in memory", ">on disk", ">kept", ">epochs/h", text_folds=True)
-    for cache in plan.caches:
-        table.add_row(
-            Text(cache.dataset, "bold"),
-            units.size(cache.dataset_bytes),
-            units.size(cache.memory_bytes),
-            units.size(cache.disk_bytes),
-            units.percent(cache.memory_share + cache.disk_share),
-            units.number(cache.epochs_per_h),
-        )
+    table = Rows(plan.caches).table(
+        ("*cache of a node", lambda cache: cache.dataset),
+        (">dataset", lambda cache: units.size(cache.dataset_bytes)),
+        (">in memory", lambda cache: units.size(cache.memory_bytes)),
+        (">on disk", lambda cache: units.size(cache.disk_bytes)),
+        (">kept", lambda cache: units.percent(cache.memory_share + cache.disk_share)),
+        (">epochs/h", lambda cache: units.number(cache.epochs_per_h)),
+        text_folds=True,
+    )
     return Group(table, Text(f"  of {units.size(plan.cache_memory_bytes)} of memory available to caches", "dim"))
 
 
 def _fits(plan: Plan) -> RenderableType:
-    table = table_of("fit", ">points", ">R²", ">worst error", "straight lines through (count, rate)", text_folds=True)
-    for job in plan.jobs:
-        table.add_row(*_fit(f"prep of {job.job}", job.fit, units.number))
-    table.add_row(*_fit("storage", plan.storage, units.size))
-    return table
+    of_prep = [(f"prep of {job.job}", job.fit, units.number) for job in plan.jobs]
+    return Rows([*of_prep, ("storage", plan.storage, units.size)]).table(
+        ("*fit", lambda row: row[0]),
+        (">points", lambda row: row[1].points),
+        (">R²", lambda row: units.number(row[1].r_squared)),
+        (">worst error", lambda row: _worst_error(row[1])),
+        ("~straight lines through (count, rate)", lambda row: _lines(row[1], row[2])),
+        text_folds=True,
+    )
 
 
-def _fit(name: str, fit: FitQuality, rate: Callable[[float], str]) -> list[Text]:
+def _worst_error(fit: FitQuality) -> Cell:
+    return units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""
+
+
+def _lines(fit: FitQuality, rate: Callable[[float], str]) -> str:
     lines = ", ".join(f"({units.number(count)}, {rate(per_s)}/s)" for count, per_s in fit.lines)
     beyond = f"{rate(abs(fit.slope))}/s {'less' if fit.slope < 0 else 'more'} for each" if fit.slope else "flat"
-    return [
-        Text(name, "bold"),
-        Text(str(fit.points)),
-        Text(units.number(fit.r_squared)),
-        Text(units.percent(fit.worst_error), "yellow" if fit.worst_error > GOOD_FIT else ""),
-        Text(f"{lines}, then {beyond}" if lines else beyond, "dim"),
-    ]
+    return f"{lines}, then {beyond}" if lines else beyond

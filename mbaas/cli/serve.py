@@ -6,33 +6,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from mbaas.base.units import count, duration, seconds
-from mbaas.cli import feed_view
-from mbaas.cli.console import (
-    FAILED,
-    Address,
-    app,
-    command,
-    connect,
-    end_as_ctrl_c,
-    err,
-    is_named,
-    join_cluster,
-    line,
-    out,
-    plain,
-    say_error,
-    updated_page,
-    write_json,
-)
+from mbaas.cli import console, feed_view
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedRestartingError, WaitTimeoutError, last_line
 
 if TYPE_CHECKING:
@@ -62,38 +43,38 @@ GONE_POLL_S = 0.05
 """Time limit and polling period of `mbaas stop` for the end of a feed."""
 
 
-@command(
-    app,
-    "mbaas serve feed.yaml",
-    "mbaas serve feed.yaml --name val --address 10.0.0.1:6379",
-    "nohup mbaas serve feed.yaml > feed.log &    [dim]in the background, until mbaas stop[/]",
-    "mbaas serve feed.yaml --detach              [dim]for several jobs, on a running cluster[/]",
-    "mbaas serve --schema > feed.schema.json     [dim]for YAML completion and checks in editors[/]",
-)
+@console.command(console.app)
 def serve(
-    config: Annotated[
-        Path | None, typer.Argument(help="YAML: name, data, pipeline, batch_size, options.", metavar="CONFIG.yaml")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the feed, instead of the one in the file.")] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the feed is running; it runs until [bold]mbaas stop[/].")
-    ] = False,
-    local: Annotated[
-        bool,
-        typer.Option("--local", help="Start a Ray cluster for this feed alone, even if another one is running here."),
-    ] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the file and exit.")] = False,
-    address: Address = None,
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml")] = None,
+    name: str | None = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d")] = False,
+    local: Annotated[bool, typer.Option("--local")] = False,
+    schema: Annotated[bool, typer.Option("--schema")] = False,
+    address: console.Address = None,
 ) -> None:
     """Serve a feed in the foreground, until Ctrl-C or [bold]mbaas stop[/].
 
     Joins the Ray cluster of this machine, or starts one for the lifetime of the feed, and prints which. With
     [bold]--detach[/] the feed belongs to the cluster, which must already be running: every job finds it by its name.
+
+    Args:
+        config: YAML: name, data, pipeline, batch_size, options.
+        name: Name of the feed, instead of the one in the file.
+        detach: Return once the feed is running; it runs until [bold]mbaas stop[/].
+        local: Start a Ray cluster for this feed alone, even if another one is running here.
+        schema: Print the JSON schema of the file and exit.
+
+    Examples:
+        mbaas serve feed.yaml
+        mbaas serve feed.yaml --name val --address 10.0.0.1:6379
+        nohup mbaas serve feed.yaml > feed.log &    [dim]in the background, until mbaas stop[/]
+        mbaas serve feed.yaml --detach              [dim]for several jobs, on a running cluster[/]
+        mbaas serve --schema > feed.schema.json     [dim]for YAML completion and checks in editors[/]
     """
     from mbaas.cli import feed_data, feed_file
 
     if schema:
-        write_json(feed_file.schema(), indent=2)
+        console.write_json(feed_file.schema(), indent=2)
         return
     if config is None:
         raise ConfigError("mbaas serve needs a file that describes a feed; examples/feed.yaml shows all keys")
@@ -104,14 +85,16 @@ def serve(
         raise ConfigError(
             f"--local starts a cluster that ends with this command, and {other} needs one that is already running"
         )
-    with end_as_ctrl_c(lambda: _exit_by_force(wanted.name)):
-        if detach or (is_named(address) and not local):  # joining an existing cluster succeeds or fails quickly
+    with console.end_as_ctrl_c(lambda: _exit_by_force(wanted.name)):
+        if detach or (console.is_named(address) and not local):  # joining an existing cluster succeeds or fails quickly
             _connect(address, detach=detach, local=local)
         dataset = feed_data.listed(wanted.data)  # before starting Ray: the data may be missing
         _connect(address, detach=detach, local=local)
         feed = _start(wanted, dataset, detach=detach)
         if detach:
-            line(out, f"it is detached and runs until `mbaas stop {feed.name}`, or until the cluster ends")
+            console.line(
+                console.out, f"it is detached and runs until `mbaas stop {feed.name}`, or until the cluster ends"
+            )
             return
         try:
             reason = _watch(feed)
@@ -121,31 +104,31 @@ def serve(
             reason = "interrupted"
         finally:
             feed.stop()  # also after a failure, to free its name and CPUs
-    line(out, f"feed {wanted.name!r} ended: {reason}")
+    console.line(console.out, f"feed {wanted.name!r} ended: {reason}")
 
 
 def _connect(address: str | None, *, detach: bool, local: bool) -> None:
-    with _progress("connecting to Ray"):
+    with console.doing("connecting to Ray"):
         if local:
             from mbaas.ray_cluster import connection
 
             connection.start_own_ray()
-        elif detach and not is_named(address):
+        elif detach and not console.is_named(address):
             from mbaas.serving import ensure_lasting_ray
 
             ensure_lasting_ray()  # its error lists the requirements of a detached feed
         else:
-            connect(address, start=not detach)
+            console.connect(address, start=not detach)
 
 
 def _start(wanted: FeedConfig, dataset: Dataset, *, detach: bool) -> Feed:
     import mbaas
 
-    with _progress(f"starting feed {wanted.name!r}"):
+    with console.doing(f"starting feed {wanted.name!r}"):
         feed = mbaas.serve(wanted.name, dataset, wanted.pipeline, **{**wanted.options.given(), "detached": detach})
     classes = f" in {count(len(dataset.class_names))} classes" if dataset.class_names else ""
     samples = f"{count(len(dataset))} samples{classes} of {wanted.data.where}"
-    line(out, f"feed {wanted.name!r} serves {samples}; join it with mbaas.join({wanted.name!r})")
+    console.line(console.out, f"feed {wanted.name!r} serves {samples}; join it with mbaas.join({wanted.name!r})")
     return feed
 
 
@@ -153,15 +136,9 @@ def _exit_by_force(name: str) -> None:
     from mbaas.ray_cluster import connection
 
     connection.see_to_the_end()
-    line(out, f"feed {name!r} ended: interrupted")
+    console.line(console.out, f"feed {name!r} ended: interrupted")
     sys.stdout.flush()
     os._exit(0)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[None]:
-    with err.status(f"{plain(what)} ..."):
-        yield
 
 
 def _watch(feed: Feed) -> str:
@@ -178,7 +155,7 @@ def _watch(feed: Feed) -> str:
     failed_at: float | None = None
     silence = _Silence(feed.name)
     rates, log = feed_view.RateWindow(), _Log()
-    with updated_page(live=True) as show:
+    with console.updated_page(live=True) as show:
         while True:
             began = time.monotonic()
             try:
@@ -196,10 +173,11 @@ def _watch(feed: Feed) -> str:
                     raise _ClusterEndedError(f"feed {feed.name!r} ended: {lost}") from None
             else:
                 silence.end()
-                if out.is_terminal:
-                    show(feed_view.compact(status, rates.add(status)))
+                flow = rates.add(status)
+                if console.out.is_terminal:
+                    show(feed_view.compact(status, flow))
                 else:
-                    log.show(status)
+                    log.show(status, flow)
                 if status.failed:  # show it for a while before this command ends
                     failed_at = began if failed_at is None else failed_at
                     if began - failed_at >= REASON_KEPT_S:
@@ -233,7 +211,7 @@ class _Silence:
         return 0.0 if self._patience is None else self._patience.waited_s(time.monotonic())
 
     def _log(self, what: str) -> None:
-        line(out, f"{self._name}: {time.strftime('%H:%M:%S')} the coordinator {what}")
+        console.line(console.out, f"{self._name}: {time.strftime('%H:%M:%S')} the coordinator {what}")
 
 
 def _was_stopped(error: FeedFailedError) -> bool:
@@ -265,9 +243,9 @@ def _end_at_once(sentence: str) -> NoReturn:
     from mbaas.ray_cluster import connection
 
     connection.kill_own_ray()
-    say_error(sentence)
+    console.say_error(sentence)
     sys.stdout.flush()
-    os._exit(FAILED)
+    os._exit(console.FAILED)
 
 
 @dataclass
@@ -279,17 +257,15 @@ class _Log:
         next_at: time of the next line, by the feed's uptime.
     """
 
-    rates: feed_view.RateWindow = field(default_factory=feed_view.RateWindow)
     noted: tuple[str, ...] = ()
     next_at: float = 0.0
 
-    def show(self, status: FeedStatus) -> None:
-        rates = self.rates.add(status)
+    def show(self, status: FeedStatus, flow: feed_view.Flow) -> None:
         for note in _newer(self.noted, status.notes):
-            line(out, f"{status.name}: {note}")
+            console.line(console.out, f"{status.name}: {note}")
         self.noted = status.notes
         if status.uptime_s >= self.next_at:
-            line(out, feed_view.one_line(status, rates))
+            console.line(console.out, feed_view.one_line(status, flow))
             self.next_at = status.uptime_s + LINE_S
 
 
@@ -300,19 +276,25 @@ def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
     return new[kept:]
 
 
-@command(app, "mbaas stop train")
-def stop(name: Annotated[str, typer.Argument(help="Name of the feed.")], address: Address = None) -> None:
+@console.command(console.app)
+def stop(name: Annotated[str, typer.Argument()], address: console.Address = None) -> None:
     """End a feed, wherever it was started, and wait until it is gone.
 
     Trials that still use it get an error with this reason.
+
+    Args:
+        name: Name of the feed.
+
+    Examples:
+        mbaas stop train
     """
-    join_cluster(address)
+    console.join_cluster(address)
     import mbaas
 
-    with err.status(plain(f"stopping feed {name!r} ...")):
+    with console.doing(f"stopping feed {name!r}"):
         mbaas.stop(name)
         _wait_until_gone(name)
-    line(out, f"feed {name!r} is stopped")
+    console.line(console.out, f"feed {name!r} is stopped")
 
 
 def _wait_until_gone(name: str) -> None:

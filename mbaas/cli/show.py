@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mbaas.base.units import counted
-from mbaas.cli.console import app, command, err, line, out, plain, say_note
+from mbaas.cli.console import app, command, doing, line, out, say_note
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,20 +21,28 @@ NAMED = 5
 """Number of bad samples listed by name; all are counted."""
 
 
-@command(app, "mbaas show feed.yaml --out grid.png", "mbaas show feed.yaml --out later.png --epoch 7 --count 64")
+@command(app)
 def show(
-    config: Annotated[Path, typer.Argument(help="The file that `mbaas serve` reads.", metavar="CONFIG.yaml")],
-    to: Annotated[Path, typer.Option("--out", help="The picture to write.", metavar="FILE.png")] = Path("grid.png"),
-    epoch: Annotated[int, typer.Option(help="Epoch of the feed.", min=0)] = 0,
-    count: Annotated[
-        int | None, typer.Option(help="Number of samples. Default: a minibatch, 32 at most.", min=1)
-    ] = None,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml")],
+    to: Annotated[Path, typer.Option("--out", metavar="FILE.png")] = Path("grid.png"),
+    epoch: Annotated[int, typer.Option(min=0)] = 0,
+    count: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
     """Draw the first samples of an epoch as a grid, with their classes, boxes, masks and key points.
 
     They are exactly the samples that trials will get, before [bold]Normalize[/], which runs in the trial. A minibatch
     is determined by the data, the pipeline and the seed, so neither a feed nor Ray is needed. The cpu engine prepares
     the samples; dali's pixels differ by a few grey levels.
+
+    Args:
+        config: The file that `mbaas serve` reads.
+        to: The picture to write.
+        epoch: Epoch of the feed.
+        count: Number of samples. Default: a minibatch, 32 at most.
+
+    Examples:
+        mbaas show feed.yaml --out grid.png
+        mbaas show feed.yaml --out later.png --epoch 7 --count 64
     """
     from mbaas.cli import feed_data, feed_file
     from mbaas.pictures import grid
@@ -47,7 +55,7 @@ def show(
     options = wanted.options
     dataset = feed_data.listed(wanted.data)
     most = count if count is not None else min(COUNT, options.batch_size)
-    with err.status(plain(f"preparing {counted(most, 'sample')} ...")):
+    with doing(f"preparing {counted(most, 'sample')}"):
         found = first_samples(
             dataset, wanted.pipeline, count=most, seed=options.seed, shuffle=options.shuffle, epoch=epoch
         )

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column
+from rich.text import Text
 
 from mbaas.base.units import count, number, percent
-from mbaas.cli.console import Address, AsJson, command, connect, examples, group, line, out, write_json, write_result
+from mbaas.cli import console
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.table import Table
 
     from mbaas.tools.simulator.simulation import Axis, Outcome
     from mbaas.tools.simulator.system import System
 
-app = group(
+app = console.group(
     help="Simulate training time and its breakdown for each loading strategy, without a cluster.",
-    epilog=examples("mbaas simulate policies imagenet-1k", "mbaas simulate presets"),
+    epilog=console.examples("mbaas simulate policies imagenet-1k", "mbaas simulate presets"),
 )
 
 GIVEN: Any = typer.Argument(
@@ -47,32 +48,32 @@ Plot = Annotated[
 ]
 
 
-@command(
-    app,
-    "mbaas simulate policies imagenet-1k",
-    "mbaas simulate policies imagenet-1k --set trials=16 --plot policies.svg",
-    "mbaas simulate policies my.yaml --epochs 10 --policies minio,nopfs,mbaas --json",
-    "mbaas simulate policies --from-feed train    [dim]a running feed, from its rates[/]",
-)
+@console.command(app)
 def policies(
     system: Annotated[str | None, GIVEN] = None,
-    from_feed: Annotated[
-        str | None, typer.Option(help="Simulate a running feed, which then compares its next epoch with the result.")
-    ] = None,
-    address: Address = None,
-    epochs: Annotated[int | None, typer.Option(help="Number of epochs, instead of the one in the file.")] = None,
-    policies: Annotated[
-        str | None,
-        typer.Option(help="Policies to simulate. Default: the policies in the file, or all.", metavar="NAME,NAME"),
-    ] = None,
+    from_feed: str | None = None,
+    address: console.Address = None,
+    epochs: int | None = None,
+    policies: Annotated[str | None, typer.Option(metavar="NAME,NAME")] = None,
     change: Changes = None,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Simulate policies, and break down their time by source of the wait.
 
     [bold]compute[/] is training. The rest is waiting: for samples from a storage class, from another worker or
     from shared storage (pfs), or for samples to be prepared and written to the staging buffer.
+
+    Args:
+        from_feed: Simulate a running feed, which then compares its next epoch with the result.
+        epochs: Number of epochs, instead of the one in the file.
+        policies: Policies to simulate. Default: the policies in the file, or all.
+
+    Examples:
+        mbaas simulate policies imagenet-1k
+        mbaas simulate policies imagenet-1k --set trials=16 --plot policies.svg
+        mbaas simulate policies my.yaml --epochs 10 --policies minio,nopfs,mbaas --json
+        mbaas simulate policies --from-feed train    [dim]a running feed, from its rates[/]
     """
     from mbaas.tools.simulator import simulate
     from mbaas.tools.simulator.results import outcomes_table, plain_outcomes, policies_figure
@@ -87,29 +88,35 @@ def policies(
         outcomes = list(simulate(described, _names(policies)))
     _draw(plot, policies_figure, described, outcomes)
     plain = plain_outcomes(described, outcomes)
-    write_result(plain, lambda: outcomes_table(described, outcomes), as_json=as_json)
+    console.write_result(plain, lambda: outcomes_table(described, outcomes), as_json=as_json)
 
 
-@command(
-    app,
-    'mbaas simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16',
-    'mbaas simulate sweep my.yaml --x workers=1,2,4,8 --y "pfs_bytes_per_s=200 MB/s,1 GB/s" --versus minio',
-)
+@console.command(app)
 def sweep(
     system: Annotated[str, GIVEN],
-    x: Annotated[str, typer.Option(help="First parameter and its values.", metavar="NAME=V,V")],
-    y: Annotated[str, typer.Option(help="Second parameter and its values.", metavar="NAME=V,V")],
-    policy: Annotated[str, typer.Option(help="Policy to simulate.")] = "mbaas",
-    versus: Annotated[str | None, typer.Option(help="Show how many times as fast as this policy it is.")] = None,
+    x: Annotated[str, typer.Option(metavar="NAME=V,V")],
+    y: Annotated[str, typer.Option(metavar="NAME=V,V")],
+    policy: str = "mbaas",
+    versus: str | None = None,
     change: Changes = None,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Simulate a policy over any two parameters.
 
     Parameters: [bold]cache_bytes[/], workers, trials, batch, epochs, threads, staging_bytes, compute_bytes_per_s,
     prep_bytes_per_s, network_bytes_per_s, pfs_bytes_per_s, samples, sample_bytes, pixel_bytes; and the capacity of one
     storage class, such as ram_bytes. Rates and sizes are per worker, except for pfs_bytes_per_s.
+
+    Args:
+        x: First parameter and its values.
+        y: Second parameter and its values.
+        policy: Policy to simulate.
+        versus: Show how many times as fast as this policy it is.
+
+    Examples:
+        mbaas simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16
+        mbaas simulate sweep my.yaml --x workers=1,2,4,8 --y "pfs_bytes_per_s=200 MB/s,1 GB/s" --versus minio
     """
     from mbaas.tools.simulator import sweep
     from mbaas.tools.simulator.results import axis_labels, plain_sweep, sweep_figure, sweep_table
@@ -119,27 +126,33 @@ def sweep(
     swept = sweep(described, policy=policy, x=axes[0], y=axes[1], versus=versus)
     _draw(plot, sweep_figure, described, swept)
     labels = axis_labels(axes[0]), axis_labels(axes[1])
-    write_result(plain_sweep(swept), lambda: sweep_table(swept, labels=labels), as_json=as_json)
+    console.write_result(plain_sweep(swept), lambda: sweep_table(swept, labels=labels), as_json=as_json)
 
 
-@command(
-    app,
-    "mbaas simulate cache --policy lru --cached 0.5 --epochs 5",
-    "mbaas simulate cache --policy minio --cached 0.5 --epochs 5 --plot hits.png",
-)
+@console.command(app)
 def cache(
-    policy: Annotated[str, typer.Option(help="minio or lru.")],
-    cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds.")],
-    epochs: Annotated[int, typer.Option(help="Number of epochs.")] = 5,
-    samples: Annotated[int, typer.Option(help="Samples of the dataset, all of one size.")] = 100_000,
+    policy: str,
+    cached: float,
+    epochs: int = 5,
+    samples: int = 100_000,
     seed: Seed = 0,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Show the fraction of each epoch that a cache serves, if every epoch has its own order.
 
     [bold]minio[/] keeps the samples that it read first. [bold]lru[/] evicts the least recently read samples, like a
     page cache.
+
+    Args:
+        policy: minio or lru.
+        cached: Share of the samples that the cache holds.
+        epochs: Number of epochs.
+        samples: Samples of the dataset, all of one size.
+
+    Examples:
+        mbaas simulate cache --policy lru --cached 0.5 --epochs 5
+        mbaas simulate cache --policy minio --cached 0.5 --epochs 5 --plot hits.png
     """
     from mbaas.tools.simulator.chance import POLICIES, hit_fractions
     from mbaas.tools.simulator.results import hit_rates_figure
@@ -155,27 +168,32 @@ def cache(
     _write({**asked, "hit_fraction": hits}, "\n".join(lines), as_json=as_json)
 
 
-@command(
-    app,
-    "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8",
-    "mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg",
-)
+@console.command(app)
 def frequency(
-    workers: Annotated[int, typer.Option(help="Workers that divide each epoch among themselves.")],
-    epochs: Annotated[int, typer.Option(help="Number of epochs.")],
-    samples: Annotated[int, typer.Option(help="Samples of the dataset.")],
-    delta: Annotated[float, typer.Option(help="Reads of a sample above the mean, as a share of the mean.")],
-    monte_carlo: Annotated[
-        bool, typer.Option("--monte-carlo", help="Also count such samples in simulated orders.")
-    ] = False,
+    workers: int,
+    epochs: int,
+    samples: int,
+    delta: float,
+    monte_carlo: Annotated[bool, typer.Option("--monte-carlo")] = False,
     seed: Seed = 0,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Count the samples that one worker reads more than (1 + delta) times the mean.
 
     Each epoch assigns a sample to one of N workers at random, so a worker reads it Binomial(E, 1/N) times. Samples that
     a worker reads far more often than others are worth keeping close to it.
+
+    Args:
+        workers: Workers that divide each epoch among themselves.
+        epochs: Number of epochs.
+        samples: Samples of the dataset.
+        delta: Reads of a sample above the mean, as a share of the mean.
+        monte_carlo: Also count such samples in simulated orders.
+
+    Examples:
+        mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8
+        mbaas simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo --plot reads.svg
     """
     from mbaas.tools.simulator.chance import frequency
     from mbaas.tools.simulator.results import frequency_figure
@@ -192,23 +210,28 @@ def frequency(
     _write({**asked, **results}, sentence, as_json=as_json)
 
 
-@command(
-    app,
-    "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000",
-    "mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json",
-)
+@console.command(app)
 def imbalance(
-    nodes: Annotated[int, typer.Option(help="Number of nodes, which cache samples and train.")],
-    local_batch: Annotated[int, typer.Option(help="Samples of a minibatch on one node.")],
-    steps: Annotated[int, typer.Option(help="Minibatches to draw.")] = 1000,
+    nodes: int,
+    local_batch: int,
+    steps: int = 1000,
     seed: Seed = 0,
     plot: Plot = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Show the fraction of a global minibatch that is transferred if each node trains on its cached samples.
 
     Samples are cached on random nodes, so some nodes have more than their part of a minibatch and some less; only the
     difference is transferred.
+
+    Args:
+        nodes: Number of nodes, which cache samples and train.
+        local_batch: Samples of a minibatch on one node.
+        steps: Minibatches to draw.
+
+    Examples:
+        mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000
+        mbaas simulate imbalance --nodes 16 --local-batch 64 --steps 1000 --plot imbalance.png --json
     """
     import numpy as np
 
@@ -226,38 +249,36 @@ def imbalance(
     _write({**asked, "median": median, "p25": low, "p75": high}, sentence, as_json=as_json)
 
 
-@command(app, "mbaas simulate presets", "mbaas simulate presets imagenet-1k > my.yaml")
+@console.command(app)
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(help="Print this preset, or a machine by name, as a start for your own file.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
 ) -> None:
-    """List the systems and policies that ship with mbaas, or print the YAML of one system."""
+    """List the systems and policies that ship with mbaas, or print the YAML of one system.
+
+    Args:
+        name: Print this preset, or a machine by name, as a start for your own file.
+
+    Examples:
+        mbaas simulate presets
+        mbaas simulate presets imagenet-1k > my.yaml
+    """
     from mbaas.tools.simulator import POLICIES, catalog
 
     if name is not None:
-        line(out, catalog.text(name).rstrip("\n"))
+        console.line(console.out, catalog.text(name).rstrip("\n"))
         return
-    out.print(_grid({name: catalog.about(name) for name in catalog.names()}, "presets"))
-    out.print(_grid({policy.name: policy.about for policy in POLICIES.values()}, "policies"))
+    for title, rows in (
+        ("presets", {name: catalog.about(name) for name in catalog.names()}),
+        ("policies", {policy.name: policy.about for policy in POLICIES.values()}),
+    ):
+        console.out.print(Text(title, "bold"), console.facts(rows.items(), Column()))
 
 
 def _write(plain: dict[str, Any], text: str, *, as_json: bool) -> None:
     if as_json:
-        write_json(plain)
+        console.write_json(plain)
     else:
-        line(out, text)
-
-
-def _grid(rows: dict[str, str], title: str) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for name, text in rows.items():
-        table.add_row(name, text)
-    return table
+        console.line(console.out, text)
 
 
 def _system_of(given: str) -> System:
@@ -272,10 +293,10 @@ def _of_feed(
 ) -> tuple[System, list[Outcome]]:
     if change:
         raise ConfigError("--set is for presets and files; a running feed is simulated unchanged")
-    from mbaas.tools.analysis.live import simulate_feed
+    from mbaas.tools.analysis.whole import simulate_feed
     from mbaas.tools.simulator.system import EPOCHS
 
-    connect(address, start=False)
+    console.connect(address, start=False)
     return simulate_feed(name, policies, epochs=EPOCHS if epochs is None else epochs)
 
 

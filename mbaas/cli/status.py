@@ -11,45 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 
-from mbaas.cli import feed_view
-from mbaas.cli.console import (
-    Address,
-    AsJson,
-    Statuses,
-    app,
-    command,
-    join_cluster,
-    out,
-    statuses,
-    updated_page,
-    write_json,
-)
+from mbaas.cli import console, feed_view
 from mbaas.errors import FeedNotFoundError, MbaasError
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 
-@command(
-    app,
-    "mbaas status",
-    "mbaas status train",
-    "mbaas status train --watch --every 5",
-    "mbaas status train --story trial-3    [dim]its history, with causes[/]",
-    "mbaas status train --json | jq '.consumers\\[] | {name, stall_share}'",
-)
+@console.command(console.app)
 def status(
-    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: a table of all feeds.")] = None,
-    as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C or the feed's end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two updates of --watch.", min=0.1)] = 2.0,
-    story: Annotated[
-        str | None,
-        typer.Option(
-            help="History of one consumer, prep worker, cache node or block, with times and causes.", metavar="THING"
-        ),
-    ] = None,
-    address: Address = None,
+    name: Annotated[str | None, typer.Argument()] = None,
+    as_json: console.AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w")] = False,
+    every: Annotated[float, typer.Option(min=0.1)] = 2.0,
+    story: Annotated[str | None, typer.Option(metavar="THING")] = None,
+    address: console.Address = None,
 ) -> None:
     """Show the running feeds: consumers, rates, staging, cache, data stalls.
 
@@ -59,26 +35,42 @@ def status(
 
     [bold]--story[/] takes a name from the tables (a node's name stands for its cache node), or
     "block 17": blocks are counted over all epochs.
+
+    Args:
+        name: Name of a feed. Default: a table of all feeds.
+        watch: Repeat until Ctrl-C or the feed's end.
+        every: Seconds between two updates of --watch.
+        story: History of one consumer, prep worker, cache node or block, with times and causes.
+
+    Examples:
+        mbaas status
+        mbaas status train
+        mbaas status train --watch --every 5
+        mbaas status train --story trial-3    [dim]its history, with causes[/]
+        mbaas status train --json | jq '.consumers\\[] | {name, stall_share}'
     """
     if story is not None and name is None:
         raise typer.BadParameter("needs the name of a feed: mbaas status NAME --story THING", param_hint="--story")
-    join_cluster(address)
+    console.join_cluster(address)
     if story is not None and name is not None:
         _show_story(name, story, as_json=as_json)
         return
-    found = statuses(name)  # outside of the block: an unknown feed is an error
+    found = console.statuses(name)  # outside of the block: an unknown feed is an error
     windows: dict[str, feed_view.RateWindow] = defaultdict(feed_view.RateWindow)
-    with updated_page(live=watch) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # a watched feed may end
+    with (
+        console.updated_page(live=watch) as show,
+        suppress(KeyboardInterrupt, FeedNotFoundError),
+    ):  # a watched feed may end
         while True:
             if as_json:
                 feeds = [to_json(feed, seen) for feed, seen in found.items()]
-                write_json(feeds if name is None else feeds[0])
+                console.write_json(feeds if name is None else feeds[0])
             else:
                 show(_page(name, found, windows))
             if not watch:
                 return
             time.sleep(every)
-            found = statuses(name)
+            found = console.statuses(name)
 
 
 def _show_story(name: str, thing: str, *, as_json: bool) -> None:
@@ -86,12 +78,12 @@ def _show_story(name: str, thing: str, *, as_json: bool) -> None:
 
     lines = FeedControl.of(name).story(thing)
     if as_json:
-        write_json(lines)
+        console.write_json(lines)
     else:
-        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        console.out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def _page(name: str | None, found: Statuses, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
+def _page(name: str | None, found: console.Statuses, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
     rows = [
         (feed, seen, None if isinstance(seen, MbaasError) else windows[feed].add(seen)) for feed, seen in found.items()
     ]

@@ -10,24 +10,12 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from mbaas.base.units import count, counted, number, percent, rate, seconds, size
-from mbaas.cli.console import (
-    Address,
-    Statuses,
-    app,
-    command,
-    join_cluster,
-    out,
-    stack,
-    statuses,
-    table_of,
-    updated_page,
-)
-from mbaas.cli.feed_view import STALL_ALARM, STATE_STYLES, Flow, RateWindow, bar, headline, state_of
+from mbaas.cli import console
+from mbaas.cli.feed_view import NO_FEED, Flow, RateWindow, bar, consumer_table, headline, state_of
 from mbaas.errors import FeedNotFoundError, MbaasError
 
 if TYPE_CHECKING:
@@ -49,14 +37,18 @@ AROUND_CONSUMERS = 8
 REPORT_S = 6.0
 """Longest time between two reports of a consumer; within it, an unchanged report has no meaning."""
 
+COLUMNS = (
+    "consumer", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held", "waits for",
+)  # fmt: skip
+
 LEAST_CONSUMERS = 3
 """Consumers of each feed that are shown even on a small terminal."""
 
 
-@command(app, "mbaas top            [dim]all running feeds[/]", "mbaas top train")
+@console.command(console.app)
 def top(
-    name: Annotated[str | None, typer.Argument(help="Name of a feed. Default: all feeds.")] = None,
-    address: Address = None,
+    name: Annotated[str | None, typer.Argument()] = None,
+    address: console.Address = None,
 ) -> None:
     """Show feeds and their consumers live until Ctrl-C, updated every second; once if stdout is not a terminal.
 
@@ -65,21 +57,28 @@ def top(
     [bold]samples/s[/]: of the consumer while it trains. [bold]stall[/]: fraction of that time spent waiting for data:
     while prep was computing, while bytes were fetched, or for other consumers, because a slower one must not fall
     behind or another cohort has the staging memory. [bold]done[/]: progress in the feed's epoch.
+
+    Args:
+        name: Name of a feed. Default: all feeds.
+
+    Examples:
+        mbaas top            [dim]all running feeds[/]
+        mbaas top train
     """
-    join_cluster(address)
-    seen = statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
+    console.join_cluster(address)
+    seen = console.statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
     windows: dict[str, RateWindow] = defaultdict(RateWindow)
-    with updated_page(live=True) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
+    with console.updated_page(live=True) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
         while True:
             began = time.monotonic()
             show(_page(seen, windows))
-            if not out.is_terminal:
+            if not console.out.is_terminal:
                 return
             time.sleep(max(0.0, POLL_S - (time.monotonic() - began)))
-            seen = statuses(name, within_s=ANSWER_S)
+            seen = console.statuses(name, within_s=ANSWER_S)
 
 
-def _page(seen: Statuses, windows: dict[str, RateWindow]) -> RenderableType:
+def _page(seen: console.Statuses, windows: dict[str, RateWindow]) -> RenderableType:
     shown: list[Snapshots] = []
     for feed, status in seen.items():
         if isinstance(status, MbaasError):
@@ -87,7 +86,7 @@ def _page(seen: Statuses, windows: dict[str, RateWindow]) -> RenderableType:
         else:
             windows[feed].add(status)
             shown.append((feed, status, windows[feed].first))
-    return page(shown, lines=out.height if out.is_terminal else None)
+    return page(shown, lines=console.out.height if console.out.is_terminal else None)
 
 
 def recent_report(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:
@@ -108,7 +107,7 @@ def page(feeds: Sequence[Snapshots], *, lines: int | None) -> RenderableType:
     If the terminal's ``lines`` have no room for all consumers, those with the most stall are shown; None shows all.
     """
     if not feeds:
-        return Text("no feed runs on this cluster", style="dim")
+        return NO_FEED
     most = None if lines is None else max(LEAST_CONSUMERS, lines // len(feeds) - AROUND_CONSUMERS)
     parts = []
     for name, status, before in feeds:
@@ -117,7 +116,7 @@ def page(feeds: Sequence[Snapshots], *, lines: int | None) -> RenderableType:
         else:
             words = Text.assemble((name, "bold"), " ", (state_of(status), "yellow"))
             parts.append(words.append(f" · {status}", "dim"))
-    return stack(parts)
+    return console.stack(parts)
 
 
 def _feed(status: FeedStatus, before: FeedStatus, most: int | None) -> RenderableType:
@@ -134,21 +133,18 @@ def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
     sources = {"storage": flow.fetched.storage, "disk": flow.fetched.disk, "other nodes": flow.fetched.remote}
     read = ", ".join(f"{name} {rate(came.nbytes / flow.over_s)}" for name, came in sources.items() if came.nbytes)
     hits = percent(flow.fetched.hit_rate) if flow.fetched.all.samples else "-"
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="cyan", no_wrap=True)
-    grid.add_column(no_wrap=True, overflow="ellipsis")
-    made = f"{count(flow.prepared_per_s)}/s prepared, {count(flow.delivered_per_s)}/s delivered"
-    grid.add_row("samples", Text.assemble(made, f", each {reuse} times", (f"  {over}", "dim")))
-    grid.add_row("bytes", Text.assemble(read or "nothing read", f", cache hits {hits}", (f"  {workers}", "dim")))
+    made = f"{count(flow.prepared_per_s)}/s prepared, {count(flow.delivered_per_s)}/s delivered, each {reuse} times"
     staged, cached = bar(status.staged_bytes, status.staging_bytes), bar(status.cached_bytes, status.cache_bytes)
-    grid.add_row(
-        "memory",
-        Text.assemble(
-            "staged ", staged, f" {size(status.staged_bytes)} of {size(status.staging_bytes)}  ",
-            "cached ", cached, f" {size(status.cached_bytes)} of {size(status.cache_bytes)}",
-        ),
+    memory = Text.assemble(
+        "staged ", staged, f" {size(status.staged_bytes)} of {size(status.staging_bytes)}  ",
+        "cached ", cached, f" {size(status.cached_bytes)} of {size(status.cache_bytes)}",
     )  # fmt: skip
-    return Padding(grid, (0, 0, 0, 2), expand=False)
+    rows = (
+        ("samples", Text.assemble(made, (f"  {over}", "dim"))),
+        ("bytes", Text.assemble(read or "nothing read", f", cache hits {hits}", (f"  {workers}", "dim"))),
+        ("memory", memory),
+    )
+    return console.facts(rows, Column(no_wrap=True, overflow="ellipsis"))
 
 
 def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int | None) -> RenderableType:
@@ -156,31 +152,9 @@ def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: 
         return Text("  no consumer has joined", "dim")
     by_stall = sorted(status.consumers, key=lambda consumer: -reports[consumer.name].stall_share)
     kept = {consumer.name for consumer in by_stall[:most]}
-    table = table_of(
-        "consumer", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held"
-    )
+    shown = [consumer for consumer in status.consumers if consumer.name in kept]
+    table = consumer_table(COLUMNS, status, shown, reports)
     table.expand = True
-    # It takes the rest of the line, so that a long reason does not squeeze the names.
-    table.add_column("waits for", ratio=1, no_wrap=True, overflow="ellipsis")
-    for consumer in status.consumers:
-        if consumer.name in kept:
-            table.add_row(*_consumer(status, consumer, reports[consumer.name]))
+    table.columns[-1].ratio = 1  # it takes the rest of the line, so that a long reason does not squeeze the names
     rest = len(status.consumers) - len(kept)
     return Group(table, Text(f"  and {rest} more with less stall", "dim")) if rest else table
-
-
-def _consumer(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport) -> list[Text]:
-    busy_s = report.wait_s + report.step_s
-    stalls_s = (report.wait_s, report.prep_stall_s, report.fetch_stall_s, report.peer_stall_s)
-    stall, *parts = [percent(part_s / busy_s) if busy_s else "-" for part_s in stalls_s]
-    return [
-        Text(consumer.name, "bold"),
-        Text(consumer.state, STATE_STYLES.get(consumer.state, "")),
-        Text(str(consumer.epoch)),
-        Text(percent(consumer.block / status.blocks_per_epoch)),
-        Text(count(report.samples / busy_s) if busy_s else "-"),
-        Text(stall, "yellow" if report.stall_share > STALL_ALARM else ""),
-        *(Text(part, "dim") for part in parts),
-        Text(str(consumer.held_blocks)),
-        Text(consumer.waits_for, "yellow"),
-    ]

@@ -18,74 +18,71 @@ if TYPE_CHECKING:
     from mbaas.tools.analysis.advice import MachineType
 
 
-@command(
-    app,
-    "mbaas what-if a.json --set trials=8 --set sharing=off",
-    "mbaas what-if a.json --set cache_bytes=20GB --set storage_factor=0.5",
-    "mbaas what-if a.json --curve cache_bytes=0,10GB,20GB,40GB",
-    "mbaas what-if a.json --machines prices.yaml --epochs 90    [dim]the cheapest first[/]",
-    "mbaas what-if a.json --gpu gpu.yaml    [dim]decode on the CPU, or on the GPU?[/]",
-)
+@command(app)
 def what_if(
-    measured: Annotated[Path, typer.Argument(help="A file written by `mbaas analyze --save`.", metavar="FILE.json")],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one of nodes, cores, cache_bytes, ...", metavar="NAME=VALUE"),
-    ] = None,
-    curve: Annotated[
-        str | None, typer.Option(help="Predict several values of one parameter.", metavar="NAME=V,V")
-    ] = None,
-    machines: Annotated[
-        Path | None, typer.Option(help="A price list; see docs/analyze.md.", metavar="FILE.yaml")
-    ] = None,
-    epochs: Annotated[int, typer.Option(help="Number of epochs, for --machines.")] = 90,
-    gpu: Annotated[
-        Path | None, typer.Option(help="Measurements on a GPU; see docs/analyze.md.", metavar="FILE.yaml")
-    ] = None,
+    measured: Annotated[Path, typer.Argument(metavar="FILE.json")],
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")] = None,
+    curve: Annotated[str | None, typer.Option(metavar="NAME=V,V")] = None,
+    machines: Annotated[Path | None, typer.Option(metavar="FILE.yaml")] = None,
+    epochs: int = 90,
+    gpu: Annotated[Path | None, typer.Option(metavar="FILE.yaml")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the effect of more cache, cores, nodes, trials or faster storage from measured rates."""
+    """Predict the effect of more cache, cores, nodes, trials or faster storage from measured rates.
+
+    Args:
+        measured: A file written by `mbaas analyze --save`.
+        changes: Change one of nodes, cores, cache_bytes, ...
+        curve: Predict several values of one parameter.
+        machines: A price list; see docs/analyze.md.
+        epochs: Number of epochs, for --machines.
+        gpu: Measurements on a GPU; see docs/analyze.md.
+
+    Examples:
+        mbaas what-if a.json --set trials=8 --set sharing=off
+        mbaas what-if a.json --set cache_bytes=20GB --set storage_factor=0.5
+        mbaas what-if a.json --curve cache_bytes=0,10GB,20GB,40GB
+        mbaas what-if a.json --machines prices.yaml --epochs 90    [dim]the cheapest first[/]
+        mbaas what-if a.json --gpu gpu.yaml    [dim]decode on the CPU, or on the GPU?[/]
+    """
     from mbaas.base import files
     from mbaas.cli.analysis_view import what_if_page
+    from mbaas.model import pace
     from mbaas.model.gpu_stages import crossing
-    from mbaas.model.pace import bottleneck, fewest_prep_cores, predict, smallest_cache
-    from mbaas.model.pace import curve as curve_of
-    from mbaas.model.quantity import plain_fields
+    from mbaas.model.quantity import plain
     from mbaas.model.rates import GpuRates
-    from mbaas.tools.analysis.advice import epoch_costs, offers, verdict
+    from mbaas.tools.analysis import advice
     from mbaas.tools.analysis.decoding import decoding
 
     rates, setup = load(measured)
     asked = changed(setup, changes or [])
     answer: dict[str, Any] = {
-        "verdict": verdict(rates, asked),
-        "before": predict(rates, setup).to_json(),
-        "after": predict(rates, asked).to_json(),
-        "smallest_cache": smallest_cache(rates, asked).to_json(),
-        "fewest_prep_cores": fewest_prep_cores(rates, asked).to_json(),
-        "bottleneck": vars(bottleneck(rates, asked)),
-        "costs": epoch_costs(rates, asked).to_json(),
+        "verdict": advice.verdict(rates, asked),
+        "before": pace.predict(rates, setup),
+        "after": pace.predict(rates, asked),
+        "smallest_cache": pace.smallest_cache(rates, asked),
+        "fewest_prep_cores": pace.fewest_prep_cores(rates, asked),
+        "bottleneck": pace.bottleneck(rates, asked),
+        "costs": advice.epoch_costs(rates, asked),
     }
     if (kept := decoding(rates, asked)) is not None:
-        answer["decoding"] = kept.to_json()
-    drawn = None
+        answer["decoding"] = kept
+    drawn = offered = None
     if curve is not None:
         name, values = read_curve(curve)
-        drawn = curve_of(rates, asked, name, values)
-        answer["curve"] = {"parameter": name, "points": [[v, p.steady.to_json()] for v, p in drawn.points]}
-    offered = None
+        drawn = pace.curve(rates, asked, name, values)
+        answer["curve"] = {"parameter": name, "points": [[value, found.steady] for value, found in drawn.points]}
     if machines is not None:
-        offered = offers(rates, asked, read_machines(machines), epochs=epochs)
-        answer["machines"] = [offer.to_json() for offer in offered]
+        offered = answer["machines"] = advice.offers(rates, asked, read_machines(machines), epochs=epochs)
     crosses = None if rates.on_gpu is None else crossing(rates, asked, rates.on_gpu)
     if gpu is not None:
         said = files.read(gpu)
         on_gpu = said.to(GpuRates)
         crosses = said.made(lambda: crossing(rates, asked, on_gpu))
     if crosses is not None:
-        answer["gpu"] = {**plain_fields(crosses), "options": crosses.options}
+        answer["gpu"] = {**vars(crosses), "options": crosses.options}
     view = partial(what_if_page, rates, setup, asked, curve=drawn, offered=offered, crosses=crosses)
-    write_result(answer, view, as_json=as_json)
+    write_result(plain(answer), view, as_json=as_json)
 
 
 def load(file: Path) -> tuple[Rates, Setup]:

@@ -12,7 +12,7 @@ import pytest
 from mbaas.cache import tuner
 from mbaas.cache.tuner import probe_speeds
 from mbaas.errors import ConfigError
-from mbaas.tools.analysis.measuring.portion import Span, resident_share
+from mbaas.tools.analysis.measuring.storage import Span, resident_share
 
 PIECE = 4 << 20
 

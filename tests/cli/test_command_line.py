@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from mbaas.cli import app, bench
 from mbaas.errors import MbaasError
-from mbaas.tools.bench.report import BenchReport, BenchSettings, Machine
+from mbaas.tools.bench.report import BenchReport, Machine
+from mbaas.tools.bench.rows import BenchSettings
 
 
 @pytest.mark.parametrize("command", ["serve", "status", "stop", "bench", "chaos"])

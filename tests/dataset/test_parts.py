@@ -23,7 +23,7 @@ from mbaas.dataset.bounded import bounded
 from mbaas.dataset.subsets import random_share
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.samples.order import SampleOrder, Shuffle, split_order
-from mbaas.tools.analysis.measuring.portion import SlowedDataset, local_spans
+from mbaas.tools.analysis.measuring.storage import SlowedDataset, local_spans
 
 CLASSES = ("ant", "cat", "dog")
 SAMPLES = 101

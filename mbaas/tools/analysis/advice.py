@@ -16,7 +16,7 @@ from mbaas.base.validation import options
 from mbaas.errors import ConfigError
 from mbaas.model import words
 from mbaas.model.costs import HOUR_S, LoadingCosts
-from mbaas.model.pace import Epoch, Prediction, Waits, fewest_prep_cores, predict, smallest_cache, speedup
+from mbaas.model.pace import Epoch, Waits, fewest_prep_cores, predict, smallest_cache, speedup
 from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, spanning, stated
 from mbaas.model.rates import Rates, Setup
 from mbaas.model.supply import read_shares, resource_times
@@ -44,30 +44,20 @@ Kind = Literal["setting", "purchase"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(AsJson):
     """A change to the setup.
 
     Attributes:
         advice: the change as a clause: "use 4 prep workers instead of 2".
-        setup, prediction: the changed setup and its prediction.
-        speedup: speedup of steady epochs.
+        setup: the changed setup.
+        epoch_s, speedup: of steady epochs after the change.
     """
 
     kind: Kind
     advice: str
     setup: Setup
-    prediction: Prediction
+    epoch_s: Quantity
     speedup: Quantity
-
-    def to_json(self) -> dict[str, Any]:
-        """Return ``kind``, ``advice``, ``setup``, ``epoch_s`` of steady epochs after the change, and ``speedup``."""
-        return {
-            "kind": self.kind,
-            "advice": self.advice,
-            "setup": self.setup.to_json(),
-            "epoch_s": self.prediction.steady.epoch_s.to_json(),
-            "speedup": self.speedup.to_json(),
-        }
 
 
 Candidate = tuple[Kind, str, Setup]
@@ -94,7 +84,8 @@ def recommend(
         prediction = predict(rates, changed)
         gain = speedup(now, prediction)
         if gain.value >= LEAST_GAIN:
-            made.append(Change(kind=kind, advice=advice, setup=changed, prediction=prediction, speedup=gain))
+            epoch_s = prediction.steady.epoch_s
+            made.append(Change(kind=kind, advice=advice, setup=changed, epoch_s=epoch_s, speedup=gain))
     # a setting is free, so it ranks before a purchase with a higher gain, unless its own gain is small
     return sorted(made, key=lambda c: (c.kind != "setting" or c.speedup.value < CLEAR_GAIN, -c.speedup.value))
 
@@ -269,7 +260,7 @@ def _pace(epoch: Epoch) -> str:
 def _advice(best: Change | None) -> str:
     if best is None:
         return "nothing that was looked at would make it 2 % faster"
-    epoch = words.duration(best.prediction.steady.epoch_s)
+    epoch = words.duration(best.epoch_s)
     return f"{best.advice}, and an epoch takes {epoch}, {units.number(best.speedup.value)} times as fast"
 
 

@@ -2,147 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
-from typing import Literal
 
-from mbaas.errors import ConfigError
-from mbaas.tools.bench import SAMPLES
 from mbaas.tools.bench.cpu import cpu_model
-from mbaas.tools.bench.host import RowRun
+from mbaas.tools.bench.host import Figures, RowRun
 from mbaas.tools.bench.peers import PEERS
-from mbaas.tools.bench.tasks import TASKS
-
-ROWS = ("prep", "prep-decoded", "memory", "dataloader", "dali", *PEERS, "mbaas", "mbaas-decoded")
-"""All rows in running order; "prep" is P, the reference for the others."""
-
-PREP_ROWS = ("prep", "prep-decoded")
-"""Rows that run one process per core, independent of the number of trials."""
-
-READ_ROW = "memory"
-"""Row of trials that only read: the limit of the machine if minibatches cost nothing."""
-
-DECODED_ROWS = ("prep-decoded", "mbaas-decoded")
-"""Rows that keep samples decoded. All others keep them encoded, and are comparable with older figures."""
-
-GPU_ROWS = ("prep", "dataloader", "dali", "mbaas")
-"""Rows that can run on a GPU."""
-
-USUAL_ROWS = tuple(row for row in ROWS if row not in PEERS)
-"""Default rows: they need nothing but mbaas[bench]."""
-
-
-def usable_cores() -> int:
-    """Return the number of CPUs that this process may use; in a container, fewer than the machine has."""
-    return len(os.sched_getaffinity(0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchSettings:
-    """Options of `mbaas.tools.bench.runner.run`; options of `mbaas bench` have the same names.
-
-    Attributes:
-        task: one of `mbaas.tools.bench.tasks.TASKS`: "images", "detection" or "audio".
-        data: the user's folder with one folder of images or audio files per class; for detection, a JSON file of COCO
-            instances. None generates `samples` samples.
-        image_folder: folder of the images of this JSON file.
-        cache_dir: folder for generated data, which is kept.
-        samples: number of photographs or audio files to generate.
-        rows: rows to run, from `ROWS`. Shares of N x P require "prep".
-        trials, batch: numbers of trials N, and batch sizes; every combination is run.
-        rounds: number of repetitions of all rows. Rows of a round run one after the other, so that other load on the
-            machine affects all rows; results are medians over rounds.
-        seconds: minimum length of each trial's timed window, in whole epochs, after a warm-up of the same length.
-        epochs: exact number of epochs of the window, instead of ``seconds``.
-        cores: CPUs available for prep: prep workers of P and mbaas, threads of DALI, workers of DataLoaders.
-        gpu: True to prepare with DALI on the first GPU and deliver minibatches there; P has as many workers as a feed.
-            DataLoaders prepare on CPUs, and copy. Only `GPU_ROWS`, with images.
-        dataloader_workers: worker processes per DataLoader; None: see `mbaas.tools.bench.rows.dataloader.workers_for`.
-        array: format of an mbaas trial: "numpy" gives read-only views of shared memory, "torch" private copies.
-        peers_python: interpreter of another environment, for peers that are not installed in this one.
-        read: the part of a minibatch that trials read, in all rows: one byte per page ("pages"), or "all".
-        seed: seeds order and transforms.
-        timeout_s: time limit of a row; a row that exceeds it is reported as failed.
-
-    Raises:
-        ConfigError: an option is out of range.
-    """
-
-    task: str = "images"
-    data: Path | None = None
-    image_folder: Path | None = None
-    cache_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()) / "mbaas-bench")
-    samples: int = SAMPLES
-    rows: tuple[str, ...] = USUAL_ROWS
-    trials: tuple[int, ...] = (1, 4, 8)
-    batch: tuple[int, ...] = (64, 256)
-    rounds: int = 3
-    seconds: float = 8.0
-    epochs: int | None = None
-    cores: int = field(default_factory=usable_cores)
-    gpu: bool = False
-    dataloader_workers: int | None = None
-    array: Literal["torch", "numpy"] = "numpy"
-    read: Literal["pages", "all"] = "pages"
-    peers_python: Path | None = None
-    seed: int = 0
-    timeout_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        self._check_choices()
-        counts: dict[str, tuple[int, ...]] = {
-            "samples": (self.samples,),
-            "rounds": (self.rounds,),
-            "cores": (self.cores,),
-            "epochs": (1 if self.epochs is None else self.epochs,),
-            "trials": self.trials,
-            "batch": self.batch,
-        }
-        for name, values in counts.items():
-            if not values or min(values) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {', '.join(map(str, values)) or 'nothing'}")
-        # separate checks, so that each error names its option: `mbaas bench` has only the first
-        if not 0 <= self.seconds < math.inf:
-            raise ConfigError(f"seconds must be at least 0 and finite, got {self.seconds}")
-        if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s must be above 0, got {self.timeout_s}")
-        if self.dataloader_workers is not None and self.dataloader_workers < 0:
-            raise ConfigError(f"dataloader_workers must be 0 or more, got {self.dataloader_workers}")
-
-    def _check_choices(self) -> None:
-        if self.task not in TASKS:
-            raise ConfigError(f"task must be one of {', '.join(TASKS)}, got {self.task}")
-        if self.task == "detection" and self.data is not None and self.image_folder is None:
-            raise ConfigError(f"image_folder must name the folder of the images that {self.data} tells of, got nothing")
-        if self.image_folder is not None and (self.task != "detection" or self.data is None):
-            raise ConfigError("image_folder is for task detection, beside data, which names the file that tells of it")
-        unknown = [row for row in self.rows if row not in ROWS]
-        if unknown or not self.rows:
-            raise ConfigError(f"rows must be among {', '.join(ROWS)}, got {', '.join(unknown) or 'none'}")
-        peers = [row for row in self.rows if row in PEERS]
-        if peers and self.task != "images":
-            raise ConfigError(f"task must be images where peers are run ({', '.join(peers)}), got {self.task}")
-        if self.gpu and self.task != "images":
-            raise ConfigError(f"task must be images on a GPU, got {self.task}")
-        elsewhere = [row for row in self.rows if row not in GPU_ROWS]
-        if self.gpu and elsewhere:
-            raise ConfigError(f"rows must be among {', '.join(GPU_ROWS)} on a GPU, got {', '.join(elsewhere)}")
-        if self.peers_python is not None and not os.access(self.peers_python, os.X_OK):
-            raise ConfigError(
-                f"peers_python must be a Python interpreter, got {self.peers_python}, which cannot be run"
-            )
-        if self.array not in ("torch", "numpy"):
-            raise ConfigError(f"array must be 'torch' or 'numpy', got {self.array!r}")
-        if self.read not in ("pages", "all"):
-            raise ConfigError(f"read must be 'pages' or 'all', got {self.read!r}")
+from mbaas.tools.bench.rows import DECODED_ROWS, PREP_ROWS, READ_ROW, ROWS, BenchSettings
 
 
 @dataclass(frozen=True)
@@ -171,15 +42,12 @@ class Round:
         return next((run for run in self.runs if run.row == row and not run.error), None)
 
 
-@dataclass(frozen=True)
-class RowResult:
+@dataclass(frozen=True, kw_only=True)
+class RowResult(Figures):
     """Result of a row with N trials and a batch size: medians over all successful runs.
 
     Attributes:
-        row: one of `ROWS`.
-        trials: N. P does not depend on it; its row ran alongside the rows with N trials.
         rounds: number of successful runs.
-        samples_per_s: delivered samples per second, summed over trials.
         share: samples/s divided by N x P of the same round; may be above 1 with decoded samples. None if P is unknown,
             or for rows that deliver nothing.
         decoded_share: the same with N x P', for rows with decoded samples only.
@@ -190,20 +58,10 @@ class RowResult:
             decoded samples), and then N trials read it. None as above, or if reading was not measured.
         best_cpu_share: the same by CPU seconds, like `cpu_share`.
         cpu_s_per_1000: CPU seconds of all processes of the row per 1,000 delivered samples.
-        cores_by_kind: busy cores of each kind of process (see `mbaas.tools.bench.cpu.kind_of`).
-        trial_us: CPU microseconds of a trial's process per sample.
-        peak_bytes: peak memory in bytes; shared pages count once.
-        spilled_bytes: maximum written to disk by Ray in any run; above 0 means that staging was too large.
-        epochs: number of checked epochs, summed over all runs and trials.
-        missing, repeated: samples absent from an epoch, or delivered more than once; summed over all runs and trials.
         errors: errors of failed runs.
     """
 
-    row: str
-    trials: int
-    batch: int
     rounds: int
-    samples_per_s: float
     share: float | None
     decoded_share: float | None
     cpu_share: float | None
@@ -211,18 +69,7 @@ class RowResult:
     best_share: float | None
     best_cpu_share: float | None
     cpu_s_per_1000: float
-    cores_by_kind: tuple[tuple[str, float], ...]
-    trial_us: float
-    peak_bytes: int
-    spilled_bytes: int
-    epochs: int
-    missing: int
-    repeated: int
     errors: tuple[str, ...]
-
-    @property
-    def busy_cores(self) -> float:
-        return sum(cores for _, cores in self.cores_by_kind)
 
     @property
     def is_sound(self) -> bool:
@@ -261,46 +108,50 @@ def summarize(rounds: Sequence[Round], trials: int) -> tuple[RowResult, ...]:
 
 
 def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
-    pairs = [(run, one) for one in rounds for run in one.runs if run.row == row]
-    runs = [run for run, _ in pairs]
+    runs = [run for one in rounds for run in one.runs if run.row == row]
     good = [run for run in runs if not run.error]
     # compare with P of the same round: both met the machine in the same state
-    delivering = [(run, one) for run, one in pairs if not run.error and row not in (*PREP_ROWS, READ_ROW)]
-    against = [(run, prep) for run, one in delivering if (prep := one.run("prep"))]
-    decoded = [(run, prep) for run, one in delivering if row in DECODED_ROWS and (prep := one.run("prep-decoded"))]
-    limit = "prep-decoded" if row in DECODED_ROWS else "prep"
-    reading = [
-        (run, prep, reads) for run, one in delivering if (prep := one.run(limit)) and (reads := one.run(READ_ROW))
-    ]
+    pairs = [(run, one) for one in rounds if (run := one.run(row)) and row not in (*PREP_ROWS, READ_ROW)]
+    against = [(run, prep) for run, one in pairs if (prep := one.run("prep"))]
+    is_decoded = row in DECODED_ROWS
+    decoded = [(run, prep) for run, one in pairs if is_decoded and (prep := one.run("prep-decoded"))]
+    limit = "prep-decoded" if is_decoded else "prep"
+    reading = [(run, prep, reads) for run, one in pairs if (prep := one.run(limit)) and (reads := one.run(READ_ROW))]
+
+    def total(name: str) -> int:
+        return sum(getattr(run, name) for run in good)
+
+    def middle(name: str) -> float:
+        return _median(getattr(run, name) for run in good) or 0.0
+
     return RowResult(
-        row=row,
-        trials=trials,
-        batch=runs[0].batch,
+        row,
+        trials,
+        runs[0].batch,
         rounds=len(good),
-        samples_per_s=_median(run.samples_per_s for run in good),
-        share=_median_or_none(_share(run, prep, trials) for run, prep in against),
-        decoded_share=_median_or_none(_share(run, prep, trials) for run, prep in decoded),
-        cpu_share=_median_or_none(_cpu_share(run, prep, trials) for run, prep in against),
-        decoded_cpu_share=_median_or_none(_cpu_share(run, prep, trials) for run, prep in decoded),
-        best_share=_median_or_none(_best(trials, prep, reads) * run.samples_per_s for run, prep, reads in reading),
-        best_cpu_share=_median_or_none(
+        samples_per_s=middle("samples_per_s"),
+        share=_median(_share(run, prep, trials) for run, prep in against),
+        decoded_share=_median(_share(run, prep, trials) for run, prep in decoded),
+        cpu_share=_median(_cpu_share(run, prep, trials) for run, prep in against),
+        decoded_cpu_share=_median(_cpu_share(run, prep, trials) for run, prep in decoded),
+        # the fewest seconds of the machine per delivered sample, relative to those that it took
+        best_share=_median(
+            run.samples_per_s * (1 / (trials * prep.samples_per_s) + 1 / reads.samples_per_s)
+            for run, prep, reads in reading
+        ),
+        best_cpu_share=_median(
             (prep.cpu_s_per_1000 / trials + reads.cpu_s_per_1000) / run.cpu_s_per_1000 for run, prep, reads in reading
         ),
-        cpu_s_per_1000=_median(run.cpu_s_per_1000 for run in good),
+        cpu_s_per_1000=middle("cpu_s_per_1000"),
         cores_by_kind=_medians(good),
-        trial_us=_median(run.trial_us for run in good),
-        peak_bytes=int(_median(run.peak_bytes for run in good)),
+        trial_us=middle("trial_us"),
+        peak_bytes=int(middle("peak_bytes")),
         spilled_bytes=max((run.spilled_bytes for run in good), default=0),
-        epochs=sum(run.epochs for run in good),
-        missing=sum(run.missing for run in good),
-        repeated=sum(run.repeated for run in good),
+        epochs=total("epochs"),
+        missing=total("missing"),
+        repeated=total("repeated"),
         errors=tuple(run.error for run in runs if run.error),
     )
-
-
-def _best(trials: int, prep: RowRun, reading: RowRun) -> float:
-    """Return the minimum seconds that the machine needs per delivered sample."""
-    return 1 / (trials * prep.samples_per_s) + 1 / reading.samples_per_s
 
 
 def _share(run: RowRun, prep: RowRun, trials: int) -> float:
@@ -318,10 +169,6 @@ def _medians(runs: Sequence[RowRun]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(medians.items(), key=lambda item: -item[1]))
 
 
-def _median_or_none(values: Iterable[float]) -> float | None:
+def _median(values: Iterable[float]) -> float | None:
     listed = list(values)
     return median(listed) if listed else None
-
-
-def _median(values: Iterable[float]) -> float:
-    return _median_or_none(values) or 0.0

@@ -8,14 +8,12 @@ from mbaas.base import units
 from mbaas.base.units import counted
 from mbaas.errors import ConfigError
 from mbaas.prep.engines import workers_per_gpu
-from mbaas.tools.bench.host import RowRun, RowSpec, run_row
+from mbaas.tools.bench.host import RowRun, run_row
 from mbaas.tools.bench.peers import PEERS, find_peers
-from mbaas.tools.bench.report import PREP_ROWS, BenchReport, BenchSettings, Machine, Round, summarize
-from mbaas.tools.bench.rows import TrialSpec
-from mbaas.tools.bench.rows.dataloader import workers_for
+from mbaas.tools.bench.report import BenchReport, Machine, Round, summarize
+from mbaas.tools.bench.rows import PREP_ROWS, BenchSettings, RowSpec
 from mbaas.tools.bench.tasks import TASKS
 from mbaas.tools.bench.tasks.base import Data, Report
-from mbaas.tools.bench.trial import Window
 
 
 def run(settings: BenchSettings, report: Report = print) -> BenchReport:
@@ -71,25 +69,8 @@ def row_spec(settings: BenchSettings, data: Data, row: str, trials: int, batch: 
 
     P and P' run one process per core, or on a GPU as many as a feed has, for any N.
     """
-    task = TASKS[settings.task]
-    alone = workers_per_gpu(task.pipeline()) if settings.gpu else settings.cores
-    processes = alone if row in PREP_ROWS else trials
-    workers = settings.dataloader_workers
-    trial = TrialSpec(
-        row=row,
-        trial=0,
-        trials=processes,
-        task=task,
-        data=data,
-        batch=batch,
-        cores=settings.cores,
-        seed=settings.seed,
-        workers=workers_for(settings.cores, trials) if workers is None else workers,
-        array=settings.array,
-        reads_all=settings.read == "all",
-        gpu=settings.gpu,
-    )
-    return RowSpec(trial, processes, Window(settings.seconds, settings.epochs), settings.timeout_s)
+    alone = workers_per_gpu(TASKS[settings.task].pipeline()) if settings.gpu else settings.cores
+    return RowSpec(settings, row, alone if row in PREP_ROWS else trials, data, batch)
 
 
 def gpu_name() -> str:

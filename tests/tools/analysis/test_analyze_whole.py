@@ -12,8 +12,8 @@ from mbaas.analysis import Setup, Workload, analyze
 from mbaas.dataset import synthetic
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring.effort import Effort
-from mbaas.tools.analysis.measuring.portion import portion
-from mbaas.tools.analysis.measuring.steps import PacedStep
+from mbaas.tools.analysis.measuring.service import PacedStep
+from mbaas.tools.analysis.measuring.storage import portion
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_clean")]
 

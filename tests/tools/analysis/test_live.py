@@ -21,7 +21,7 @@ from mbaas.model.pace import Waits, predict
 from mbaas.model.rates import Rates
 from mbaas.status import ConsumerStatus, FeedStatus, WorkerStatus
 from mbaas.tools.analysis.decoding import decoding
-from mbaas.tools.analysis.live import analyze_feed, rates_of, sample_bytes, seen_by_loaders, setup_of, simulate_feed
+from mbaas.tools.analysis.whole import analyze_feed, rates_of, sample_bytes, seen_by_loaders, setup_of, simulate_feed
 from mbaas.tools.simulator import POLICIES
 from mbaas.wire.consumers import Claims, ConsumerReport, FeedInfo
 from mbaas.wire.samples import Amount, FetchCounts

@@ -31,22 +31,37 @@ from mbaas.samples.fields import LABEL, Field
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring import service
 from mbaas.tools.analysis.measuring.effort import Effort, repeat
-from mbaas.tools.analysis.measuring.portion import ColdDataset, Span, drop, local_spans, portion, resident_share
 from mbaas.tools.analysis.measuring.prep import decode_samples, prep_rate, subset
 from mbaas.tools.analysis.measuring.service import (
     PREP_KIND,
     EpochRun,
+    PacedStep,
     ServiceRun,
     Workload,
     busy_while_idle,
     epochs_of,
     is_settled_after,
+    load_step,
     merge_runs,
+    ready_step,
     run_service,
     staged_bytes,
+    step_rate,
+    synthetic_batch,
 )
-from mbaas.tools.analysis.measuring.steps import PacedStep, load_step, ready_step, step_rate, synthetic_batch
-from mbaas.tools.analysis.measuring.storage import disk_rate, kept_cold, memory_rate, spans_of, storage_rate
+from mbaas.tools.analysis.measuring.storage import (
+    ColdDataset,
+    Span,
+    disk_rate,
+    drop,
+    kept_cold,
+    local_spans,
+    memory_rate,
+    portion,
+    resident_share,
+    spans_of,
+    storage_rate,
+)
 from mbaas.tools.analysis.measuring.system import TRIALS, cost_s, costs_of, serving_seconds
 from mbaas.tools.analysis.measuring.verify import split_of
 from mbaas.tools.bench.cpu import CpuReading

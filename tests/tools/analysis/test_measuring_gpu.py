@@ -21,9 +21,8 @@ from mbaas.samples.fields import Field
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring.effort import Effort
 from mbaas.tools.analysis.measuring.prep import Blocks, Raw, decode_samples, prepared_field, subset
-from mbaas.tools.analysis.measuring.service import gpu_rates
-from mbaas.tools.analysis.measuring.steps import PacedStep
-from mbaas.tools.analysis.measuring.system import crosses_to_gpu
+from mbaas.tools.analysis.measuring.service import PacedStep, gpu_rates
+from mbaas.tools.analysis.measuring.system import Survey
 from mbaas.wire.samples import EngineName
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
@@ -115,13 +114,12 @@ def test_both_are_measured_at_the_same_time_and_the_cpu_engine_alone(ray_clean: 
 
 
 def test_it_is_measured_where_there_are_a_gpu_images_for_dali_and_a_step() -> None:
-    assert crosses_to_gpu(workload(), None, 1)
-    assert not crosses_to_gpu(workload(), None, 0)
-    assert not crosses_to_gpu(workload(), 100.0, 1), "a step that was stated is as fast beside anything"
-    assert not crosses_to_gpu(workload(options=FeedOptions(batch_size=32, engine="cpu")), None, 1)
-    assert not crosses_to_gpu(
-        workload(pipeline=T.Pipeline([T.DecodeImage(), T.Map(lambda image, rng: image)])), None, 1
-    )
-    assert not crosses_to_gpu(
-        workload(pipeline=T.Pipeline([T.DecodeAudio(16_000, max_s=1), T.MelSpectrogram(400)])), None, 1
-    )
+    def crosses(given: Workload, rate_per_s: float | None = None, gpus: int = 1) -> bool:
+        return Survey(workload=given, rate_per_s=rate_per_s, gpus=gpus).crosses_to_gpu
+
+    assert crosses(workload())
+    assert not crosses(workload(), gpus=0)
+    assert not crosses(workload(), 100.0), "a step that was stated is as fast beside anything"
+    assert not crosses(workload(options=FeedOptions(batch_size=32, engine="cpu")))
+    assert not crosses(workload(pipeline=T.Pipeline([T.DecodeImage(), T.Map(lambda image, rng: image)])))
+    assert not crosses(workload(pipeline=T.Pipeline([T.DecodeAudio(16_000, max_s=1), T.MelSpectrogram(400)])))

@@ -27,9 +27,8 @@ from mbaas.tools.analysis.measuring import system
 from mbaas.tools.analysis.measuring import verify as verifying
 from mbaas.tools.analysis.measuring.effort import MOST_AGE_S, QUICK, Effort, Progress, SavedStages
 from mbaas.tools.analysis.measuring.prep import MachineSpeed
-from mbaas.tools.analysis.measuring.service import EpochRun, ServiceRun
-from mbaas.tools.analysis.measuring.steps import PacedStep
-from mbaas.tools.analysis.measuring.system import NO_COSTS, QUICK_COSTS, expected_s, worker_counts, workers_here
+from mbaas.tools.analysis.measuring.service import EpochRun, PacedStep, ServiceRun
+from mbaas.tools.analysis.measuring.system import NO_COSTS, QUICK_COSTS, Survey
 from mbaas.tools.analysis.measuring.verify import points, verify
 
 WORKLOAD = Workload(
@@ -61,15 +60,15 @@ def test_what_is_left_follows_from_the_plan_and_never_rises(pace: float) -> None
 
 
 def test_a_quick_analysis_is_planned_for_half_a_minute() -> None:
-    planned = expected_s(WORKLOAD, QUICK, cores=2, rate_per_s=None, gpus=0)
+    planned = Survey(workload=WORKLOAD, effort=QUICK, cores=2).expected_s()
     assert sum(planned.values()) < 25
     assert planned["costs"] == planned["gpu"] == 0.0
-    assert worker_counts(8, QUICK) == [1, 8]
+    assert Survey(workload=WORKLOAD, effort=QUICK, cores=8).worker_counts == [1, 8]
 
 
 def test_every_phase_is_expected_to_take_as_long_as_there_is_to_measure() -> None:
     def phases(cores: int, *, rate_per_s: float | None = None, gpus: int = 0) -> dict[str, float]:
-        return expected_s(WORKLOAD, Effort(), cores=cores, rate_per_s=rate_per_s, gpus=gpus)
+        return Survey(workload=WORKLOAD, cores=cores, rate_per_s=rate_per_s, gpus=gpus).expected_s()
 
     assert phases(2)["step"] > phases(2, rate_per_s=100.0)["step"] == 0.0
     assert phases(2, gpus=1)["gpu"] > phases(2)["gpu"] == phases(2, rate_per_s=100.0, gpus=1)["gpu"] == 0.0
@@ -92,8 +91,9 @@ def test_as_many_workers_are_measured_as_share_the_gpus(
     options: dict[str, Any], cores: int, gpus: int, workers: int
 ) -> None:
     workload = replace(WORKLOAD, options=FeedOptions(batch_size=10, **options))
-    assert workers_here(workload, cores=cores, gpus=gpus) == workers
-    assert worker_counts(workers, Effort())[-1] == 2 * workers
+    survey = Survey(workload=workload, cores=cores, gpus=gpus)
+    assert survey.workers == workers
+    assert survey.worker_counts[-1] == 2 * workers
 
 
 STEADY: Any = SimpleNamespace(relative=lambda: 1.0)
@@ -181,8 +181,8 @@ def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     measured = SimpleNamespace(rates=rates, notes=("P is doubtful",), prep_threads=None, was_stopped=False)
-    monkeypatch.setattr(whole, "measure", lambda *_, **__: measured)
-    monkeypatch.setattr(whole, "split_epoch", stop)
+    monkeypatch.setattr(Survey, "measure", lambda *_: measured)
+    monkeypatch.setattr(verifying, "split_epoch", stop)
     found = analyze(WORKLOAD, setup=Setup(), step="paced", check=True, tell=lines.append)
     assert found.was_stopped
     assert found.rates == rates

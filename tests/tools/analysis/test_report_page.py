@@ -24,9 +24,8 @@ from mbaas.model.pace import curve
 from mbaas.model.rates import GpuRates, OnGpu, Rates, Setup
 from mbaas.tools.analysis.measuring.verify import Verification
 from mbaas.tools.analysis.report import page, write_plots, write_report
-from mbaas.tools.analysis.report.charts import bars_of, charts
+from mbaas.tools.analysis.report.charts import bars_of, charts, links_of
 from mbaas.tools.analysis.report.page import VARIABLES, environment
-from mbaas.tools.analysis.report.pipeline import links_of
 from mbaas.tools.analysis.report.studies import pace, studies
 
 COMMAND = "mbaas analyze 'a <b>.yaml' --rate 50"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -22,8 +20,7 @@ from mbaas.errors import DatasetError, MbaasError
 from mbaas.prep.decoded import is_decoded
 from mbaas.prep.engines import make_engine
 from mbaas.tools.bench.host import run_row
-from mbaas.tools.bench.report import BenchSettings
-from mbaas.tools.bench.rows import EpochLoader, TrialSpec, dali, dataloader, feed, prep
+from mbaas.tools.bench.rows import BenchSettings, Epoch, RowSpec, dali, dataloader, feed, prep
 from mbaas.tools.bench.runner import find_data, row_spec
 from mbaas.tools.bench.tasks import TASKS, audio, images
 from mbaas.tools.bench.tasks.audio import CLASSES, make_sounds
@@ -47,41 +44,33 @@ def data_of(task: str, folder: Path) -> Data:
     return TASKS[task].make(folder, SAMPLES, seed=0, report=lambda _: None)
 
 
-def spec_of(task: str, folder: Path, row: str = "", **options: Any) -> TrialSpec:
+def spec_of(task: str, folder: Path, row: str = "", **options: Any) -> RowSpec:
     data = data_of(task, folder)
-    return TrialSpec(row, 0, 1, TASKS[task], data, BATCH, cores=1, seed=5, **options)
+    return RowSpec(BenchSettings(task=task, cores=1, seed=5, **options), row, 1, data, BATCH)
 
 
-def epoch_of(loader: EpochLoader, beside: int) -> dict[int, list[Array]]:
+def epoch_of(epoch: Epoch, beside: int) -> dict[int, list[Array]]:
     """Arrays of each sample in an epoch, by sample id. Fails if a sample is missing or repeated."""
     seen: dict[int, list[Array]] = {}
-    for (made, *others), ids in loader.epoch():
-        assert len(made) == len(ids) <= BATCH or isinstance(loader, prep.Loader)
+    for (made, *others), ids in epoch():
+        assert len(made) == len(ids)
         assert len(others) == beside * len(ids)
         for row, sample in enumerate(ids.tolist()):
             assert sample not in seen
             seen[sample] = [made[row].copy(), *(each.copy() for each in others[row :: len(ids)])]
-    assert sorted(seen) == list(range(loader.samples)) == list(range(SAMPLES))
+    assert sorted(seen) == list(range(SAMPLES))
     return seen
-
-
-@contextmanager
-def opened(loader: EpochLoader) -> Iterator[EpochLoader]:
-    try:
-        yield loader
-    finally:
-        loader.close()
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_p_from_decoded_samples_makes_the_same_bytes(task: str, folder: Path) -> None:
     spec = spec_of(task, folder, "prep")
-    with opened(prep.Loader(spec)) as own:
+    with prep.loader(spec) as own:
         wanted = epoch_of(own, len(spec.task.beside))
-    with prep.Service(replace(spec, row="prep-decoded"), 1) as service:
-        again = replace(spec, row="prep-decoded", address=service.address)
-        with opened(prep.Loader(again)) as loader:
-            assert all(is_decoded(each.data) for each in loader._raw)
+    with prep.service(replace(spec, row="prep-decoded")) as address:
+        again = replace(spec, row="prep-decoded", address=address)
+        with prep.loader(again) as loader:
+            assert all(is_decoded(each.data) for each in prep._decoded(address, SAMPLES))
             got = epoch_of(loader, len(spec.task.beside))
     for sample, arrays in wanted.items():
         for mine, same in zip(arrays, got[sample], strict=True):
@@ -97,7 +86,7 @@ def test_decoded_samples_are_written_in_order() -> None:
 def test_without_room_for_what_is_decoded_there_is_no_p_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prep, "MOST_BYTES", 1_500_000)  # room for two photographs
     with pytest.raises(MbaasError, match=r"\.jpg cannot be kept decoded, so there is no P' with this data"):
-        with prep.Service(spec_of("images", folder, "prep-decoded"), 1):
+        with prep.service(spec_of("images", folder, "prep-decoded")):
             pass
 
 
@@ -116,10 +105,10 @@ def test_rows_do_the_same_work(task: str, folder: Path) -> None:
     """P and a DataLoader make the same bytes. DALI has different operators, so only shapes and kinds agree."""
     spec = spec_of(task, folder)
     beside = len(spec.task.beside)
-    with opened(prep.Loader(spec)) as one, opened(dataloader.Loader(spec)) as other:
+    with prep.loader(spec) as one, dataloader.loader(spec) as other:
         wanted, got = epoch_of(one, beside), epoch_of(other, beside)
         again = epoch_of(other, beside)
-    with opened(dali.Loader(spec)) as third:
+    with dali.loader(spec) as third:
         theirs = [epoch_of(third, beside) for _ in range(2)][1]
     for sample, arrays in wanted.items():
         for mine, same, later in zip(arrays, got[sample], again[sample], strict=True):
@@ -140,7 +129,7 @@ def test_dali_hears_what_the_others_hear(folder: Path) -> None:
         return np.where(is_masked, np.nan, np.median(decibels, axis=0))
 
     spec = spec_of("audio", folder)
-    with opened(prep.Loader(spec)) as one, opened(dali.Loader(spec)) as other:
+    with prep.loader(spec) as one, dali.loader(spec) as other:
         ours, theirs = epoch_of(one, 0), epoch_of(other, 0)
     errors = np.concatenate([bands(ours[sample][0]) - bands(theirs[sample][0]) for sample in range(SAMPLES)])
     assert np.nanmedian(np.abs(errors)) < 3
@@ -156,7 +145,7 @@ def test_dali_sees_the_boxes_that_the_others_see(folder: Path) -> None:
     """Windows differ, but boxes are within the image, and a sample without boxes gets none."""
     spec = spec_of("detection", folder)
     lengths = spec.samples().known["boxes"].lengths
-    with opened(dali.Loader(spec)) as loader:
+    with dali.loader(spec) as loader:
         for sample, (pixels, boxes, labels) in epoch_of(loader, 2).items():
             assert pixels.shape == spec.task.made.shape
             assert len(boxes) == len(labels) <= lengths[sample]
@@ -181,11 +170,11 @@ def test_a_feed_gives_a_trial_the_same(
     spec = spec_of(task, folder, "mbaas", array=array)
     monkeypatch.setattr(feed.ray, "shutdown", lambda: None)  # keeps the cluster of all tests running
     monkeypatch.setenv("RAY_ADDRESS", "")
-    with opened(prep.Loader(spec)) as own:
+    with prep.loader(spec) as own:
         wanted = epoch_of(own, len(spec.task.beside))
-    options = {"batch_size": BATCH, "seed": spec.seed, "prep_workers": 1, "engine": "cpu"}
+    options = {"batch_size": BATCH, "seed": spec.settings.seed, "prep_workers": 1, "engine": "cpu"}
     with mbaas.serve(feed.FEED, spec.task.dataset(spec.data), spec.task.pipeline(), **options):
-        with opened(feed.Loader(spec)) as loader:
+        with feed.loader(spec) as loader:
             got = epoch_of(loader, len(spec.task.beside))
     for sample, arrays in wanted.items():
         for mine, same in zip(arrays, got[sample], strict=True):
@@ -197,7 +186,7 @@ def test_what_a_worker_of_a_dataloader_sends(task: str, folder: Path, monkeypatc
     """Prepared arrays are in shared memory, whatever their type; boxes and labels are part of the message."""
     monkeypatch.setattr(dataloader, "get_worker_info", object)
     spec = spec_of(task, folder)
-    made, ids, beside = dataloader.Minibatches(spec.samples(), spec.task, spec.seed).__getitems__([3, 1, 2])
+    made, ids, beside = dataloader.Minibatches(spec.samples(), spec.task, spec.settings.seed).__getitems__([3, 1, 2])
     assert made.is_shared()
     assert (tuple(made.shape), str(made.dtype)) == ((3, *spec.task.made.shape), f"torch.{spec.task.made.dtype}")
     assert ids.tolist() == [3, 1, 2]
@@ -246,11 +235,11 @@ def test_own_annotations_may_have_any_ids(folder: Path, tmp_path: Path) -> None:
     said["categories"] = [{**each, "id": 3 * each["id"]} for each in reversed(said["categories"])]
     (tmp_path / "own.json").write_text(json.dumps(said))
     settings = BenchSettings(task="detection", data=tmp_path / "own.json", image_folder=data.folder)
-    spec = TrialSpec("", 0, 1, TASKS["detection"], find_data(settings), BATCH, cores=1, seed=5)
+    spec = RowSpec(replace(settings, cores=1, seed=5), "", 1, find_data(settings), BATCH)
     assert spec.samples().known["boxes"].lengths[3] == 0
     check_against_read_coco(spec.data)
     for row in (dataloader, dali):
-        with opened(row.Loader(spec)) as loader:
+        with row.loader(spec) as loader:
             seen = epoch_of(loader, 2)
         assert len(seen[3][1]) == 0
         assert any(len(boxes) for _, boxes, _ in seen.values())
@@ -265,9 +254,9 @@ def test_own_recordings_may_be_short_and_have_two_channels(tmp_path: Path) -> No
         sound = 0.1 * rng.standard_normal((round(rate * seconds), 1 + number % 3 % 2))
         soundfile.write(tmp_path / "noise" / f"{number:02d}.{('wav', 'flac', 'ogg')[number % 3]}", sound, rate)
     data = find_data(BenchSettings(task="audio", data=tmp_path))
-    spec = TrialSpec("", 0, 1, TASKS["audio"], data, BATCH, cores=1, seed=5)
+    spec = RowSpec(BenchSettings(task="audio", cores=1, seed=5), "", 1, data, BATCH)
     for row in (prep, dali):
-        with opened(row.Loader(spec)) as loader:
+        with row.loader(spec) as loader:
             seen = epoch_of(loader, 0)
         decibels = np.stack([seen[sample][0] for sample in range(SAMPLES)])
         is_loud = (decibels > -30) & (decibels != 0.0)  # DALI masks with 0.0

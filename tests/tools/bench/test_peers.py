@@ -16,16 +16,15 @@ from rich.console import Console
 
 from mbaas.errors import ConfigError
 from mbaas.tools.bench import peers, runner
-from mbaas.tools.bench.host import RowRun, RowSpec, run_row
+from mbaas.tools.bench.host import RowRun, run_row
 from mbaas.tools.bench.peers import PEERS, InstalledPeer, Peer, find_peers
-from mbaas.tools.bench.photos import make_photos
 from mbaas.tools.bench.render import render
-from mbaas.tools.bench.report import BenchReport, BenchSettings, Machine, Round, summarize
-from mbaas.tools.bench.rows import TrialSpec
+from mbaas.tools.bench.report import BenchReport, Machine, Round, summarize
+from mbaas.tools.bench.rows import BenchSettings, RowSpec
 from mbaas.tools.bench.rows.ray_data import Epochs
 from mbaas.tools.bench.runner import row_spec
-from mbaas.tools.bench.tasks import TASKS
 from mbaas.tools.bench.tasks.base import Data
+from mbaas.tools.bench.tasks.images import make_photos
 from support.waiting import wait_until
 
 PYTHON = os.environ.get("MBAAS_PEERS_PYTHON")
@@ -113,8 +112,8 @@ def test_a_peer_that_fails_is_not_run_again(monkeypatch: pytest.MonkeyPatch, pho
     ran: list[tuple[str, int, str]] = []
 
     def run(spec: RowSpec) -> RowRun:
-        ran.append((spec.trial.row, spec.trials, spec.python))
-        return replace(run_of(spec.trial.row), error="hung" if (spec.trial.row, spec.trials) == ("tf-data", 2) else "")
+        ran.append((spec.row, spec.trials, spec.python))
+        return replace(run_of(spec.row), error="hung" if (spec.row, spec.trials) == ("tf-data", 2) else "")
 
     monkeypatch.setattr(runner, "run_row", run)
     monkeypatch.setattr(runner, "find_peers", lambda *_: ({"tf-data": InstalledPeer("/its/python", "1")}, ("No.",)))
@@ -132,8 +131,8 @@ def test_a_peer_that_fails_is_not_run_again(monkeypatch: pytest.MonkeyPatch, pho
 class Counted(Epochs):
     """Epochs represented by their numbers."""
 
-    def __init__(self, spec: TrialSpec, trials: int) -> None:
-        super().__init__(spec, trials)
+    def __init__(self, spec: RowSpec) -> None:
+        super().__init__(spec)
         self.begun: list[int] = []
 
     def _make(self, number: int) -> Any:
@@ -147,8 +146,8 @@ class Counted(Epochs):
 
 @pytest.fixture
 def epochs(photos: Path) -> Iterator[Counted]:
-    spec = TrialSpec("ray-data", 0, 2, TASKS["images"], Data(photos), 8, cores=1, seed=0)
-    made = Counted(spec, 2)
+    spec = RowSpec(BenchSettings(cores=1), "ray-data", 2, Data(photos), 8)
+    made = Counted(spec)
     yield made
     made.close()
 

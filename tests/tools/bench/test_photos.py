@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mbaas.errors import DatasetError
-from mbaas.tools.bench.photos import FILE_BYTES, SOURCES, make_photos
+from mbaas.tools.bench.tasks.images import FILE_BYTES, SOURCES, make_photos
 
 
 def contents(folder: Path) -> dict[str, bytes]:

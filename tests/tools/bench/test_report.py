@@ -12,7 +12,8 @@ from rich.console import Console
 from mbaas.errors import ConfigError
 from mbaas.tools.bench.host import RowRun
 from mbaas.tools.bench.render import render
-from mbaas.tools.bench.report import ROWS, BenchReport, BenchSettings, Machine, Round, RowResult, summarize
+from mbaas.tools.bench.report import BenchReport, Machine, Round, RowResult, summarize
+from mbaas.tools.bench.rows import ROWS, BenchSettings
 
 
 def run_of(row: str, rate: float, cores: float = 2.0, **more: object) -> RowRun:
@@ -158,7 +159,7 @@ def test_the_table_is_whole_in_80_columns(results: tuple[RowResult, ...]) -> Non
             {"gpu": True, "rows": ("prep", "memory")},
             "rows must be among prep, dataloader, dali, mbaas on a GPU, got memory",
         ),
-        ({"read": "some"}, "read must be 'pages' or 'all', got 'some'"),
+        ({"read": "some"}, "read must be one of 'pages', 'all', got 'some'"),
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"dataloader_workers": -1}, "got -1"),
         (

@@ -16,12 +16,10 @@ import torch
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.tools.bench import host
 from mbaas.tools.bench.host import RowRun, run_row
-from mbaas.tools.bench.photos import make_photos
-from mbaas.tools.bench.report import GPU_ROWS, BenchSettings
-from mbaas.tools.bench.rows import memory
+from mbaas.tools.bench.rows import GPU_ROWS, BenchSettings, memory
 from mbaas.tools.bench.runner import row_spec, run
 from mbaas.tools.bench.tasks.base import Data, files_below
-from mbaas.tools.bench.tasks.images import EXTENSIONS
+from mbaas.tools.bench.tasks.images import EXTENSIONS, make_photos
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -79,14 +77,12 @@ def test_each_sample_comes_once_in_each_epoch(photos: Path, row: str, trials: in
 
 
 def test_what_is_read_alone_comes_from_more_memory_than_caches_hold(photos: Path) -> None:
-    spec = row_spec(BenchSettings(cores=2), Data(photos), "memory", 1, 16).trial
-    with memory.Service(spec, 1) as service:
-        loader = memory.Loader(replace(spec, address=service.address))
+    spec = row_spec(BenchSettings(cores=2), Data(photos), "memory", 1, 16)
+    with memory.service(spec) as address, memory.loader(replace(spec, address=address)) as epoch:
         most = memory.STAGED_BYTES // (16 * spec.task.made.nbytes)
         starts = []
         while len(starts) <= most:
-            starts += [values[0].ctypes.data for values, _ in loader.epoch()]
-        loader.close()
+            starts += [values[0].ctypes.data for values, _ in epoch()]
     assert len(set(starts[:most])) == most
     assert starts[most] == starts[0]
 
@@ -177,7 +173,7 @@ RUN = """
 import sys
 from pathlib import Path
 from mbaas.tools.bench.host import run_row
-from mbaas.tools.bench.report import BenchSettings
+from mbaas.tools.bench.rows import BenchSettings
 from mbaas.tools.bench.runner import row_spec
 from mbaas.tools.bench.tasks.base import Data
 run_row(row_spec(BenchSettings(seconds=1e6, cores=2), Data(Path(sys.argv[1])), "dataloader", 2, 16))

@@ -4,44 +4,41 @@ from __future__ import annotations
 
 import multiprocessing as mp
 from collections.abc import Iterator
+from itertools import count
+from multiprocessing.synchronize import Event
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mbaas.tools.bench.rows import Minibatch
-from mbaas.tools.bench.trial import Gate, Ledger, TrialResult, WarmedUp, Window, consume, read, touch
+from mbaas.tools.bench.host import Gate, Ledger, TrialResult, WarmedUp, consume, read, touch
+from mbaas.tools.bench.rows import BenchSettings, Epoch, Minibatch
 
 
-class FaultyLoader:
+def faulty(stop: Event) -> Epoch:
     """Seven samples in minibatches of three; epoch 1 lacks sample 4, epoch 2 has sample 5 three times.
 
     Closes the gate in the first epoch after the requested ones, as a host does.
     """
+    numbers = count()
 
-    samples = 7
-
-    def __init__(self, stop: object) -> None:
-        self.epochs = 0
-        self.stop = stop
-
-    def epoch(self) -> Iterator[Minibatch]:
-        ids = {1: [0, 1, 2, 3, 5, 6], 2: [5, 0, 1, 2, 3, 4, 5, 6, 5]}.get(self.epochs, list(range(7)))
-        self.epochs += 1
-        if self.epochs > 4:
-            self.stop.set()  # type: ignore[attr-defined]
+    def epoch() -> Iterator[Minibatch]:
+        number = next(numbers)
+        ids = {1: [0, 1, 2, 3, 5, 6], 2: [5, 0, 1, 2, 3, 4, 5, 6, 5]}.get(number, list(range(7)))
+        if number >= 4:
+            stop.set()
         for start in range(0, len(ids), 3):
             part: NDArray[np.int64] = np.array(ids[start : start + 3])
             yield [np.zeros((len(part), 2, 2, 3), np.uint8)], part
 
-    def close(self) -> None: ...
+    return epoch
 
 
 def test_missing_and_repeated_samples_are_counted() -> None:
     context = mp.get_context("spawn")
     gate = Gate(context.Barrier(1), context.Event())
     ours, theirs = context.Pipe(duplex=False)
-    consume(FaultyLoader(gate.stop), Window(0.0, epochs=2), gate, theirs)
+    consume(faulty(gate.stop), Ledger(7), BenchSettings(seconds=0.0, epochs=2), gate, theirs)
     assert isinstance(ours.recv(), WarmedUp)
     result = ours.recv()
     assert isinstance(result, TrialResult)
@@ -80,8 +77,8 @@ def test_touch_reads_each_page_and_copies_nothing() -> None:
 
 
 def test_window_is_whole_epochs() -> None:
-    assert not Window(5.0).is_over(3, 4.9)
-    assert Window(5.0).is_over(3, 5.0)
-    assert not Window(0.0).is_over(0, 1.0), "at least one epoch"
-    assert not Window(5.0, epochs=2).is_over(1, 99.0)
-    assert Window(5.0, epochs=2).is_over(2, 0.1)
+    assert not BenchSettings(seconds=5.0).is_over(3, 4.9)
+    assert BenchSettings(seconds=5.0).is_over(3, 5.0)
+    assert not BenchSettings(seconds=0.0).is_over(0, 1.0), "at least one epoch"
+    assert not BenchSettings(seconds=5.0, epochs=2).is_over(1, 99.0)
+    assert BenchSettings(seconds=5.0, epochs=2).is_over(2, 0.1)

@@ -74,6 +74,7 @@ class PrepRate:
         workers: samples/s against workers of one thread each.
         threads: samples/s of one worker against its threads; None if only one thread was measured.
         cpu_s: CPU seconds of a sample with a single worker.
+        sample_bytes: mean size of a sample before prep.
         from_memory: whether no page was read from a disk meanwhile.
     """
 
@@ -81,6 +82,7 @@ class PrepRate:
     threads: MeasuredCurve | None
     cpu_s: Quantity
     made: Field
+    sample_bytes: float
     from_memory: bool
 
 
@@ -131,33 +133,62 @@ def prep_rate(
         dali_share: share of the samples that the dali engine prepares with DALI.
         between: called after each number of workers.
     """
-    made = prepared_field(raw, pipeline)
-    # One copy in the object store, mapped by all workers.
-    options = (ray.put(raw), pipeline, engine, 0, made, dali_share)
-    device = (gpus_per_worker or 0.0, gpus if engine == "dali" and gpus_per_worker is None else 0)
-    points, cpu_s, faults = [], None, 0
-    for workers_of in _groups(workers, device, options, effort):
-        with workers_of as group:
-            count = group.count
-            points.append((float(count), group.rate(effort)))
-            # Only of the first number, one worker: several contend for caches and memory, which P against workers
-            # shows.
-            cpu_s = cpu_s or measured(group.cpu_s, unit="CPU-s")
-            faults += group.faults
-        between()
-    by_threads = []
+    made, stored = prepared_field(raw, pipeline), ray.put(raw)  # one copy, mapped by all workers
+    shared = gpus if engine == "dali" and gpus_per_worker is None else 0
+
+    @contextmanager
+    def started(count: int, threads: int = 1) -> Iterator[list[Any]]:
+        start = PrepProcessActor.options(num_gpus=gpus_per_worker or 0.0).remote
+        devices = [number % shared if shared else None for number in range(count)]
+        actors = [
+            start(stored, pipeline, engine, 0, made, dali_share, threads, number, device)
+            for number, device in enumerate(devices)
+        ]
+        try:
+            yield actors
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+    found = []
+    together: AbstractContextManager[list[Any]] = nullcontext([]) if effort.is_whole else started(workers[-1])
+    with together as same:
+        for count in workers:
+            # New workers for each number, so that none has warmer caches than the others, unless that takes too long.
+            with nullcontext(same[:count]) if same else started(count) as actors:
+                found.append(_group_rate(actors, effort))
+            between()
     for count in threads[1:]:
-        with _worker_group(1, count, device, options) as group:
-            by_threads.append((float(count), group.rate(effort)))
-            faults += group.faults
-    assert cpu_s is not None
+        with started(1, count) as actors:
+            found.append(_group_rate(actors, effort))
+    points = [(float(count), rate) for count, (rate, *_) in zip((*workers, *threads[1:]), found, strict=True)]
     return PrepRate(
-        workers=MeasuredCurve(tuple(points)),
-        threads=MeasuredCurve((points[0], *by_threads)) if by_threads else None,
-        cpu_s=cpu_s,
+        workers=MeasuredCurve(tuple(points[: len(workers)])),
+        threads=MeasuredCurve((points[0], *points[len(workers) :])) if len(threads) > 1 else None,
+        # Only of the first number, one worker: several contend for caches and memory, which P against workers shows.
+        cpu_s=found[0][1],
         made=made,
-        from_memory=faults == 0,
+        sample_bytes=len(raw.content) / len(raw.ends),
+        from_memory=not any(faults for *_, faults in found),
     )
+
+
+def _group_rate(actors: Sequence[Any], effort: Effort) -> tuple[Quantity, Quantity, int]:
+    """Return samples/s of workers together, CPU seconds of a sample, and the number of pages read from a disk."""
+    groups: list[list[PrepWindow]] = []
+
+    def window() -> float:
+        # A common start time: otherwise the first workers would run with too little contention.
+        start = time.monotonic() + START_S
+        asked = [actor.run.remote(start, effort.window_s) for actor in actors]
+        groups.append(ray.get(asked, timeout=ANSWER_S + effort.window_s))
+        # Each worker by its own seconds: one that finishes a block late has also prepared more.
+        return sum(each.samples / each.seconds for each in groups[-1])
+
+    rate = repeat(window, effort, unit="samples/s")
+    counted = groups[1:]  # the first window warms up, as in `repeat`
+    costs = [sum(each.cpu_s for each in group) / sum(each.samples for each in group) for group in counted]
+    return rate, measured(costs, unit="CPU-s"), sum(each.faults for group in counted for each in group)
 
 
 def prepared_field(raw: Raw, pipeline: Pipeline) -> Field:
@@ -173,71 +204,6 @@ def prepared_field(raw: Raw, pipeline: Pipeline) -> Field:
         return first_good(made, len(rows))
     finally:
         engine.close()
-
-
-class _WorkerGroup:
-    """Workers that are measured together; ``cpu_s`` are CPU seconds of a sample by window, without the first."""
-
-    def __init__(self, actors: list[Any]) -> None:
-        self._actors = actors
-        self.cpu_s: list[float] = []
-        self._faults: list[int] = []
-
-    @property
-    def count(self) -> int:
-        return len(self._actors)
-
-    def first(self, count: int) -> _WorkerGroup:
-        return _WorkerGroup(self._actors[:count])
-
-    @property
-    def faults(self) -> int:
-        """Pages read from a disk, in the windows after the first, which also loads code."""
-        return sum(self._faults)
-
-    def rate(self, effort: Effort) -> Quantity:
-        rate = repeat(lambda: self._window(effort.window_s), effort, unit="samples/s")
-        del self.cpu_s[:1], self._faults[:1]  # the first window warms up, as in `repeat`
-        return rate
-
-    def _window(self, seconds: float) -> float:
-        # A common start time: otherwise the first workers would run with too little contention.
-        start = time.monotonic() + START_S
-        windows = ray.get([actor.run.remote(start, seconds) for actor in self._actors], timeout=ANSWER_S + seconds)
-        self.cpu_s.append(sum(window.cpu_s for window in windows) / sum(window.samples for window in windows))
-        self._faults.append(sum(window.faults for window in windows))
-        # Each worker by its own seconds: one that finishes a block late has also prepared more.
-        return sum(window.samples / window.seconds for window in windows)
-
-
-def _groups(
-    counts: Sequence[int], device: tuple[float, int], options: tuple[Any, ...], effort: Effort
-) -> Iterator[AbstractContextManager[_WorkerGroup]]:
-    if effort.is_whole:
-        # New workers for each number, so that none has warmer caches than the others.
-        yield from (_worker_group(count, 1, device, options) for count in counts)
-        return
-    with _worker_group(counts[-1], 1, device, options) as group:
-        yield from (nullcontext(group.first(count)) for count in counts)
-
-
-@contextmanager
-def _worker_group(
-    count: int, threads: int, device: tuple[float, int], options: tuple[Any, ...]
-) -> Iterator[_WorkerGroup]:
-    """Start workers; ``device`` is (GPUs that each reserves, GPUs that all share if none are reserved)."""
-    reserved, shared = device
-    made = [
-        PrepProcessActor.options(num_gpus=reserved).remote(
-            *options, threads, number, number % shared if shared else None
-        )
-        for number in range(count)
-    ]
-    try:
-        yield _WorkerGroup(made)
-    finally:
-        for actor in made:
-            ray.kill(actor)
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,148 @@
-"""Measurements with real trials: speed, stalls and CPU costs of feeds, and prep on a GPU that also trains."""
+"""Measurements with training steps: G, speed, stalls and CPU costs of feeds, and prep on a GPU that also trains.
+
+G is the rate of a step on synthetic minibatches that are on its device already. A step is a function of one minibatch
+as the loader yields it: a dict with ``image``, ``label`` and ``sample_id``. A function without parameters is a maker.
+It is called once in the trial's process and returns the step, so that the model and the optimizer are created there.
+"""
 
 from __future__ import annotations
 
+import inspect
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 
 import mbaas
 from mbaas.base import units
+from mbaas.base.named_functions import import_named
+from mbaas.client.collate import collating
+from mbaas.client.convert import Minibatch, make_converter
 from mbaas.core.layout import MIN_BLOCKS_STAGED, wanted_staging
 from mbaas.dataset import Dataset
+from mbaas.errors import ConfigError
 from mbaas.memory.budgets import default_staging
+from mbaas.model.quantity import Quantity, measured
 from mbaas.model.rates import GpuRates, OnGpu, Rates
 from mbaas.prep.engines import workers_per_gpu
 from mbaas.ray_cluster import resources
-from mbaas.samples.fields import SAMPLE_ID, Field
+from mbaas.samples.fields import SAMPLE_ID, Field, Packed
 from mbaas.settings import FeedOptions
-from mbaas.tools.analysis.measuring.effort import Effort
-from mbaas.tools.analysis.measuring.portion import ColdDataset, drop, local_spans
+from mbaas.tools.analysis.measuring.effort import Effort, repeat
 from mbaas.tools.analysis.measuring.prep import ANSWER_S, PrepProcessActor, PrepWindow, Raw, decode_samples, prep_rate
-from mbaas.tools.analysis.measuring.steps import StepRate, ready_step, step_rate, synthetic_batch
-from mbaas.tools.analysis.measuring.storage import kept_cold, scratch
+from mbaas.tools.analysis.measuring.storage import ColdDataset, drop, kept_cold, local_spans, scratch
 from mbaas.tools.bench.cpu import TreeWatch
 from mbaas.transforms import Normalize, Pipeline
 from mbaas.wire.samples import SampleSpec
+
+Step = Callable[[Minibatch], Any]
+
+LEAST_STEPS = 2
+"""Minimum number of steps of one measurement."""
+
+
+@dataclass(frozen=True)
+class StepRate:
+    """G at one batch size in samples/s, and CPU seconds of a sample (0 if the work is done elsewhere)."""
+
+    batch_size: int
+    rate: Quantity
+    cpu_s: Quantity
+
+
+@dataclass(frozen=True)
+class PacedStep:
+    """Stand-in for training with a stated rate: sleeps as long as a step would take."""
+
+    per_s: float
+
+    def __post_init__(self) -> None:
+        if not self.per_s > 0:
+            raise ConfigError(f"the rate of a step must be above 0 samples/s, got {self.per_s}")
+
+    def __call__(self, batch: Minibatch) -> None:
+        time.sleep(len(batch[SAMPLE_ID.name]) / self.per_s)
+
+
+def load_step(path: str) -> Callable[..., Any]:
+    """Import the function named by "module:function", with the working directory on the search path."""
+    return import_named(path, Path.cwd(), what="the step")
+
+
+def ready_step(function: Callable[..., Any]) -> Step:
+    """Return the step itself from a step or its maker; call it in the process that runs the step."""
+    # Parameters with defaults and *args do not mark a step: a maker may have options.
+    needed = [
+        p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+    ]
+    if len(needed) == 1:
+        return function
+    if needed:
+        raise ConfigError(
+            f"a step must take one minibatch, or nothing if it makes the step, got {len(needed)} parameters"
+        )
+    step: Step = function()
+    if not callable(step):
+        raise ConfigError(f"a maker of a step must return a function of a minibatch, got {type(step).__name__}")
+    return step
+
+
+def synthetic_batch(
+    spec: SampleSpec,
+    batch_size: int,
+    *,
+    format: str = "torch",
+    device: Any = None,
+    normalize: Normalize | None = None,
+    has_images: bool = True,
+) -> Minibatch:
+    """Return a minibatch of noise on the device, in the loader's format."""
+    draw = np.random.default_rng(0)
+    noise = spec.made.zeros(batch_size)
+    values = noise.values if isinstance(noise, Packed) else noise
+    values[:] = draw.integers(0, 256, values.shape) if values.dtype == np.uint8 else draw.random(values.shape)
+    known = {field.name: field.zeros(batch_size) for field in spec.known}
+    arrays = {spec.made.name: noise, **known, SAMPLE_ID.name: np.arange(batch_size)}
+    converter = make_converter(format, device, normalize, has_images=has_images)
+    converter = collating(converter, spec, "list", has_images=has_images)
+    return converter.finish(converter.start(arrays))
+
+
+def step_rate(step: Step, batch: Minibatch, effort: Effort) -> StepRate:
+    """Measure G on this minibatch repeatedly; each measurement waits for the device to finish."""
+    size, costs, steps = len(batch[SAMPLE_ID.name]), [], LEAST_STEPS
+
+    def rate() -> float:
+        nonlocal steps
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            step(batch)
+        _finish(batch)  # steps on a GPU return before they have run
+        seconds = time.perf_counter() - began
+        costs.append((time.process_time() - cpu) / (steps * size))
+        found = steps * size / seconds
+        steps = max(LEAST_STEPS, round(effort.window_s * found / size))
+        return found
+
+    found = repeat(rate, effort, unit="samples/s")
+    return StepRate(size, found, measured(costs[1:], unit="CPU-s"))  # the first one warmed up, as in `repeat`
+
+
+def _finish(batch: Minibatch) -> None:
+    device = getattr(batch[SAMPLE_ID.name], "device", None)
+    if getattr(device, "type", "cpu") == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+
 
 EPOCH_S = 600.0
 """Timeout of an epoch of a measurement."""
@@ -148,13 +261,8 @@ def training(
     """Start measuring G at each batch size, in a process like a trial's; yield a reference to the results."""
     with _trials(workload, 1) as (trial,):
         ray.get(trial.__ray_ready__.remote(), timeout=EPOCH_S)
-        yield trial.synthetic.remote(
-            SampleSpec(made, workload.known),
-            list(batch_sizes),
-            effort,
-            normalize=workload.pipeline.normalize,
-            has_images=workload.pipeline.has_images,
-        )
+        spec = SampleSpec(made, workload.known)
+        yield trial.synthetic.remote(spec, workload.pipeline, list(batch_sizes), effort)
 
 
 def run_service(
@@ -191,9 +299,11 @@ def run_service(
     store_bytes = min(resources.store_bytes().values())
     if cold:
         drop(local_spans(workload.dataset, range(len(workload.dataset))))
+    tier = workload.options.disk if disk_bytes else None
     with (
-        _own_disk(workload, disk_bytes) as disk,
-        kept_cold(disk.path) if cold and disk is not None else nullcontext(),
+        # A separate folder: the feed's would already hold samples, and these would stay there.
+        scratch(tier.path) if tier is not None else nullcontext() as folder,
+        kept_cold(folder) if cold and folder is not None else nullcontext(),
         mbaas.serve(
             name,
             ColdDataset.around(workload.dataset) if cold else workload.dataset,
@@ -204,7 +314,7 @@ def run_service(
                 "cache_bytes": cache_bytes,
                 "cache_decoded": decoded,
                 "staging_bytes": staged_bytes(workload, sample_bytes, prep_workers, store_bytes),
-                "disk": disk,
+                "disk": mbaas.Disk(path=str(folder), max_bytes=disk_bytes) if folder is not None else None,
                 # Predictions are for a fixed number of workers, so the feed must not scale.
                 "scaling": replace(workload.options.scaling, max_prep_workers=None),  # the requested number
             },
@@ -238,17 +348,6 @@ def run_service(
 def is_settled_after(kept: Sequence[int]) -> bool:
     """Return whether the decoded samples have stopped growing, given their number after each epoch so far."""
     return len(kept) > MOST_WARM_UP or (len(kept) > SETTLED_EPOCHS and kept[-1] == kept[-1 - SETTLED_EPOCHS])
-
-
-@contextmanager
-def _own_disk(workload: Workload, disk_bytes: int) -> Iterator[mbaas.Disk | None]:
-    if not disk_bytes:
-        yield None
-        return
-    assert workload.options.disk is not None
-    # A separate folder: the feed's would already hold samples, and these would stay there.
-    with scratch(workload.options.disk.path) as folder:
-        yield mbaas.Disk(path=str(folder), max_bytes=disk_bytes)
 
 
 def staged_bytes(workload: Workload, sample_bytes: float, workers: int, store_bytes: int) -> int | None:
@@ -310,19 +409,10 @@ class _Trial:
         self._step, self._batch_size, self._device = ready_step(step), batch_size, device
 
     def synthetic(
-        self,
-        spec: SampleSpec,
-        batch_sizes: Sequence[int],
-        effort: Effort,
-        *,
-        normalize: Normalize | None,
-        has_images: bool,
+        self, spec: SampleSpec, pipeline: Pipeline, batch_sizes: Sequence[int], effort: Effort
     ) -> list[StepRate]:
-        batches = (
-            synthetic_batch(spec, size, device=self._device, normalize=normalize, has_images=has_images)
-            for size in batch_sizes
-        )
-        return [step_rate(self._step, batch, effort) for batch in batches]
+        made = partial(synthetic_batch, spec, normalize=pipeline.normalize, has_images=pipeline.has_images)
+        return [step_rate(self._step, made(size, device=self._device), effort) for size in batch_sizes]
 
     def join(self, feed: str, consumer: str) -> None:
         self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device)
@@ -334,14 +424,8 @@ class _Trial:
             for batch in self._loader:
                 self._step(batch)
                 del batch  # release it before the next request, as the loader does with its own references
-            seconds, after = time.monotonic() - began, self._loader.report()
-            yield EpochRun(
-                samples=after.samples - before.samples,
-                seconds=seconds,
-                wait_s=after.wait_s - before.wait_s,
-                fetch_stall_s=after.fetch_stall_s - before.fetch_stall_s,
-                peer_stall_s=after.peer_stall_s - before.peer_stall_s,
-            )
+            seconds, done = time.monotonic() - began, self._loader.report().since(before)
+            yield EpochRun(done.samples, seconds, done.wait_s, done.fetch_stall_s, done.peer_stall_s)
 
     def leave(self) -> None:
         self._loader.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -13,19 +13,10 @@ from mbaas.model.curves import MeasuredCurve, blended_rate
 from mbaas.model.quantity import Quantity, measured, spanning, stated
 from mbaas.model.rates import FREE, INSTANT, GpuRates, Rates, step_overhead
 from mbaas.prep.engines import resolve_engine, workers_per_gpu
+from mbaas.tools.analysis.measuring import service
 from mbaas.tools.analysis.measuring.effort import Effort, Progress, SavedStages
-from mbaas.tools.analysis.measuring.portion import portion
 from mbaas.tools.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decode_samples, prep_rate, subset
-from mbaas.tools.analysis.measuring.service import (
-    PREP_KIND,
-    ServiceRun,
-    Workload,
-    gpu_rates,
-    measure_step,
-    merge_runs,
-    run_service,
-)
-from mbaas.tools.analysis.measuring.steps import StepRate
+from mbaas.tools.analysis.measuring.service import StepRate
 from mbaas.tools.analysis.measuring.storage import (
     DROP_S,
     READERS,
@@ -33,8 +24,10 @@ from mbaas.tools.analysis.measuring.storage import (
     StorageRate,
     disk_rate,
     memory_rate,
+    portion,
     storage_rate,
 )
+from mbaas.wire.samples import EngineName
 
 EPOCH_S = 2.0
 """Feeds run on a part of the dataset that all cores prepare in about this time."""
@@ -90,225 +83,221 @@ class Measurements:
     was_stopped: bool = False
 
 
-@dataclass(frozen=True)
-class DecodedPrep:
-    """Size of a decoded sample, and P of decoded samples."""
-
-    nbytes: float
-    rate: PrepRate
-
-
 def cores_here() -> int:
     """Return the number of CPUs available to this process; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0))
 
 
-def measure(
-    workload: Workload,
-    *,
-    rate_per_s: float | None = None,
-    cores: int | None = None,
-    gpus: int = 0,
-    effort: Effort | None = None,
-    progress: Progress,
-    speed: MachineSpeed | None,
-    saved: SavedStages | None = None,
-) -> Measurements:
-    """Measure G, P, S and C, and the costs of a feed. Requires Ray.
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """A measurement of this machine for a workload.
 
-    If a KeyboardInterrupt arrives when only the costs are missing, the results suffice for predictions. They are
-    returned with a note on the missing part.
-
-    Args:
+    Attributes:
         rate_per_s: stated G in samples/s; None to measure the workload's step.
-        cores: cores available to prep; None for all cores of this process.
+        cores: cores available to prep.
         gpus: number of GPUs available to prep.
-        speed: measures the machine's speed during prep, which becomes its usual speed, and between feeds. None if no
-            feed is run, because the effort is not whole.
         saved: receives the result of each stage, and provides those of an interrupted analysis.
     """
-    effort, cores, saved = effort or Effort(), cores or cores_here(), saved or SavedStages()
-    dataset, pipeline, options = workload.dataset, workload.pipeline, workload.options
-    workers = workers_here(workload, cores=cores, gpus=gpus)
-    counts, threads = worker_counts(workers, effort), _thread_counts(cores, effort)
-    readers = _reader_counts(effort)
-    # The engine that a feed would choose, because P describes a feed.
-    engine = resolve_engine(options.engine, pipeline, gpus=gpus)
-    speeds: list[float] = []
 
-    @cache
-    def raw() -> Raw:
-        progress.begin("subset", "reading a part of the dataset into memory")
-        return subset(dataset, seed=options.seed)
+    workload: service.Workload
+    rate_per_s: float | None = None
+    cores: int = field(default_factory=cores_here)
+    gpus: int = 0
+    effort: Effort = field(default_factory=Effort)
+    saved: SavedStages = field(default_factory=SavedStages)
 
-    @cache
-    def kept() -> Raw | None:
-        return decode_samples(raw(), pipeline, engine=engine)
+    @property
+    def engine(self) -> EngineName:
+        """The engine that a feed would choose, because P describes a feed."""
+        return resolve_engine(self.workload.options.engine, self.workload.pipeline, gpus=self.gpus)
 
-    def observe_speed() -> None:
-        if speed is not None:
-            speeds.append(speed.measure())
+    @property
+    def crosses_to_gpu(self) -> bool:
+        """Return whether samples may cross to a GPU at several stages, and a measurable step shows the cost of each."""
+        is_possible = self.gpus > 0 and self.engine == "dali" and self.workload.pipeline.has_images
+        return self.rate_per_s is None and is_possible
 
-    def prepared(samples: Raw, threads: Sequence[int] = (1,)) -> PrepRate:
-        return prep_rate(
-            samples,
-            pipeline,
-            effort,
-            workers=counts,
-            threads=threads,
-            engine=engine,
-            gpus_per_worker=options.gpus_per_worker,
-            gpus=gpus,
-            dali_share=options.dali_share if engine == "dali" else 1.0,
-            between=observe_speed,
-        )
+    @property
+    def workers(self) -> int:
+        """The number of prep workers of a feed on this machine: one per core, or as many as share its GPUs."""
+        options = self.workload.options
+        if not self.gpus or options.gpus_per_worker == 0 or self.engine != "dali":
+            return self.cores
+        # By default, a feed has one worker per GPU if workers reserve parts of GPUs.
+        each = workers_per_gpu(self.workload.pipeline) if options.gpus_per_worker is None else 1
+        return min(self.cores, self.gpus * each)
 
-    def measure_decoded() -> DecodedPrep | None:
-        samples = kept()
-        return None if samples is None else DecodedPrep(len(samples.content) / len(samples.ends), prepared(samples))
+    @property
+    def worker_counts(self) -> list[int]:
+        """The numbers of workers to measure."""
+        if not self.effort.is_whole:
+            return sorted({1, self.workers})
+        # Powers of two show where contention begins. Twice the workers show whether more would still help.
+        return sorted({self.workers, 2 * self.workers, *(2**k for k in range(self.workers.bit_length()))})
 
-    progress.begin("storage", f"S: random reads from cold storage with 1 to {readers[-1]} readers")
-    storage = saved.result(
-        "storage", StorageRate, lambda: storage_rate(dataset, effort, readers=readers, seed=options.seed)
-    )
-    progress.found(f"S: {_best(storage.curve, 'reader')}")
-    progress.begin("memory", "C: memory")
-    sample_bytes = dataset.total_bytes / len(dataset)
-    memory = saved.result("memory", Quantity, lambda: memory_rate(round(sample_bytes), effort))
-    progress.found(f"C: {units.rate(memory.value)}")
-    if "prep" not in saved.stages:
-        raw()
-    observe_speed()
-    progress.begin("prep", f"P: prep with 1 to {counts[-1]} workers, data in memory")
-    prep = saved.result("prep", PrepRate, lambda: prepared(raw(), threads))
-    progress.found(f"P: {_best(prep.workers, 'prep worker')}")
-    progress.begin("decoded", "P of decoded samples: the same, with samples that are decoded")
-    of_kept = saved.result("decoded", DecodedPrep | None, measure_decoded)
-    if of_kept is not None:
-        progress.found(f"P of decoded samples: {_best(of_kept.rate.workers, 'prep worker')}")
-    if speed is not None:
-        speed.usual_per_s = saved.result("speed", float, lambda: sum(speeds) / len(speeds))
-    disk = None
-    if (tier := options.disk) is not None:
-        progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
-        disk = saved.result("disk", DiskRate, lambda: disk_rate(raw(), tier.path, effort))
-        progress.found(f"disk: {units.rate(disk.rate.value)}")
-    crosses = effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus)
-    if not crosses:
-        raw.cache_clear()  # up to 256 MB each, which a trial may need
-        kept.cache_clear()
-    steps: list[StepRate] = []
-    if rate_per_s is None:
-        progress.begin("step", "G: the training step on synthetic minibatches")
-        # Two sizes, because only their difference shows the fixed part of a step.
-        sizes = sorted({max(1, options.batch_size // 2), options.batch_size})
-        steps = saved.result("step", list[StepRate], lambda: measure_step(workload, prep.made, sizes, effort))
-        progress.found(f"G: {units.number(steps[-1].rate.value)} samples/s")
-    rates = Rates(
-        samples=len(dataset),
-        sample_bytes=sample_bytes,
-        pixel_bytes=float(prep.made.nbytes),
-        cores=cores,
-        batch_size=options.batch_size,
-        step=steps[-1].rate if rate_per_s is None else stated(rate_per_s, unit="samples/s"),
-        prep=prep.workers,
-        storage=storage.curve,
-        cache=memory,
-        disk=disk.rate if disk is not None else None,
-        decoded_bytes=of_kept.nbytes if of_kept is not None else None,
-        decoded_prep=of_kept.rate.workers if of_kept is not None else None,
-        decoded_cpu_s=of_kept.rate.cpu_s if of_kept is not None else None,
-        prep_cpu_s=prep.cpu_s,
-        read_cpu_s=storage.cpu_s,
-        step_cpu_s=steps[-1].cpu_s if steps else FREE,
-        step_overhead_s=(
-            step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else INSTANT
-        ),
-    )
-    trials = "trials that do nothing, on one worker, on all, four of them, with nothing decoded, with no cache"
-    notes, was_stopped = _notes(prep, storage, disk), False
-    try:
-        if crosses:
-            progress.begin("gpu", "a worker and a training step side by side on a GPU, and the cpu engine")
-            on_gpu = saved.result(
-                "gpu", GpuRates, lambda: gpu_rates(workload, rates, raw(), kept(), prep.made, effort, gpus=gpus)
+    @property
+    def thread_counts(self) -> list[int]:
+        return sorted({1, 2, self.cores}) if self.effort.is_whole else [1]
+
+    @property
+    def reader_counts(self) -> Sequence[int]:
+        return READERS if self.effort.is_whole else READERS[::2]
+
+    def expected_s(self) -> dict[str, float]:
+        """Return the approximate seconds of each phase of `measure`, in order; skipped phases take 0."""
+        each_s, is_whole, counts = self.effort.budget_s, self.effort.is_whole, self.worker_counts
+        start_s = each_s + (PROCESS_S if is_whole else 0.0)  # otherwise the same workers measure all numbers
+        return {
+            "storage": (DROP_S + each_s) * len(self.reader_counts),
+            "memory": each_s / 2,
+            "subset": 4.0 if is_whole else 1.0,
+            "prep": start_s * (len(counts) + len(self.thread_counts) - 1) + PROCESS_S,
+            "decoded": start_s * len(counts) + PROCESS_S,
+            "disk": each_s if self.workload.options.disk is not None else 0.0,
+            "step": PROCESS_S + 2 * each_s if self.rate_per_s is None else 0.0,
+            "gpu": 5 * each_s + 2 * FEED_S if is_whole and self.crosses_to_gpu else 0.0,
+            "costs": 5 * ROUNDS * (FEED_S + IDLE_S + (EPOCHS + 2) * EPOCH_S) if is_whole else 0.0,
+        }
+
+    def measure(self, progress: Progress, speed: MachineSpeed | None) -> Measurements:
+        """Measure G, P, S and C, and the costs of a feed. Requires Ray.
+
+        If a KeyboardInterrupt arrives when only the costs are missing, the results suffice for predictions. They are
+        returned with a note on the missing part.
+
+        Args:
+            speed: measures the machine's speed during prep, which becomes its usual speed, and between feeds. None if
+                no feed is run, because the effort is not whole.
+        """
+        workload, effort, counts = self.workload, self.effort, self.worker_counts
+        dataset, pipeline, options = workload.dataset, workload.pipeline, workload.options
+        speeds: list[float] = []
+
+        @cache
+        def raw() -> Raw:
+            progress.begin("subset", "reading a part of the dataset into memory")
+            return subset(dataset, seed=options.seed)
+
+        @cache
+        def kept() -> Raw | None:
+            return decode_samples(raw(), pipeline, engine=self.engine)
+
+        def observe_speed() -> None:
+            if speed is not None:
+                speeds.append(speed.measure())
+
+        def prepared(samples: Raw, threads: Sequence[int] = (1,)) -> PrepRate:
+            return prep_rate(
+                samples,
+                pipeline,
+                effort,
+                workers=counts,
+                threads=threads,
+                engine=self.engine,
+                gpus_per_worker=options.gpus_per_worker,
+                gpus=self.gpus,
+                dali_share=options.dali_share if self.engine == "dali" else 1.0,
+                between=observe_speed,
             )
-            assert on_gpu.decode is not None
-            made, trained = (f"{units.number(each)}/s" for each in (on_gpu.decode.per_s, on_gpu.decode.step_per_s))
-            progress.found(f"beside each other: {made} prepared, {trained} trained")
-            raw.cache_clear()
-            kept.cache_clear()
-            rates = replace(rates, on_gpu=on_gpu)
+
+        def measure_decoded() -> PrepRate | None:
+            samples = kept()
+            return None if samples is None else prepared(samples)
+
+        progress.begin("storage", f"S: random reads from cold storage with 1 to {self.reader_counts[-1]} readers")
+        storage = self.saved.result(
+            "storage", StorageRate, lambda: storage_rate(dataset, effort, readers=self.reader_counts, seed=options.seed)
+        )
+        progress.found(f"S: {_best(storage.curve, 'reader')}")
+        progress.begin("memory", "C: memory")
+        sample_bytes = dataset.total_bytes / len(dataset)
+        memory = self.saved.result("memory", Quantity, lambda: memory_rate(round(sample_bytes), effort))
+        progress.found(f"C: {units.rate(memory.value)}")
+        if "prep" not in self.saved.stages:
+            raw()
+        observe_speed()
+        progress.begin("prep", f"P: prep with 1 to {counts[-1]} workers, data in memory")
+        prep = self.saved.result("prep", PrepRate, lambda: prepared(raw(), self.thread_counts))
+        progress.found(f"P: {_best(prep.workers, 'prep worker')}")
+        progress.begin("decoded", "P of decoded samples: the same, with samples that are decoded")
+        decoded = self.saved.result("decoded", PrepRate | None, measure_decoded)
+        if decoded is not None:
+            progress.found(f"P of decoded samples: {_best(decoded.workers, 'prep worker')}")
         if speed is not None:
-            progress.begin("costs", f"costs of a feed and of a trial: {trials}")
-            rates = saved.result("costs", Rates, lambda: with_costs(rates, workload, workers, speed))
-        else:
-            notes = (*notes, QUICK_COSTS)
-    except KeyboardInterrupt:  # all rates are there, so the predictions are worth having
-        notes, was_stopped = (*notes, NO_COSTS), True
-    return Measurements(rates=rates, prep_threads=prep.threads, notes=notes, was_stopped=was_stopped)
-
-
-def crosses_to_gpu(workload: Workload, rate_per_s: float | None, gpus: int) -> bool:
-    """Return whether samples may cross to a GPU at several stages and a measurable step shows the cost of each."""
-    asked, pipeline = workload.options.engine, workload.pipeline
-    return (
-        rate_per_s is None and pipeline.has_images and resolve_engine(asked, pipeline, gpus=gpus) == "dali" and gpus > 0
-    )
-
-
-def workers_here(workload: Workload, *, cores: int, gpus: int) -> int:
-    """Return the number of prep workers of a feed on this machine: one per core, or as many as share its GPUs."""
-    options, pipeline = workload.options, workload.pipeline
-    if not gpus or options.gpus_per_worker == 0 or resolve_engine(options.engine, pipeline, gpus=gpus) != "dali":
-        return cores
-    # By default, a feed has one worker per GPU if workers reserve parts of GPUs.
-    return min(cores, gpus * (workers_per_gpu(pipeline) if options.gpus_per_worker is None else 1))
-
-
-def expected_s(
-    workload: Workload, effort: Effort, *, cores: int, rate_per_s: float | None, gpus: int
-) -> dict[str, float]:
-    """Return the approximate seconds of each phase of `measure`, in order; skipped phases take 0."""
-    each_s, crosses = effort.budget_s, effort.is_whole and crosses_to_gpu(workload, rate_per_s, gpus)
-    counts = worker_counts(workers_here(workload, cores=cores, gpus=gpus), effort)
-    start_s = each_s + (PROCESS_S if effort.is_whole else 0.0)  # otherwise the same workers measure all numbers
-    has_disk = workload.options.disk is not None
-    return {
-        "storage": (DROP_S + each_s) * len(_reader_counts(effort)),
-        "memory": each_s / 2,
-        "subset": 4.0 if effort.is_whole else 1.0,
-        "prep": start_s * (len(counts) + len(_thread_counts(cores, effort)) - 1) + PROCESS_S,
-        "decoded": start_s * len(counts) + PROCESS_S,
-        "disk": each_s if has_disk else 0.0,
-        "step": PROCESS_S + 2 * each_s if rate_per_s is None else 0.0,
-        "gpu": 5 * each_s + 2 * FEED_S if crosses else 0.0,
-        "costs": 5 * ROUNDS * (FEED_S + IDLE_S + (EPOCHS + 2) * EPOCH_S) if effort.is_whole else 0.0,
-    }
+            speed.usual_per_s = self.saved.result("speed", float, lambda: sum(speeds) / len(speeds))
+        disk = None
+        if (tier := options.disk) is not None:
+            progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
+            disk = self.saved.result("disk", DiskRate, lambda: disk_rate(raw(), tier.path, effort))
+            progress.found(f"disk: {units.rate(disk.rate.value)}")
+        crosses = effort.is_whole and self.crosses_to_gpu
+        if not crosses:
+            raw.cache_clear()  # up to 256 MB each, which a trial may need
+            kept.cache_clear()
+        steps: list[StepRate] = []
+        if self.rate_per_s is None:
+            progress.begin("step", "G: the training step on synthetic minibatches")
+            # Two sizes, because only their difference shows the fixed part of a step.
+            sizes = sorted({max(1, options.batch_size // 2), options.batch_size})
+            steps = self.saved.result(
+                "step", list[StepRate], lambda: service.measure_step(workload, prep.made, sizes, effort)
+            )
+            progress.found(f"G: {units.number(steps[-1].rate.value)} samples/s")
+        rates = Rates(
+            samples=len(dataset),
+            sample_bytes=sample_bytes,
+            pixel_bytes=float(prep.made.nbytes),
+            cores=self.cores,
+            batch_size=options.batch_size,
+            step=steps[-1].rate if self.rate_per_s is None else stated(self.rate_per_s, unit="samples/s"),
+            prep=prep.workers,
+            storage=storage.curve,
+            cache=memory,
+            disk=disk.rate if disk is not None else None,
+            decoded_bytes=decoded.sample_bytes if decoded is not None else None,
+            decoded_prep=decoded.workers if decoded is not None else None,
+            decoded_cpu_s=decoded.cpu_s if decoded is not None else None,
+            prep_cpu_s=prep.cpu_s,
+            read_cpu_s=storage.cpu_s,
+            step_cpu_s=steps[-1].cpu_s if steps else FREE,
+            step_overhead_s=(
+                step_overhead([(step.batch_size, step.rate) for step in steps]) if len(steps) > 1 else INSTANT
+            ),
+        )
+        notes, was_stopped = _notes(prep, storage, disk), False
+        try:
+            if crosses:
+                progress.begin("gpu", "a worker and a training step side by side on a GPU, and the cpu engine")
+                on_gpu = self.saved.result(
+                    "gpu",
+                    GpuRates,
+                    lambda: service.gpu_rates(workload, rates, raw(), kept(), prep.made, effort, gpus=self.gpus),
+                )
+                assert on_gpu.decode is not None
+                made, trained = (f"{units.number(each)}/s" for each in (on_gpu.decode.per_s, on_gpu.decode.step_per_s))
+                progress.found(f"beside each other: {made} prepared, {trained} trained")
+                raw.cache_clear()
+                kept.cache_clear()
+                rates = replace(rates, on_gpu=on_gpu)
+            if speed is not None:
+                trials = (
+                    "trials that do nothing, on one worker, on all, four of them, with nothing decoded, with no cache"
+                )
+                progress.begin("costs", f"costs of a feed and of a trial: {trials}")
+                rates = self.saved.result("costs", Rates, lambda: with_costs(rates, workload, self.workers, speed))
+            else:
+                notes = (*notes, QUICK_COSTS)
+        except KeyboardInterrupt:  # all rates are there, so the predictions are worth having
+            notes, was_stopped = (*notes, NO_COSTS), True
+        return Measurements(rates=rates, prep_threads=prep.threads, notes=notes, was_stopped=was_stopped)
 
 
 def _best(curve: MeasuredCurve, thing: str) -> str:
-    count, rate = max(curve.points, key=lambda point: point[1].value)
+    count, rate = curve.fastest
     return f"{units.number(rate.value)} samples/s with {units.counted(int(count), thing)}"
 
 
-def _reader_counts(effort: Effort) -> Sequence[int]:
-    return READERS if effort.is_whole else READERS[::2]
-
-
-def worker_counts(workers: int, effort: Effort) -> list[int]:
-    """Return the numbers of workers to measure, given the ``workers`` of a feed."""
-    if not effort.is_whole:
-        return sorted({1, workers})
-    # Powers of two show where contention begins. Twice the workers show whether more would still help.
-    return sorted({workers, 2 * workers, *(2**k for k in range(workers.bit_length()))})
-
-
-def _thread_counts(cores: int, effort: Effort) -> list[int]:
-    return sorted({1, 2, cores}) if effort.is_whole else [1]
-
-
-def with_costs(rates: Rates, workload: Workload, workers: int, speed: MachineSpeed) -> Rates:
+def with_costs(rates: Rates, workload: service.Workload, workers: int, speed: MachineSpeed) -> Rates:
     """Replace the isolated costs of a sample by its costs in feeds, whose trials do nothing.
 
     All costs come from feeds that keep every core busy. There each cost is higher than in isolation, because cores
@@ -336,7 +325,7 @@ def with_costs(rates: Rates, workload: Workload, workers: int, speed: MachineSpe
         del feeds["encoded"]  # the feed with one trial covers this case
     if rates.storage.best_rate(rates.storage.most) > rates.prep.rate(workers):
         feeds["cold"] = {"prep_workers": workers, "decoded": False, "cached": False}
-    rounds: list[dict[str, ServiceRun]] = []
+    rounds: list[dict[str, service.ServiceRun]] = []
     paces = [speed.relative()]
     # Whole rounds, so that a busy minute affects all feeds equally, whose costs are compared.
     for _ in range(ROUNDS):
@@ -347,12 +336,12 @@ def with_costs(rates: Rates, workload: Workload, workers: int, speed: MachineSpe
     return costs_of(rates, rounds, pace=sum(paces) / len(paces))
 
 
-def costs_of(rates: Rates, rounds: Sequence[Mapping[str, ServiceRun]], *, pace: float) -> Rates:
+def costs_of(rates: Rates, rounds: Sequence[Mapping[str, service.ServiceRun]], *, pace: float) -> Rates:
     """Return ``rates`` with the costs of samples from rounds of the feeds in `with_costs`, by name.
 
     ``pace`` is the speed of the machine relative to the measurement of ``rates``.
     """
-    runs = {name: merge_runs([found[name] for found in rounds]) for name in rounds[0]}
+    runs = {name: service.merge_runs([found[name] for found in rounds]) for name in rounds[0]}
     encoded = "encoded" if "encoded" in runs else "one"
     made_s = [cost_s(found[encoded], 1, of_prep=True) * pace for found in rounds]
     decoded_cpu_s = rates.decoded_cpu_s
@@ -394,13 +383,19 @@ def serving_seconds(alone_per_s: float, served: Quantity) -> Quantity:
 
 
 def _idle_feed(
-    rates: Rates, workload: Workload, *, prep_workers: int, trials: int = 1, decoded: bool = True, cached: bool = True
-) -> ServiceRun:
+    rates: Rates,
+    workload: service.Workload,
+    *,
+    prep_workers: int,
+    trials: int = 1,
+    decoded: bool = True,
+    cached: bool = True,
+) -> service.ServiceRun:
     """Run a feed whose trials do nothing, with all data in memory, or cold in storage."""
     part = trained_on(workload, rates, prep_workers=prep_workers)
     decoded = decoded and rates.decoded_prep is not None
     cache_bytes = part.dataset.total_bytes if cached else 0
-    return run_service(
+    return service.run_service(
         replace(part, step=_nothing),
         sample_bytes=rates.pixel_bytes,
         trials=trials,
@@ -415,15 +410,15 @@ def _idle_feed(
     )
 
 
-def trained_on(workload: Workload, rates: Rates, *, prep_workers: int) -> Workload:
+def trained_on(workload: service.Workload, rates: Rates, *, prep_workers: int) -> service.Workload:
     """Return the workload with a part of the dataset that ``prep_workers`` prepare in about `EPOCH_S`."""
     samples = max(LEAST_SAMPLES, round(rates.prep.rate(prep_workers) * EPOCH_S))
     return replace(workload, dataset=portion(workload.dataset, samples=samples, seed=workload.options.seed))
 
 
-def cost_s(run: ServiceRun, trials: int, *, of_prep: bool) -> float:
+def cost_s(run: service.ServiceRun, trials: int, *, of_prep: bool) -> float:
     """Return the CPU seconds of a prepared sample, without the constant load, of prep workers or of all others."""
-    kinds = [kind for kind in run.cpu_s if (kind == PREP_KIND) == of_prep]
+    kinds = [kind for kind in run.cpu_s if (kind == service.PREP_KIND) == of_prep]
     used_s = sum(run.cpu_s[kind] - run.background.get(kind, 0.0) * run.seconds for kind in kinds)
     # Each trial takes every sample, so a sample prepared once is delivered ``trials`` times.
     return max(0.0, used_s) * trials / run.samples

@@ -7,10 +7,12 @@ and sizes are left to the page, ids are made unique to a figure, and namespaces 
 
 from __future__ import annotations
 
+import inspect
 import io
 import math
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -20,12 +22,12 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mbaas.base import units
+from mbaas.errors import ConfigError
 from mbaas.model import words
 from mbaas.model.pace import bottleneck
 from mbaas.tools.analysis import plots
 from mbaas.tools.analysis.advice import DISAGREEMENT
-from mbaas.tools.analysis.report.charts import PARTS, Chart, bars_of, charts
-from mbaas.tools.analysis.report.pipeline import MOST_ROOM, SETS_THE_PACE, boxes_of, links_of
+from mbaas.tools.analysis.report import charts
 from mbaas.tools.analysis.report.studies import studies
 from mbaas.tools.analysis.whole import Analysis
 
@@ -50,14 +52,14 @@ def page(analysis: Analysis, *, command: str | None = None) -> str:
             analysis=analysis,
             command=command,
             bottleneck=bottleneck(analysis.rates, analysis.setup),
-            boxes=boxes_of(analysis),
-            links=links_of(analysis),
-            bars=bars_of(analysis),
-            parts=[name for name, *_ in PARTS],
+            boxes=charts.boxes_of(analysis),
+            links=charts.links_of(analysis),
+            bars=charts.bars_of(analysis),
+            parts=[name for name, *_ in charts.PARTS],
             studies=found,
-            charts={chart.name: _drawn(chart) for chart in charts(analysis, found)},
-            most_room=MOST_ROOM,
-            sets_the_pace=SETS_THE_PACE,
+            charts={chart.name: _drawn(chart) for chart in charts.charts(analysis, found)},
+            most_room=charts.MOST_ROOM,
+            sets_the_pace=charts.SETS_THE_PACE,
             disagreement=DISAGREEMENT,
             readers=analysis.rates.storage.fastest[0],
             infinity=math.inf,  # Jinja has no literal for it
@@ -65,9 +67,29 @@ def page(analysis: Analysis, *, command: str | None = None) -> str:
     )
 
 
+def write_report(analysis: Analysis, path: Path, *, command: str | None = None) -> None:
+    """Write the `page` to a file."""
+    if not path.resolve().parent.is_dir():
+        raise ConfigError(f"the folder of the report must exist, got {path.parent}")
+    path.write_text(page(analysis, command=command), encoding="utf-8")
+
+
+def write_plots(analysis: Analysis, folder: Path) -> list[Path]:
+    """Write each chart of the page to an SVG file in a folder, which is created if missing."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder of plots {folder}: {error.strerror}") from None
+    written = []
+    for chart in charts.charts(analysis, studies(analysis)):
+        written.append(folder / f"{chart.name}.svg")
+        plots.save(chart.figure, written[-1])
+    return written
+
+
 @cache
 def environment() -> Environment:
-    """Load the templates with autoescaping and the filters that format values."""
+    """Load the templates with autoescaping and all functions that format values as filters."""
     made = Environment(
         loader=PackageLoader("mbaas.tools.analysis.report"),
         autoescape=True,
@@ -76,24 +98,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for write in (
-        units.number,
-        units.count,
-        units.counted,
-        units.percent,
-        units.rate,
-        units.seconds,
-        units.size,
-        words.between,
-        words.with_interval,
-        words.duration,
-        words.setting,
-        words.sentence,
-        words.cell,
-        words.either,
-        code,
-    ):
-        made.filters[write.__name__] = write
+    for module in (units, words):  # the latter for names that both have
+        made.filters.update({name: write for name, write in vars(module).items() if inspect.isfunction(write)})
+    made.filters["code"] = code
     return made
 
 
@@ -103,7 +110,7 @@ def code(text: str) -> Markup:
     return Markup("<code>{}</code>").format(_FORBIDDEN.sub("\ufffd", text))
 
 
-def _drawn(chart: Chart) -> Markup:
+def _drawn(chart: charts.Chart) -> Markup:
     if chart.narrow is None:
         return inline(chart.figure, name=chart.name, said=chart.said)
     # CSS shows one of the two

@@ -8,12 +8,13 @@ filter, and masks are 0 dB, not the mean. Prep runs asynchronously, two minibatc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.tools.bench.rows import Minibatch, TrialSpec
+from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec
 from mbaas.tools.bench.tasks import audio, detection, images
 from mbaas.transforms import RandomIoUCrop
 
@@ -28,7 +29,7 @@ _EPOCHS: dict[str, Any] = {
 """Options of all readers."""
 
 
-def _files(spec: TrialSpec) -> tuple[Any, Any]:
+def _files(spec: RowSpec) -> tuple[Any, Any]:
     # Sample ids instead of classes, so that epochs can be checked.
     from nvidia.dali import fn
 
@@ -37,13 +38,13 @@ def _files(spec: TrialSpec) -> tuple[Any, Any]:
     return encoded, ids
 
 
-def _images(spec: TrialSpec) -> Nodes:
+def _images(spec: RowSpec) -> Nodes:
     from nvidia.dali import fn, types
 
     encoded, ids = _files(spec)
     crop = fn.decoders.image_random_crop(
         encoded,
-        device="mixed" if spec.gpu else "cpu",
+        device="mixed" if spec.settings.gpu else "cpu",
         output_type=types.RGB,
         random_area=[0.08, 1.0],
         random_aspect_ratio=[3 / 4, 4 / 3],
@@ -52,7 +53,7 @@ def _images(spec: TrialSpec) -> Nodes:
     return fn.flip(image, horizontal=fn.random.coin_flip()), ids
 
 
-def _detection(spec: TrialSpec) -> Nodes:
+def _detection(spec: RowSpec) -> Nodes:
     from nvidia.dali import fn, types
 
     read: Any = fn.readers.coco(
@@ -89,7 +90,7 @@ def _detection(spec: TrialSpec) -> Nodes:
     return image, ids, fn.bb_flip(boxes, ltrb=True, horizontal=is_mirrored) * float(side), labels
 
 
-def _audio(spec: TrialSpec) -> Nodes:
+def _audio(spec: RowSpec) -> Nodes:
     from nvidia.dali import fn, types
 
     encoded, ids = _files(spec)
@@ -110,10 +111,10 @@ def _audio(spec: TrialSpec) -> Nodes:
     return fn.transpose(decibels, perm=[1, 0]), ids
 
 
-_GRAPHS: dict[str, Callable[[TrialSpec], Nodes]] = {"images": _images, "detection": _detection, "audio": _audio}
+_GRAPHS: dict[str, Callable[[RowSpec], Nodes]] = {"images": _images, "detection": _detection, "audio": _audio}
 
 
-def build(spec: TrialSpec, threads: int) -> Any:
+def build(spec: RowSpec, threads: int) -> Any:
     """Build the pipeline of a task, with `Nodes` as outputs."""
     from nvidia.dali import pipeline_def
 
@@ -124,44 +125,40 @@ def build(spec: TrialSpec, threads: int) -> Any:
     pipe = graph(
         batch_size=spec.batch,
         num_threads=threads,
-        device_id=0 if spec.gpu else None,
-        seed=spec.seed + spec.trial + 1,
+        device_id=0 if spec.settings.gpu else None,
+        seed=spec.settings.seed + spec.trial + 1,
         prefetch_queue_depth=2,
     )
     pipe.build()
     return pipe
 
 
-class Loader:
-    """A DALI pipeline in a trial."""
+@contextmanager
+def loader(spec: RowSpec) -> Iterator[Epoch]:
+    """Run a DALI pipeline in a trial."""
+    samples, sample_of = len(spec.samples().files), _sample_of(spec)
+    pipe = build(spec, max(1, spec.settings.cores // spec.trials))
 
-    def __init__(self, spec: TrialSpec) -> None:
-        self.samples = len(spec.samples().files)
-        self._sample_of = _sample_of(spec)
-        self._pipe = build(spec, max(1, spec.cores // spec.trials))
-        self._on_gpu = spec.gpu
-
-    def epoch(self) -> Iterator[Minibatch]:
-        left = self.samples
-        while left > 0:
-            made, labels, *beside = self._pipe.run()
-            ids = self._sample_of(labels.as_array()[:left, 0].astype(np.int64))  # the last minibatch is padded
-            pieces = [np.asarray(values[row]) for values in beside for row in range(len(ids))]
-            yield [self._view(made)[: len(ids)], *pieces], ids
-            left -= len(ids)
-
-    def _view(self, made: Any) -> Any:
-        if not self._on_gpu:
+    def view(made: Any) -> Any:
+        if not spec.settings.gpu:
             return np.asarray(made.as_tensor())
         from torch.utils.dlpack import from_dlpack
 
         return from_dlpack(made.as_tensor())
 
-    def close(self) -> None:
-        del self._pipe
+    def epoch() -> Iterator[Minibatch]:
+        left = samples
+        while left > 0:
+            made, labels, *beside = pipe.run()
+            ids = sample_of(labels.as_array()[:left, 0].astype(np.int64))  # the last minibatch is padded
+            pieces = [np.asarray(values[row]) for values in beside for row in range(len(ids))]
+            yield [view(made)[: len(ids)], *pieces], ids
+            left -= len(ids)
+
+    yield epoch
 
 
-def _sample_of(spec: TrialSpec) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
+def _sample_of(spec: RowSpec) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
     """Return a function from the ids in a graph's output to sample ids."""
     if spec.data.annotations is None:
         return lambda ids: ids

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_wo
 
 from mbaas.prep.engines import Engine, make_engine
 from mbaas.samples.fields import Field, Packed
-from mbaas.tools.bench.rows import Minibatch, TrialSpec, known_of, listed, refuse_bad
+from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec, known_of, listed, refuse_bad
 from mbaas.tools.bench.tasks.base import Samples, Task
 
 TorchMinibatch = tuple[torch.Tensor, torch.Tensor, list[Packed]]
@@ -103,40 +104,34 @@ def _as_is(minibatch: Any) -> Any:
     return minibatch
 
 
-def make_loader(spec: TrialSpec, workers: int, collate: Callable[[Any], Any] = _as_is) -> DataLoader[Any]:
+def make_loader(spec: RowSpec, workers: int, collate: Callable[[Any], Any] = _as_is) -> DataLoader[Any]:
     """Make a DataLoader of `Minibatches` with ``workers`` processes; ``collate`` is applied to each minibatch."""
     samples = spec.samples()
     with warnings.catch_warnings():
         # torch compares one trial's workers with the cores; the benchmark counts all trials
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return DataLoader(
-            Minibatches(samples, spec.task, spec.seed + spec.trial),
+            Minibatches(samples, spec.task, spec.settings.seed + spec.trial),
             batch_size=spec.batch,
-            sampler=_Indices(len(samples.files), spec.seed + spec.trial),
+            sampler=_Indices(len(samples.files), spec.settings.seed + spec.trial),
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=2 if workers else None,
-            pin_memory=spec.gpu,
+            pin_memory=spec.settings.gpu,
             collate_fn=collate,
         )
 
 
-class Loader:
-    """A DataLoader in a trial."""
+@contextmanager
+def loader(spec: RowSpec) -> Iterator[Epoch]:
+    """Run a DataLoader in a trial; its persistent workers end with the trial's process."""
+    workers = spec.settings.dataloader_workers
+    usual = workers_for(spec.settings.cores, spec.trials)
+    source: DataLoader[TorchMinibatch] = make_loader(spec, usual if workers is None else workers)
 
-    def __init__(self, spec: TrialSpec) -> None:
-        self.samples = len(spec.samples().files)
-        self._loader: DataLoader[TorchMinibatch] = make_loader(spec, spec.workers)
-        self._iterator: Iterator[TorchMinibatch] | None = None
-        self._on_gpu = spec.gpu
-
-    def epoch(self) -> Iterator[Minibatch]:
-        self._iterator = iter(self._loader)
-        for made, ids, beside in self._iterator:
-            values = made.to("cuda", non_blocking=True) if self._on_gpu else made.numpy()
+    def epoch() -> Iterator[Minibatch]:
+        for made, ids, beside in source:
+            values = made.to("cuda", non_blocking=True) if spec.settings.gpu else made.numpy()
             yield [values, *(value for column in beside for value in listed(column))], ids.numpy()
 
-    def close(self) -> None:
-        """Drop the loader; persistent workers are joined with their iterator, or end with the trial's process."""
-        self._iterator = None
-        del self._loader
+    yield epoch

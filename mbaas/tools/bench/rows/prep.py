@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from contextlib import contextmanager
+from itertools import accumulate, count, pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -22,7 +23,7 @@ from mbaas.memory import pinned
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows
 from mbaas.prep.engines import make_engine
 from mbaas.samples.order import SampleOrder
-from mbaas.tools.bench.rows import MemoryService, Minibatch, TrialSpec, known_of, listed, refuse_bad
+from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec, in_shared_memory, known_of, listed, refuse_bad
 from mbaas.wire.samples import EngineName
 
 TOGETHER = 16
@@ -32,30 +33,29 @@ MOST_BYTES = 1 << 30
 """Maximum bytes of their decoded forms; untouched memory costs nothing."""
 
 
-class Service(MemoryService):
-    """All samples, decoded: the lengths of their containers, int64[n], and the containers from `_start` on."""
-
-    def _write(self, file: BinaryIO) -> None:
-        spec, samples, memory = self._spec, self._spec.samples(), DecodedBuffer()
-        engine = make_engine("cpu", spec.task.pipeline(), seed=spec.seed, threads=spec.cores)
-        lengths = np.empty(len(samples.files), np.int64)
-        out = spec.task.made.empty(TOGETHER)
-        file.seek(_start(len(lengths)))
-        for first in range(0, len(lengths), TOGETHER):
-            ids = np.arange(first, min(first + TOGETHER, len(lengths)))
-            raw = [np.fromfile(samples.files[i], np.uint8) for i in ids.tolist()]
-            keep = DecodedRows(range(len(ids)), MOST_BYTES, memory)
-            prepared = engine.prepare(raw, ids, 0, known_of(samples, ids), out[: len(ids)], keep=keep)
-            refuse_bad(prepared.bad, ids, samples.files)
-            rows, sizes, containers = keep.taken()
-            if len(rows) < len(ids):
-                missing = samples.files[ids[min({*range(len(ids))} - {*rows.tolist()})]]
-                raise MbaasError(f"{missing} cannot be kept decoded, so there is no P' with this data")
-            file.writelines(each.data for each in _by_row(rows, sizes, containers))
-            lengths[ids[rows]] = sizes
-        file.seek(0)
-        file.write(lengths.data)
-        engine.close()
+@in_shared_memory
+def service(spec: RowSpec, file: BinaryIO) -> None:
+    """Write all samples, decoded: the lengths of their containers, int64[n], and the containers from `_start` on."""
+    samples, memory = spec.samples(), DecodedBuffer()
+    engine = make_engine("cpu", spec.task.pipeline(), seed=spec.settings.seed, threads=spec.settings.cores)
+    lengths = np.empty(len(samples.files), np.int64)
+    out = spec.task.made.empty(TOGETHER)
+    file.seek(_start(len(lengths)))
+    for first in range(0, len(lengths), TOGETHER):
+        ids = np.arange(first, min(first + TOGETHER, len(lengths)))
+        raw = [np.fromfile(samples.files[i], np.uint8) for i in ids.tolist()]
+        keep = DecodedRows(range(len(ids)), MOST_BYTES, memory)
+        prepared = engine.prepare(raw, ids, 0, known_of(samples, ids), out[: len(ids)], keep=keep)
+        refuse_bad(prepared.bad, ids, samples.files)
+        rows, sizes, containers = keep.taken()
+        if len(rows) < len(ids):
+            missing = samples.files[ids[min({*range(len(ids))} - {*rows.tolist()})]]
+            raise MbaasError(f"{missing} cannot be kept decoded, so there is no P' with this data")
+        file.writelines(each.data for each in _by_row(rows, sizes, containers))
+        lengths[ids[rows]] = sizes
+    file.seek(0)
+    file.write(lengths.data)
+    engine.close()
 
 
 def _by_row(
@@ -80,39 +80,36 @@ def _decoded(path: str, samples: int) -> list[NDArray[np.uint8]]:
     return [memory[start:stop] for start, stop in pairwise(bounds)]
 
 
-class Loader:
-    """Prepares blocks in this process."""
+@contextmanager
+def loader(spec: RowSpec) -> Iterator[Epoch]:
+    """Prepare blocks in this process."""
+    samples, settings = spec.samples(), spec.settings
+    raw: Sequence[NDArray[np.uint8]]
+    if spec.row == "prep-decoded":
+        raw = _decoded(spec.address, len(samples.files))
+    else:
+        raw = [np.fromfile(file, np.uint8) for file in samples.files]
+    order = SampleOrder(len(raw), settings.seed + spec.trial, _block_samples(spec, len(raw)))
+    kind: EngineName = "dali" if settings.gpu else "cpu"
+    engine = make_engine(kind, spec.task.pipeline(), seed=settings.seed, device_id=0 if settings.gpu else None)
+    room = spec.task.made.empty(order.block_samples)
+    if settings.gpu:
+        room = _locked(room)
+    epochs, blocks = count(), order.blocks_per_epoch
 
-    def __init__(self, spec: TrialSpec) -> None:
-        self._all = spec.samples()
-        self._beside = spec.task.beside
-        self.samples = len(self._all.files)
-        self._raw: Sequence[NDArray[np.uint8]]
-        if spec.row == "prep-decoded":
-            self._raw = _decoded(spec.address, self.samples)
-        else:
-            self._raw = [np.fromfile(file, np.uint8) for file in self._all.files]
-        self._order = SampleOrder(self.samples, spec.seed + spec.trial, _block_samples(spec, self.samples))
-        kind: EngineName = "dali" if spec.gpu else "cpu"
-        self._engine = make_engine(kind, spec.task.pipeline(), seed=spec.seed, device_id=0 if spec.gpu else None)
-        self._out = spec.task.made.empty(self._order.block_samples)
-        if spec.gpu:
-            self._out = _locked(self._out)
-        self._epoch = 0
+    def epoch() -> Iterator[Minibatch]:
+        number = next(epochs)
+        for block in range(number * blocks, (number + 1) * blocks):
+            ids = order.sample_ids(block)
+            out = room[: len(ids)]
+            prepared = engine.prepare([raw[i] for i in ids], ids, number, known_of(samples, ids), out)
+            refuse_bad(prepared.bad, ids, samples.files)
+            yield [out, *(value for name in spec.task.beside for value in listed(prepared.known[name]))], ids
 
-    def epoch(self) -> Iterator[Minibatch]:
-        blocks = self._order.blocks_per_epoch
-        first, epoch, self._epoch = self._epoch * blocks, self._epoch, self._epoch + 1
-        for block in range(first, first + blocks):
-            ids = self._order.sample_ids(block)
-            out = self._out[: len(ids)]
-            raw, known = [self._raw[i] for i in ids], known_of(self._all, ids)
-            prepared = self._engine.prepare(raw, ids, epoch, known, out)
-            refuse_bad(prepared.bad, ids, self._all.files)
-            yield [out, *(value for name in self._beside for value in listed(prepared.known[name]))], ids
-
-    def close(self) -> None:
-        self._engine.close()
+    try:
+        yield epoch
+    finally:
+        engine.close()
 
 
 def _locked(like: NDArray[Any]) -> NDArray[Any]:
@@ -121,7 +118,7 @@ def _locked(like: NDArray[Any]) -> NDArray[Any]:
     return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
-def _block_samples(spec: TrialSpec, samples: int) -> int:
+def _block_samples(spec: RowSpec, samples: int) -> int:
     """Return the block size of an mbaas feed with an ample staging budget."""
     sample_bytes = spec.task.made.nbytes
     return block_samples(

@@ -12,7 +12,9 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,44 +22,38 @@ import ray
 
 from mbaas.prep.engines import Engine, make_engine
 from mbaas.ray_cluster import actor_names, connection
-from mbaas.ray_cluster.resources import spilled_bytes
 from mbaas.samples.fields import IMAGE
 from mbaas.samples.order import SampleOrder
-from mbaas.tools.bench.rows import Minibatch, RowService, TrialSpec, known_of, refuse_bad
+from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec, known_of, refuse_bad
 from mbaas.tools.bench.tasks.base import Samples
 
 EPOCHS = "bench-epochs"
 ID, EPOCH = "sample_id", "epoch"
 
 
-class Service(RowService):
-    """A Ray cluster with an actor that prepares epochs."""
-
-    def __enter__(self) -> Service:
-        connection.start_ray(self._spec.cores)
-        self.address = ray.get_runtime_context().gcs_address
+@contextmanager
+def service(spec: RowSpec) -> Iterator[str]:
+    """Run a Ray cluster with an actor that prepares epochs."""
+    connection.start_ray(spec.settings.cores)
+    try:
         remote: Any = ray.remote
-        actor = remote(num_cpus=0, max_concurrency=self._trials)(Epochs)
-        named = actor.options(name=EPOCHS, namespace=actor_names.NAMESPACE)
-        self._epochs = named.remote(self._spec, self._trials)  # keeps the actor alive
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+        actor = remote(num_cpus=0, max_concurrency=spec.trials)(Epochs)
+        # the reference keeps the actor alive
+        epochs = actor.options(name=EPOCHS, namespace=actor_names.NAMESPACE).remote(spec)  # noqa: F841
+        yield ray.get_runtime_context().gcs_address
+    finally:
         ray.shutdown()
-
-    def spilled_bytes(self) -> int:
-        return spilled_bytes()
 
 
 class Epochs:
     """An actor that prepares each epoch once."""
 
-    def __init__(self, spec: TrialSpec, trials: int) -> None:
+    def __init__(self, spec: RowSpec) -> None:
         self._spec = spec
-        self._order = SampleOrder(len(spec.samples().files), spec.seed, spec.batch)
+        self._order = SampleOrder(len(spec.samples().files), spec.settings.seed, spec.batch)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1)
-        self._asked = [0] * trials
+        self._asked = [0] * spec.trials
         """The epoch last requested by each trial."""
         self._made: dict[int, Future[Any]] = {}
         """Epochs in preparation, or still readable by trials."""
@@ -91,11 +87,11 @@ class Epochs:
 
 
 @cache
-def _tools(spec: TrialSpec) -> tuple[Samples, Engine]:
-    return spec.samples(), make_engine("cpu", spec.task.pipeline(), seed=spec.seed)
+def _tools(spec: RowSpec) -> tuple[Samples, Engine]:
+    return spec.samples(), make_engine("cpu", spec.task.pipeline(), seed=spec.settings.seed)
 
 
-def _prepare(todo: dict[str, Any], spec: TrialSpec) -> dict[str, Any]:
+def _prepare(todo: dict[str, Any], spec: RowSpec) -> dict[str, Any]:
     samples, engine = _tools(spec)
     ids = np.asarray(todo[ID])
     raw = [np.fromfile(samples.files[sample], np.uint8) for sample in ids]
@@ -105,22 +101,20 @@ def _prepare(todo: dict[str, Any], spec: TrialSpec) -> dict[str, Any]:
     return {IMAGE: out, ID: ids}
 
 
-class Loader:
-    """A trial's view of the epochs."""
+@contextmanager
+def loader(spec: RowSpec) -> Iterator[Epoch]:
+    """Read the epochs in a trial."""
+    os.environ["RAY_ADDRESS"] = spec.address
+    ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    epochs: Any = ray.get_actor(EPOCHS, namespace=actor_names.NAMESPACE)
+    numbers = count()
 
-    def __init__(self, spec: TrialSpec) -> None:
-        os.environ["RAY_ADDRESS"] = spec.address
-        ray.init(logging_level=logging.ERROR, log_to_driver=False)
-        self.samples = len(spec.samples().files)
-        self._trial, self._batch = spec.trial, spec.batch
-        self._epochs: Any = ray.get_actor(EPOCHS, namespace=actor_names.NAMESPACE)
-        self._next = 0
-
-    def epoch(self) -> Iterator[Minibatch]:
-        number, self._next = self._next, self._next + 1
-        dataset = ray.get(self._epochs.get.remote(self._trial, number))
-        for minibatch in dataset.iter_batches(batch_size=self._batch, batch_format="numpy"):
+    def epoch() -> Iterator[Minibatch]:
+        dataset = ray.get(epochs.get.remote(spec.trial, next(numbers)))
+        for minibatch in dataset.iter_batches(batch_size=spec.batch, batch_format="numpy"):
             yield [np.ascontiguousarray(minibatch[IMAGE])], minibatch[ID]
 
-    def close(self) -> None:
+    try:
+        yield epoch
+    finally:
         ray.shutdown()

@@ -8,11 +8,14 @@ lost for that trial.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
-from mbaas.tools.bench.rows import Minibatch, RowService, TrialSpec
+from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec
 from mbaas.tools.bench.tasks import images
 
 CACHE_BYTES = 2**30
@@ -29,35 +32,33 @@ def _tensorflow() -> Any:
     return tensorflow
 
 
-class Service(RowService):
-    """A dispatcher and a worker."""
+@contextmanager
+def service(spec: RowSpec) -> Iterator[str]:  # noqa: ARG001
+    """Run a dispatcher and a worker."""
+    servers = _tensorflow().data.experimental.service
+    from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # the public class has no cache option
 
-    def __enter__(self) -> Service:
-        service = _tensorflow().data.experimental.service
-        from tensorflow.core.protobuf.service_config_pb2 import WorkerConfig  # the public class has no cache option
-
-        self._dispatcher = service.DispatchServer()
-        self.address = self._dispatcher.target
-        config = WorkerConfig(
-            dispatcher_address=self.address.removeprefix("grpc://"),
-            worker_address="localhost:%port%",
-            data_transfer_address="localhost:%dts_port%",
-            protocol="grpc",
-            cross_trainer_cache_size_bytes=CACHE_BYTES,
-        )
-        self._worker = service.WorkerServer(config)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    dispatcher = servers.DispatchServer()
+    config = WorkerConfig(
+        dispatcher_address=dispatcher.target.removeprefix("grpc://"),
+        worker_address="localhost:%port%",
+        data_transfer_address="localhost:%dts_port%",
+        protocol="grpc",
+        cross_trainer_cache_size_bytes=CACHE_BYTES,
+    )
+    worker = servers.WorkerServer(config)
+    try:
+        yield dispatcher.target
+    finally:
         # each waits for trials that were killed before they could disconnect
-        self._worker._stop()
-        self._dispatcher._stop()
+        worker._stop()
+        dispatcher._stop()
 
 
-def _dataset(spec: TrialSpec) -> Any:
+def _dataset(spec: RowSpec) -> Any:
     """Return an infinite dataset of minibatches: pixels uint8[n, side, side, 3] and int64[n] sample ids."""
     tf = _tensorflow()
-    tf.keras.utils.set_random_seed(spec.seed)  # all trials must define the same dataset
+    tf.keras.utils.set_random_seed(spec.settings.seed)  # all trials must define the same dataset
     files = [str(file) for file in spec.samples().files]
 
     def prepare(file: Any, sample: Any) -> Any:
@@ -84,7 +85,7 @@ def _dataset(spec: TrialSpec) -> Any:
 
     is_jpeg = all(file.lower().endswith((".jpg", ".jpeg")) for file in files)
     dataset = tf.data.Dataset.from_tensor_slices((files, list(range(len(files)))))
-    dataset = dataset.shuffle(len(files), seed=spec.seed, reshuffle_each_iteration=True)
+    dataset = dataset.shuffle(len(files), seed=spec.settings.seed, reshuffle_each_iteration=True)
     dataset = dataset.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).batch(spec.batch)
     return dataset.repeat().prefetch(tf.data.AUTOTUNE)
 
@@ -93,28 +94,23 @@ def _decoded(tf: Any, encoded: Any) -> Any:
     return tf.io.decode_image(encoded, channels=3, expand_animations=False)
 
 
-class Loader:
-    """A trial's view of the service."""
-
-    def __init__(self, spec: TrialSpec) -> None:
-        service = _tensorflow().data.experimental.service
-        self.samples = len(spec.samples().files)
-        self._minibatches = -(-self.samples // spec.batch)
-        shared = _dataset(spec).apply(
-            service.distribute(
-                processing_mode=service.ShardingPolicy.OFF,
-                service=spec.address,
-                job_name="bench",
-                compression=None,  # useless on one machine
-                cross_trainer_cache=service.CrossTrainerCache(trainer_id=str(spec.trial)),
-            )
+@contextmanager
+def loader(spec: RowSpec) -> Iterator[Epoch]:
+    """Read the shared minibatches in a trial."""
+    service = _tensorflow().data.experimental.service
+    shared = _dataset(spec).apply(
+        service.distribute(
+            processing_mode=service.ShardingPolicy.OFF,
+            service=spec.address,
+            job_name="bench",
+            compression=None,  # useless on one machine
+            cross_trainer_cache=service.CrossTrainerCache(trainer_id=str(spec.trial)),
         )
-        self._stream = iter(shared)
+    )
+    stream = iter(shared)
 
-    def epoch(self) -> Iterator[Minibatch]:
-        for _ in range(self._minibatches):
-            pixels, ids = next(self._stream)
+    def epoch() -> Iterator[Minibatch]:
+        for pixels, ids in islice(stream, math.ceil(len(spec.samples().files) / spec.batch)):
             yield [pixels.numpy()], ids.numpy().astype("int64")
 
-    def close(self) -> None:
-        del self._stream
+    yield epoch

@@ -7,7 +7,6 @@ sound of varying loudness, with room noise: 16 bits, one channel, 44,100 Hz. The
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError
 from mbaas.samples.fields import Field
-from mbaas.tools.bench.tasks.base import Data, FolderTask, Report, made_once
+from mbaas.tools.bench.tasks.base import Data, FolderTask, Report, made_once, write_files
 from mbaas.transforms import AmplitudeToDB, DecodeAudio, MelSpectrogram, Pipeline, RandomCrop, SpecAugment
 
 if TYPE_CHECKING:
@@ -84,19 +83,14 @@ def _write_tree(count: int, seed: int, folder: Path) -> None:
         import soundfile
     except ModuleNotFoundError:
         raise DatasetError("the benchmark's recordings are written by soundfile: pip install 'mbaas[audio]'") from None
-    for name in CLASSES:
-        (folder / name).mkdir(parents=True)
 
-    def write(index: int) -> None:
-        name, pitch = [*CLASSES.items()][index % len(CLASSES)]
-        # one generator per file, so that samples do not depend on threads
-        sound = draw_sound(pitch, np.random.default_rng([seed, index]))
-        suffix = ("wav", "flac")[index // len(CLASSES) % 2]  # both in each class
-        soundfile.write(folder / name / f"{index:06d}.{suffix}", sound, FILE_RATE, subtype="PCM_16")
+    def write(file: Path, index: int, rng: np.random.Generator) -> None:
+        sound = draw_sound(pitches[index % len(pitches)], rng)
+        suffix = (".wav", ".flac")[index // len(pitches) % 2]  # both in each class
+        soundfile.write(file.with_suffix(suffix), sound, FILE_RATE, subtype="PCM_16")
 
-    with ThreadPoolExecutor() as pool:
-        for _ in pool.map(write, range(count)):  # consume the results, so that errors are raised
-            pass
+    pitches = [*CLASSES.values()]
+    write_files(folder, count, seed, [*CLASSES], write)
 
 
 def draw_sound(pitch: float, rng: np.random.Generator) -> NDArray[Any]:

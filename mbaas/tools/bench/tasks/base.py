@@ -10,9 +10,12 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from mbaas.errors import DatasetError
 from mbaas.samples.fields import Arrays, Field
@@ -20,6 +23,9 @@ from mbaas.transforms import Pipeline
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
+
+WriteFile = Callable[[Path, int, np.random.Generator], object]
+"""Writes the file at a path without its suffix, given its number and random generator."""
 
 Report = Callable[[str], None]
 """Called with one line per progress message."""
@@ -115,6 +121,21 @@ def checked_folder(path: Path, wanted: str) -> Path:
     if not path.is_dir():
         raise DatasetError(f"{path} {'is no folder' if path.exists() else 'does not exist'}; {wanted}")
     return path
+
+
+def write_files(folder: Path, count: int, seed: int, classes: Sequence[str], write: WriteFile) -> None:
+    """Write ``count`` files in one folder per class, in turns, each with its own random generator."""
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+
+    def one(index: int) -> None:
+        # one generator per file, so that samples do not depend on threads
+        name = classes[index % len(classes)]
+        write(folder / name / f"{index:06d}", index, np.random.default_rng([seed, index]))
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(one, range(count)):  # consume the results, so that errors are raised
+            pass
 
 
 def made_once(path: Path, write: Callable[[Path], None], what: str, report: Report) -> Path:

@@ -50,7 +50,7 @@ class Detection(Task):
     beside = ("boxes", LABELS)
 
     def make(self, cache_dir: Path, count: int, *, seed: int, report: Report) -> Data:
-        from mbaas.tools.bench.photos import make_photos
+        from mbaas.tools.bench.tasks.images import make_photos
 
         folder = make_photos(cache_dir, count, seed=seed, report=report)
         return Data(folder, make_annotations(folder, seed=seed, report=report))

@@ -13,12 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import wait
 from typing import Any
 
 from mbaas.tools.bench.host import end_host, kill_tree
-from mbaas.tools.bench.rows import Minibatch, RowService, TrialSpec
+from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec
 
 SENT_TOGETHER = 2
 """Minibatches of the DataLoader that TensorSocket joins into one message."""
@@ -26,32 +26,28 @@ SENT_TOGETHER = 2
 LOOK_S = 0.1
 
 
-class Service(RowService):
-    """The producer, in its own process."""
+@contextmanager
+def service(spec: RowSpec) -> Iterator[str]:
+    """Run the producer in its own process."""
+    ports = _free_ports(4)
+    process = mp.get_context("spawn").Process(target=_produce, args=(spec, ports))
+    is_over = threading.Event()
 
-    def __init__(self, spec: TrialSpec, trials: int) -> None:
-        super().__init__(spec, trials)
-        ports = _free_ports(4)
-        self.address = ",".join(map(str, ports))
-        self._process = mp.get_context("spawn").Process(target=_produce, args=(spec, trials, ports))
-        self._stopped = False
-
-    def __enter__(self) -> Service:
-        self._process.start()
-        threading.Thread(target=self._watch, name="tensorsocket-watch", daemon=True).start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stopped = True
-        assert self._process.pid is not None
-        kill_tree(self._process.pid)  # it produces epochs forever
-        self._process.join()
-
-    def _watch(self) -> None:
+    def watch() -> None:
         # End the row if the producer ends: its consumers would wait forever.
-        wait([self._process.sentinel])
-        if not self._stopped:
+        wait([process.sentinel])
+        if not is_over.is_set():
             end_host()  # the producer has written the reason
+
+    process.start()
+    threading.Thread(target=watch, name="tensorsocket-watch", daemon=True).start()
+    try:
+        yield ",".join(map(str, ports))
+    finally:
+        is_over.set()
+        assert process.pid is not None
+        kill_tree(process.pid)  # it produces epochs forever
+        process.join()
 
 
 def _free_ports(count: int) -> list[int]:
@@ -62,7 +58,7 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _produce(spec: TrialSpec, trials: int, ports: list[int]) -> None:
+def _produce(spec: RowSpec, ports: list[int]) -> None:
     from tensorsocket import producer
 
     from mbaas.tools.bench.rows.dataloader import make_loader
@@ -70,13 +66,13 @@ def _produce(spec: TrialSpec, trials: int, ports: list[int]) -> None:
     producer.LOCALHOST = "tcp://127.0.0.1"  # by default it listens on all interfaces
     data, acknowledged, *heart = ports
     sender = producer.TensorProducer(
-        make_loader(spec, spec.cores, _tensors),
+        make_loader(spec, spec.settings.cores, _tensors),
         port=data,
         ack_port=acknowledged,
         heart_ports=tuple(heart),
         producer_batch_size=SENT_TOGETHER,
     )
-    while len(sender.hb.consumers) < trials:  # otherwise late consumers would miss minibatches
+    while len(sender.hb.consumers) < spec.trials:  # otherwise late consumers would miss minibatches
         time.sleep(LOOK_S)
     while True:
         for _ in sender:
@@ -88,19 +84,16 @@ def _tensors(minibatch: Any) -> Any:
     return minibatch[:2]
 
 
-class Loader:
-    """A consumer in a trial."""
+@contextmanager
+def loader(spec: RowSpec) -> Iterator[Epoch]:
+    """Consume in a trial. The threads of a TensorConsumer are daemons, and it cannot be closed."""
+    from tensorsocket import TensorConsumer
 
-    def __init__(self, spec: TrialSpec) -> None:
-        from tensorsocket import TensorConsumer
+    data, acknowledged, *heart = map(int, spec.address.split(","))
+    consumer = TensorConsumer(data, acknowledged, tuple(heart), batch_size=spec.batch)
 
-        self.samples = len(spec.samples().files)
-        data, acknowledged, *heart = map(int, spec.address.split(","))
-        self._consumer = TensorConsumer(data, acknowledged, tuple(heart), batch_size=spec.batch)
-
-    def epoch(self) -> Iterator[Minibatch]:
-        for pixels, ids in self._consumer:
+    def epoch() -> Iterator[Minibatch]:
+        for pixels, ids in consumer:
             yield [pixels.numpy()], ids.numpy()
 
-    def close(self) -> None:
-        """Do nothing: its threads are daemons, and TensorConsumer cannot be closed."""
+    yield epoch
