@@ -15,7 +15,7 @@ from benchmarks.fuzz.mutations import damaged
 from benchmarks.fuzz.run import Case
 from mbaas import transforms
 from mbaas.prep.decoded import HEADER_BYTES, DecodedRows
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 
 _MAX_PIXELS = 1 << 18
 """Pixel limit: low, so that unbounded memory use shows."""
@@ -67,7 +67,7 @@ def decoded(_: Path) -> Case:
     def prepared(which: int, block: list[bytes]) -> tuple[list[Any], list[int]]:
         out = fields[which].empty(len(block))
         out[:] = 77
-        done = engines[which].prepare(block, np.arange(len(block)), 0, {}, out)
+        done = engines[which].prepare(Batch(block, np.arange(len(block)), 0, {}), out)
         return [done.made[row : row + 1] for row in range(len(block))], [bad.row for bad in done.bad]
 
     def content(column: Any) -> bytes:
@@ -95,7 +95,7 @@ def decoded(_: Path) -> Case:
 
 def _containers(engine: Any, files: list[bytes]) -> list[bytes]:
     keep, count = DecodedRows(range(len(files)), _KEPT_BYTES), len(files)
-    done = engine.prepare(files, np.arange(count), 0, {}, engine.field(files[0], "", {}).empty(count), keep)
+    done = engine.prepare(Batch(files, np.arange(count), 0, {}), engine.field(files[0], "", {}).empty(count), keep)
     assert not done.bad, done.bad
     _, lengths, packed = keep.taken()
     ends = np.cumsum(lengths).tolist()

@@ -14,7 +14,7 @@ from benchmarks.fuzz.mutations import damaged
 from benchmarks.fuzz.run import Case
 from mbaas import transforms
 from mbaas.errors import BadSampleError
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.samples.fields import Packed
 from mbaas.wire.samples import EngineName
 
@@ -92,7 +92,7 @@ def _damaged_between(good: list[bytes], pipelines: list[transforms.Pipeline], ki
     def prepared(which: int, block: list[bytes]) -> tuple[list[NDArray[Any]], list[int]]:
         out = firsts[which][1].empty(len(block))
         out[:] = 77
-        done = engines[which].prepare(block, np.arange(len(block)), 0, {}, out)
+        done = engines[which].prepare(Batch(block, np.arange(len(block)), 0, {}), out)
         if not isinstance(done.made, Packed):
             return list(out), [bad.row for bad in done.bad]
         values, bounds = done.made.own()

@@ -55,7 +55,7 @@ from mbaas.errors import ConfigError, ConsumerRemovedError, MbaasError, PrepFail
 from mbaas.memory.part_memory import StoredObject
 from mbaas.memory.slots import Slot, SlotColumn
 from mbaas.model.quantity import plain_fields
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.prep.header import UndecodableError, peek
 from mbaas.ray_cluster.references import OBJECT_ID_BYTES
 from mbaas.samples.fields import Arrays, Packed
@@ -170,7 +170,7 @@ def _engine(kind: EngineName) -> Case:
     def prepared(engine: Any, block: list[bytes]) -> tuple[list[Any], list[int]]:
         out = engine.field(good[0], "", {}).empty(len(block))
         out[:] = 77
-        done = engine.prepare(block, ids[: len(block)], 0, {}, out)
+        done = engine.prepare(Batch(block, ids[: len(block)], 0, {}), out)
         made = done.made
         images = [made.value(row) for row in range(len(made))] if isinstance(made, Packed) else list(made)
         return images, [row.row for row in done.bad]
@@ -498,7 +498,7 @@ def coco(folder: Path) -> Case:
             ids = np.arange(len(data))
             values, out = data.values(ids), np.empty((len(data), 16, 16, 3), np.uint8)
             assert values["labels"].own()[0].max(initial=-1) < len(data.class_names)
-            made = engine.prepare([content] * len(data), ids, chance.randrange(4), values, out)
+            made = engine.prepare(Batch([content] * len(data), ids, chance.randrange(4), values), out)
             assert all(len(column) == len(data) - len(made.bad) for column in made.known.values())
             masks, boxes = made.known["masks"], made.known["boxes"]
             assert masks.lengths.tolist() == boxes.lengths.tolist()

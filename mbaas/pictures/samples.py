@@ -23,7 +23,7 @@ from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError, MbaasError
 from mbaas.pictures import grid
 from mbaas.pictures.grid import Cell
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.prep.geometry import edges_of
 from mbaas.prep.probe import PROBE_SAMPLES, first_good
 from mbaas.samples.fields import LABEL, Arrays, Column, Field, Packed
@@ -107,7 +107,7 @@ def _prepared(dataset: Dataset, engine: Engine, ids: Ids, epoch: int) -> Preview
         is_read = [not isinstance(each, BadSample) for each in read]
         ids, uris = ids[is_read], [stored.uri(i) for i in np.array(stored_ids)[is_read].tolist()]
         rooms = _made(dataset, PatientReader(dataset.reader()), engine).empty(len(ids))
-        prepared = engine.prepare(encoded, ids, epoch, dataset.values_in(epoch, ids), rooms)
+        prepared = engine.prepare(Batch(encoded, ids, epoch, dataset.values_in(epoch, ids)), rooms)
         bad += [BadSample(int(ids[flaw.row]), uris[flaw.row], flaw.reason) for flaw in prepared.bad]
     if len(bad) == len(read):
         raise BadSampleError(bad[0].uri, bad[0].reason)

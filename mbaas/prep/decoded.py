@@ -17,7 +17,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mbaas.base import units
 from mbaas.prep.header import Header, UndecodableError, check_pixels
@@ -275,18 +275,22 @@ class DecodedRows:
 class DecodedRow:
     """Destination of a sample's decoded form, after ``applied`` transforms, in ``keep``. See `DecodedRows.room`."""
 
-    def __init__(self, keep: DecodedRows, row: int, applied: int, original: Size | None = None) -> None:
+    def __init__(
+        self, keep: DecodedRows, row: int, applied: int, original: Size | None = None, made_by: EngineName = "cpu"
+    ) -> None:
         self.applied = applied
-        self._keep, self._row, self._original = keep, row, original
+        self._keep, self._row, self._original, self._made_by = keep, row, original, made_by
 
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
+    def room(self, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> Array | None:
         """See `DecodedRows.room`."""
-        return self._keep.room(self._row, shape, dtype, applied=self.applied, original=self._original)
+        return self._keep.room(
+            self._row, shape, np.dtype(dtype), applied=self.applied, original=self._original, made_by=self._made_by
+        )
 
-    def put(self, values: Array) -> Array:
-        """Copy a decoded sample to its memory and return a read-only view; return ``values`` if it does not fit."""
+    def put(self, applied: int, values: Array) -> Array:
+        """Keep ``values`` if they are the decoded form; return a read-only view, or ``values`` if they are not kept."""
         # An array subclass may carry more than its numbers.
-        room = self.room(values.shape, values.dtype) if type(values) is np.ndarray else None
+        room = self.room(values.shape, values.dtype) if applied == self.applied and type(values) is np.ndarray else None
         if room is None:
             return values
         np.copyto(room, values)

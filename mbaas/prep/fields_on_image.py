@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ResourceError
-from mbaas.prep.engines import BadRow
 from mbaas.prep.geometry import move_boxes, packed, sizes_after, sizes_after_all
 from mbaas.prep.header import UndecodableError
 from mbaas.samples.fields import Arrays, Column, Packed
@@ -30,8 +29,8 @@ _MOST_OUTSIDE = 1.0
 
 def moved_fields(
     pipeline: Pipeline, known: Arrays, sizes: NDArray[np.int64], steps: Sequence[Step], lost: NDArray[np.bool_]
-) -> tuple[Arrays, list[BadRow]]:
-    """Return the fields of n prepared samples, and the samples whose fields do not fit their images.
+) -> tuple[Arrays, dict[int, str]]:
+    """Return the fields of n prepared samples, and the samples whose fields do not fit their images: row -> reason.
 
     Args:
         pipeline: specifies the fields with image coordinates.
@@ -46,11 +45,11 @@ def moved_fields(
     boxes, masks = pipeline.boxes, pipeline.masks
     known = _with_keypoints(pipeline, known, sizes, steps)
     if boxes is None:
-        return known, []
+        return known, {}
     bounds = packed(known[boxes.field]).own()[1]
     known, kept = move_boxes(boxes, known, sizes, steps)
     if masks is None:
-        return known, []
+        return known, {}
     kept &= ~np.repeat(lost, np.diff(bounds))
     result = None if pipeline.output_shape is None else pipeline.output_shape[:2]
     made, bad = make_masks(known[masks.source], kept, bounds, sizes, steps, result)
@@ -133,10 +132,10 @@ def make_masks(
     sizes: NDArray[np.int64],
     steps: Sequence[Step],
     result: tuple[int, int] | None,
-) -> tuple[Packed, list[BadRow]]:
+) -> tuple[Packed, dict[int, str]]:
     """Draw the masks of n samples, uint8 [objects, height, width] each.
 
-    Samples with invalid segmentations have zeros as masks, and are returned as bad.
+    Samples with invalid segmentations have zeros as masks, and are returned as bad: row -> reason.
 
     Args:
         texts: uint8, per sample a JSON list with one segmentation per object.
@@ -152,7 +151,7 @@ def make_masks(
     new_bounds = np.concatenate([[0], np.cumsum(kept)])[bounds]
     shapes = np.column_stack([np.diff(new_bounds), sizes_after_all(sizes, steps)])
     starts = np.concatenate([[0], np.cumsum(shapes.prod(axis=1))])
-    masks, bad = np.zeros(int(starts[-1]), np.uint8), []
+    masks, bad = np.zeros(int(starts[-1]), np.uint8), dict[int, str]()
     for row, (height, width) in enumerate(sizes.tolist()):
         own = kept[bounds[row] : bounds[row + 1]]
         if not own.any():
@@ -161,7 +160,7 @@ def make_masks(
             found = _segmentations(texts[row : row + 1].own()[0], len(own))
             drawn = [_drawn(found[number], height, width) for number in np.flatnonzero(own)]
         except UndecodableError as error:
-            bad.append(BadRow(row, str(error)))
+            bad[row] = str(error)
             continue
         ys, xs = _looked_up(row, height, width, steps)
         into = masks[starts[row] : starts[row + 1]].reshape(shapes[row])
@@ -193,8 +192,6 @@ def _drawn(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:
         raise UndecodableError("one of its boxes has no segmentation")
     try:
         counts = _counts_of(segmentation, height, width)
-    except UndecodableError:
-        raise
     except (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise UndecodableError(f"a segmentation is neither polygons nor run lengths: {error!r}") from None
     # Check and draw here: for pixels not covered by run lengths, pycocotools returns uninitialized memory.

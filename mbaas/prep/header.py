@@ -8,6 +8,8 @@ from itertools import takewhile
 from struct import Struct, calcsize, unpack_from
 from typing import Literal, NamedTuple
 
+from mbaas.transforms.arrays import UnfitError
+
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 # Markers of a JPEG (ITU-T T.81, table B.1)
@@ -51,8 +53,8 @@ _OTHERS = (
 )
 
 
-class UndecodableError(ValueError):
-    """The bytes cannot be prepared; the message is the reason, as one clause. Private to prep."""
+class UndecodableError(UnfitError):
+    """The bytes cannot be decoded; the message is the reason, as one clause. Private to prep."""
 
 
 class Header(NamedTuple):

@@ -1,4 +1,4 @@
-"""Input and result of both image engines: samples with valid headers, memory for the images, and the prepared part.
+"""The images of a block while an engine prepares them: their headers, the plan of their steps, and their results.
 
 The sizes of results are planned from headers, so images of varying size are written directly to their final place, end
 to end. Only the results of a Map have unknown sizes.
@@ -6,112 +6,96 @@ to end. Only the results of a Map have unknown sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.prep.decoded import Decoded, image_header, is_decoded, read_decoded
-from mbaas.prep.engines import BadRow, Encoded, Prepared
-from mbaas.prep.fields_on_image import moved_fields
-from mbaas.prep.geometry import boxes_before, sizes_after_all
+from mbaas.prep.decoded import Decoded, DecodedRows, image_header, is_decoded, read_decoded
+from mbaas.prep.engines import Batch, Prepared
+from mbaas.prep.fields_on_image import fields_between, moved_fields
+from mbaas.prep.geometry import Stage, boxes_before, plan, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError, peek
-from mbaas.samples.fields import ANNOTATED_SIZE, Arrays, Column, Packed
-from mbaas.transforms import Map, Pipeline
-from mbaas.transforms.base import BoxState, Step
+from mbaas.prep.results import IMAGES, Results
+from mbaas.prep.user_code import SampleFields
+from mbaas.samples.fields import ANNOTATED_SIZE
+from mbaas.transforms import Pipeline
 
-Array = NDArray[Any]
+_NO_HEADER = Header("decoded", 1, 1, channels=3, bits=8)
+"""Placeholder for a bad sample, whose steps are planned like those of the others."""
 
 
-@dataclass(frozen=True)
-class PartInput:
-    """The samples of a block with a valid header, and the bad samples.
+class ImagePart:
+    """The images of a block.
+
+    Args:
+        batch, out, keep: see `mbaas.prep.engines.Engine.prepare`.
+        pipeline, seed: its transforms, and the seed of the random ones.
+        runs: the result of `stages_of` for the pipeline.
+        max_pixels: larger images are bad.
 
     Attributes:
-        rows: indices in the block of the n samples with a valid header.
-        encoded, headers: their bytes and headers.
+        encoded, headers: the samples' bytes and headers.
         decoded: contents of the containers of decoded samples; None for encoded samples.
-        sample_ids: int64[n], their ids.
-        epoch: seeds the random transforms.
-        known: the dataset's fields of the n samples.
-        bad: all other samples; grows while the block is prepared.
+        sizes: int64[n, 2], (height, width) of the upright images in pixels.
+        steps: steps before the first Map.
+        fields: the samples' fields, as input for the first Map.
+        results: memory for the images, and the bad samples.
     """
 
-    rows: list[int]
-    encoded: list[memoryview]
-    headers: list[Header]
-    decoded: list[Decoded | None]
-    sample_ids: NDArray[np.int64]
-    epoch: int
-    known: Arrays
-    bad: list[BadRow]
+    def __init__(
+        self,
+        batch: Batch,
+        out: NDArray[Any],
+        keep: DecodedRows | None,
+        *,
+        pipeline: Pipeline,
+        seed: int,
+        runs: Sequence[Sequence[Stage]],
+        max_pixels: int,
+    ) -> None:
+        most = pipeline.most_pixels
+        self.batch, self._pipeline = batch, pipeline
+        self.results = Results(out, 0 if most is None else 2, keep, IMAGES)
+        self.encoded = [memoryview(cast("Any", each)) for each in batch.encoded]
+        self.headers, self.decoded = [_NO_HEADER] * len(batch), [cast("Decoded | None", None)] * len(batch)
+        for row in range(len(batch)):
+            self.results.attempt(row, self._read_header, row, max_pixels)
+        self.sizes = np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)  # even without rows
+        boxes, known, sizes = pipeline.boxes, batch.known, self.sizes
+        by_boxes = boxes is not None and any(transform.needs_boxes for transform in pipeline.transforms)
+        now = boxes_before(boxes, known, sizes) if boxes is not None and by_boxes else None
+        self.steps = plan(runs[0], seed, batch.epoch, batch.ids, sizes, now)
+        after = sizes_after_all(sizes, self.steps)
+        if len(runs) > 1:
+            if pipeline.has_fields_on_image:
+                known, sizes = fields_between(pipeline, known, sizes, self.steps), after
+        elif most is not None:
+            for row, size in enumerate(after.tolist()):
+                if row not in self.results.bad:
+                    self.results.attempt(row, self.results.check_size, size)
+            self.results.lay_out(after * self.results.good[:, None])
+        self.fields = SampleFields(known, pipeline, sizes)
 
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """int64[n, 2], (height, width) of the upright images in pixels."""
-        # Two columns even without rows.
-        return np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)
-
-    def boxes(self, pipeline: Pipeline) -> BoxState | None:
-        """Return the boxes on the images, if a transform depends on boxes; see `mbaas.prep.geometry.boxes_before`."""
-        if pipeline.boxes is None or not any(transform.needs_boxes for transform in pipeline.transforms):
-            return None
-        return boxes_before(pipeline.boxes, self.known, self.sizes)
-
-    def finish(
-        self, pipeline: Pipeline, steps: Sequence[Step], made: Column, sizes: NDArray[np.int64] | None = None
-    ) -> Prepared:
-        """Zero the bad rows of ``made``; return them in order, with the fields of the good samples.
-
-        ``sizes``, int64[n, 2], are the (height, width) of the images before ``steps``; default: the original sizes.
-        ``steps`` must be all steps if there are fields with image coordinates.
-        """
-        known = self.known
-        if pipeline.has_fields_on_image:
-            lost = np.isin(self.rows, [bad.row for bad in self.bad])
-            known, unfit = moved_fields(pipeline, known, self.sizes if sizes is None else sizes, steps, lost)
-            self.bad.extend(BadRow(self.rows[bad.row], bad.reason) for bad in unfit)
-        if not self.bad:
-            return Prepared([], known, made)
-        # An engine may have partly written a row before it failed; the content of bad rows must not depend on the
-        # engine.
-        bad = sorted(self.bad, key=lambda bad: bad.row)
-        if isinstance(made, Packed):
-            for each in bad:
-                made.value(each.row)[...] = 0
+    def _read_header(self, row: int, max_pixels: int) -> None:
+        data, annotated = self.encoded[row], self.batch.known.get(ANNOTATED_SIZE)
+        if is_decoded(data):
+            self.decoded[row] = decoded = read_decoded(data)
+            header = image_header(decoded, max_pixels)
         else:
-            made[[each.row for each in bad]] = 0
-        good = np.flatnonzero(~np.isin(self.rows, [each.row for each in bad]))
-        return Prepared(bad, {name: column[good] for name, column in known.items()}, made)
+            header = peek(data, max_pixels)
+        self.headers[row] = header if annotated is None else _as_annotated(header, *annotated[row].tolist())
 
-
-def read_headers(
-    encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays, max_pixels: int
-) -> PartInput:
-    """Read the headers of encoded or decoded samples; see `Engine.prepare` for the arguments."""
-    rows: list[int] = []
-    views: list[memoryview] = []
-    headers: list[Header] = []
-    opened: list[Decoded | None] = []
-    bad: list[BadRow] = []
-    annotated = cast("NDArray[np.int32] | None", known.get(ANNOTATED_SIZE))
-    for row, item in enumerate(encoded):
-        view = memoryview(cast("Any", item))
-        try:
-            decoded = read_decoded(view) if is_decoded(view) else None
-            header = peek(view, max_pixels) if decoded is None else image_header(decoded, max_pixels)
-            headers.append(header if annotated is None else _as_annotated(header, *annotated[row].tolist()))
-        except UndecodableError as error:
-            bad.append(BadRow(row, str(error)))
-        else:
-            rows.append(row)
-            views.append(view)
-            opened.append(decoded)
-    if bad:
-        known = {name: column[np.array(rows, np.intp)] for name, column in known.items()}
-    return PartInput(rows, views, headers, opened, sample_ids[rows], epoch, known, bad)
+    def finish(self) -> Prepared:
+        """Return the results, after the images are prepared."""
+        known, steps, sizes = self.fields.columns(), self.steps, self.sizes
+        if self.fields.on_image:  # already moved between Maps: only final filtering remains
+            steps, sizes = [], self.fields.sizes
+        if self._pipeline.has_fields_on_image:
+            known, unfit = moved_fields(self._pipeline, known, sizes, steps, ~self.results.good)
+            self.results.bad.update(unfit)
+        return self.results.finish(known)
 
 
 def _as_annotated(header: Header, height: int, width: int) -> Header:
@@ -123,100 +107,4 @@ def _as_annotated(header: Header, height: int, width: int) -> Header:
     tall, wide = header.size
     raise UndecodableError(
         f"its boxes are of an image of {width} x {height} pixels (width x height), and it has {wide} x {tall}"
-    )
-
-
-class ImageMemory(Protocol):
-    def at(self, row: int) -> Array | None:
-        """Return memory of the image's shape, to prepare it in place; None if the shape is not known yet."""
-
-    def put(self, row: int, image: Array, into: Array | None) -> None:
-        """Copy a prepared image to its memory, unless it is ``into``; raise UndecodableError if it does not fit."""
-
-    def made(self) -> Column:
-        """Return all images, after they are prepared."""
-
-
-def image_memory(block: PartInput, pipeline: Pipeline, steps: list[Step], out: Array) -> ImageMemory:
-    """Return the memory of a block's images in ``out``, and record images that are too large as bad.
-
-    ``steps`` are the steps before the first Map; for ``out``, see `mbaas.prep.engines.Engine.prepare`.
-    """
-    most = pipeline.most_pixels
-    if most is None:
-        return _PlannedImages(out)
-    if any(isinstance(each, Map) for each in pipeline.transforms):
-        return _UnplannedImages(out, most)
-    sizes = sizes_after_all(block.sizes, steps)
-    large = sizes.prod(axis=1) > most
-    block.bad.extend(
-        BadRow(block.rows[index], _too_large(sizes[index].tolist(), most)) for index in np.flatnonzero(large).tolist()
-    )
-    shapes = np.zeros((len(out), 2), np.int64)
-    shapes[np.array(block.rows, np.intp)[~large]] = sizes[~large]
-    return _PlannedImages(Packed.within(out, shapes))
-
-
-class _PlannedImages:
-    """Rows of ``column``; an image that is too large has no pixels there."""
-
-    def __init__(self, column: Column) -> None:
-        self._column = column
-        self.at: Callable[[int], Array] = column.value if isinstance(column, Packed) else column.__getitem__
-
-    def put(self, row: int, image: Array, into: Array | None) -> None:
-        if image is not into:
-            deliver(image, self.at(row))
-
-    def made(self) -> Column:
-        return self._column
-
-
-class _UnplannedImages:
-    # Sizes become known while images are made, so each gets memory for the largest at first.
-    def __init__(self, out: Array, most: int) -> None:
-        self._out, self._most = out, most
-        self._shapes = np.zeros((len(out), 2), np.int64)
-
-    def at(self, row: int) -> None:  # noqa: ARG002 (the same for all rows)
-        return None
-
-    def put(self, row: int, image: Array, into: Array | None) -> None:  # noqa: ARG002 (it was made elsewhere)
-        room = self._out[row]
-        if image.ndim != room.ndim + 1 or image.shape[2:] != room.shape[1:] or image.dtype != room.dtype:
-            lengths = ", ".join(["height", "width", *map(str, room.shape[1:])])
-            raise UndecodableError(
-                f"it is prepared to {described(image)}, but the samples of this feed are {room.dtype.name} [{lengths}]"
-            )
-        height, width = image.shape[:2]
-        if height * width > self._most:
-            raise UndecodableError(_too_large([height, width], self._most))
-        np.copyto(room[: height * width].reshape(image.shape), image)
-        self._shapes[row] = height, width
-
-    def made(self) -> Column:
-        return Packed.closed_up(self._out, self._shapes.prod(axis=1), self._shapes)
-
-
-def deliver(sample: Array, into: Array) -> None:
-    """Copy ``sample`` to ``into``; raise UndecodableError if shape or dtype differ."""
-    if (sample.shape, sample.dtype) != (into.shape, into.dtype):
-        raise UndecodableError(
-            f"it is prepared to {described(sample)}, but the samples of this feed are {described(into)}; a Resize, a "
-            "CenterCrop or a RandomResizedCrop in the pipeline gives all the same size, and DecodeImage's max_pixels "
-            "lets them differ"
-        )
-    np.copyto(into, sample)
-
-
-def described(array: Array) -> str:
-    """Return an array's dtype and shape, such as "uint8 [480, 640, 3]"."""
-    return f"{array.dtype.name} {list(array.shape)}"
-
-
-def _too_large(size: list[int], most: int) -> str:
-    height, width = size
-    return (
-        f"it is prepared to {width}x{height}, which is {height * width:,} pixels, over the limit of {most:,} "
-        "(DecodeImage's max_pixels); a Resize in the pipeline makes images smaller"
     )

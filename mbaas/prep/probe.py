@@ -21,7 +21,7 @@ from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.storage.faults import may_pass
 from mbaas.errors import BadSampleError
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows
-from mbaas.prep.engines import Engine
+from mbaas.prep.engines import Batch, Engine
 from mbaas.samples.fields import Arrays, Field
 from mbaas.wire.samples import DecodedCosts, Probe, SampleSpec
 
@@ -111,7 +111,7 @@ def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, datas
     known = dataset.values(ids)
     made = engine.field(encoded, dataset.uri(sample_id), known)
     out = made.empty(1)
-    if flaws := engine.prepare([encoded], ids, 0, known, out).bad:
+    if flaws := engine.prepare(Batch([encoded], ids, 0, known), out).bad:
         raise BadSampleError(dataset.uri(sample_id), flaws[0].reason)
     return made, _sample_s(engine, [encoded], ids, known, out)
 
@@ -132,7 +132,7 @@ def _sample_s(
     tries = []
     for _ in range(PROBE_REPEATS):
         began = time.perf_counter()
-        prepared = engine.prepare(encoded, ids, 0, known, out)
+        prepared = engine.prepare(Batch(encoded, ids, 0, known), out)
         good = len(ids) - len(prepared.bad)
         tries.append((time.perf_counter() - began) / max(1, good))  # a user's function may fail in a later try
     return min(tries)
@@ -147,7 +147,7 @@ def _decoded_costs(
     kept: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
     for sample_id, encoded in samples:
         ids, keep = np.array([sample_id]), DecodedRows([0], _MOST_DECODED_BYTES, memory)
-        engine.prepare([encoded], ids, 0, dataset.values(ids), made.empty(1), keep)
+        engine.prepare(Batch([encoded], ids, 0, dataset.values(ids)), made.empty(1), keep)
         _, lengths, container = keep.taken()
         if len(lengths):
             kept.append((sample_id, encoded, container.copy()))
@@ -163,7 +163,7 @@ def _decoded_costs(
 
     def seconds(form: tuple[NDArray[np.uint8], ...], epoch: int) -> float:
         began = clock()
-        engine.prepare(form, ids, epoch, known, out)
+        engine.prepare(Batch(form, ids, epoch, known), out)
         return (clock() - began) / len(ids)
 
     encoded_s, decoded_s = (

@@ -21,7 +21,7 @@ from mbaas.errors import ResourceError, StateError, WaitTimeoutError
 from mbaas.memory import pinned, slots
 from mbaas.memory.slots import SlotMemory
 from mbaas.prep.decoded import DecodedBuffer, DecodedHandIn
-from mbaas.prep.engines import Engine, Prepared, make_engine
+from mbaas.prep.engines import Batch, Engine, Prepared, make_engine
 from mbaas.prep.probe import first_probe
 from mbaas.prep.process import StallWatchdog, choose_gpu
 from mbaas.ray_cluster import bugs, leftovers, resources
@@ -424,7 +424,8 @@ def _make(
     for piece, keep in hand_in.pieces(rows.tolist()):
         these = rows[piece]
         known = work.dataset.values_in(epoch, ids[these])
-        prepared = work.engine.prepare([encoded[row] for row in these], ids[these], epoch, known, out[piece], keep)
+        batch = Batch([encoded[row] for row in these], ids[these], epoch, known)
+        prepared = work.engine.prepare(batch, out[piece], keep)
         pieces.append(replace(prepared, bad=[replace(bad, row=bad.row + piece.start) for bad in prepared.bad]))
     prepared = pieces[0] if len(pieces) == 1 else _together(pieces, out)
     made = prepared.made

@@ -12,8 +12,10 @@ threads, or earlier calls, nor on whether a sample arrives encoded or in its cac
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 from mbaas.prep.decoded import DecodedRows
+from mbaas.prep.process import SampleThreads
 from mbaas.prep.sound import sound_libraries
 from mbaas.samples.fields import Arrays, Column, Field
 from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transform
@@ -63,11 +66,41 @@ class Prepared(Struct, frozen=True):
     made: Column
 
 
-class Engine(Protocol):
-    """Prepares blocks of samples. Not thread-safe: one call at a time."""
+@dataclass(frozen=True)
+class Batch:
+    """n samples to prepare.
 
-    name: EngineName
+    Attributes:
+        encoded: the samples' bytes.
+        ids: int64[n], the samples' ids.
+        epoch: seeds the random transforms.
+        known: the samples' fields, as in the dataset; not modified in place.
+    """
 
+    encoded: Sequence[Encoded]
+    ids: NDArray[np.int64]
+    epoch: int
+    known: Arrays
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    @classmethod
+    def of_one(cls, encoded: Encoded, known: Arrays) -> Batch:
+        """Return a sample of any id and epoch, to find its form."""
+        return cls([encoded], np.zeros(1, np.int64), 0, known)
+
+
+class Engine(ABC):
+    """Prepares blocks of samples in ``threads`` threads. Not thread-safe: one call at a time."""
+
+    name: EngineName = "cpu"
+
+    def __init__(self, pipeline: Pipeline, seed: int, threads: int) -> None:
+        self._pipeline, self._seed = pipeline, seed
+        self._threads = SampleThreads(threads)
+
+    @abstractmethod
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         """Return the shape and dtype of a prepared sample. Decode it only if the pipeline does not determine them.
 
@@ -81,21 +114,12 @@ class Engine(Protocol):
             ConfigError: Normalize follows, but samples are not uint8 [height, width, 3]; or samples are not numeric.
         """
 
-    def prepare(
-        self,
-        encoded: Sequence[Encoded],
-        sample_ids: NDArray[np.int64],
-        epoch: int,
-        known: Arrays,
-        out: NDArray[Any],
-        keep: DecodedRows | None = None,
-    ) -> Prepared:
+    @abstractmethod
+    def prepare(self, batch: Batch, out: NDArray[Any], keep: DecodedRows | None = None) -> Prepared:
         """Prepare n samples.
 
         Args:
-            encoded, sample_ids: the samples' bytes, and their ids, int64[n].
-            epoch: seeds the random transforms.
-            known: the samples' fields, as in the dataset; not modified in place.
+            batch: the samples.
             out: [n, *field.shape], receives the prepared samples; rows of bad samples become zero. If samples differ in
                 size, it is contiguous memory for n samples of the largest size (`Field.empty`), filled end to end.
             keep: receives the decoded form of its wanted rows, if these are encoded and good, up to its capacity.
@@ -108,9 +132,12 @@ class Engine(Protocol):
 
     def set_threads(self, threads: int) -> None:
         """Use ``threads`` threads (at least 1) from the next call on."""
+        self._threads.close()
+        self._threads = SampleThreads(threads)
 
     def close(self) -> None:
         """Release threads and device memory."""
+        self._threads.close()
 
 
 def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:

@@ -26,8 +26,8 @@ _REFUSALS = ("Failed to decode", "nvImageCodec failure")
 # From DALI's allocator (dali/core/cuda_error.h), CUDA, and nvImageCodec. A pure C++ bad_alloc becomes MemoryError.
 _OUT_OF_MEMORY = ("CUDA allocation failed", "Can't allocate", "out of memory", "bad_alloc", "ALLOCATOR_FAILURE")
 
-Feed: TypeAlias = Sequence[NDArray[Any]] | NDArray[Any]
-"""An input of a graph: item i belongs to sample i."""
+Feed: TypeAlias = Mapping[int, NDArray[Any]] | Sequence[NDArray[Any]] | NDArray[Any]
+"""An input of a graph: item i belongs to sample i; items that no run takes may be missing."""
 
 Deliver: TypeAlias = Callable[[int, NDArray[Any]], None]
 """Called with a sample's index and its result."""

@@ -20,7 +20,7 @@ from mbaas.core.layout import block_samples, wanted_staging
 from mbaas.errors import MbaasError
 from mbaas.memory import pinned
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.samples.order import SampleOrder
 from mbaas.tools.bench.rows import MemoryService, Minibatch, TrialSpec, known_of, listed, refuse_bad
 from mbaas.wire.samples import EngineName
@@ -45,7 +45,7 @@ class Service(MemoryService):
             ids = np.arange(first, min(first + TOGETHER, len(lengths)))
             raw = [np.fromfile(samples.files[i], np.uint8) for i in ids.tolist()]
             keep = DecodedRows(range(len(ids)), MOST_BYTES, memory)
-            prepared = engine.prepare(raw, ids, 0, known_of(samples, ids), out[: len(ids)], keep=keep)
+            prepared = engine.prepare(Batch(raw, ids, 0, known_of(samples, ids)), out[: len(ids)], keep=keep)
             refuse_bad(prepared.bad, ids, samples.files)
             rows, sizes, containers = keep.taken()
             if len(rows) < len(ids):
@@ -107,7 +107,7 @@ class Loader:
             ids = self._order.sample_ids(block)
             out = self._out[: len(ids)]
             raw, known = [self._raw[i] for i in ids], known_of(self._all, ids)
-            prepared = self._engine.prepare(raw, ids, epoch, known, out)
+            prepared = self._engine.prepare(Batch(raw, ids, epoch, known), out)
             refuse_bad(prepared.bad, ids, self._all.files)
             yield [out, *(value for name in self._beside for value in listed(prepared.known[name]))], ids
 
