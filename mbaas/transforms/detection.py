@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +41,14 @@ class RandomIoUCrop(WindowTransform):
     max_scale: float = 1.0
     min_aspect_ratio: float = 0.5
     max_aspect_ratio: float = 2.0
-    sampler_options: tuple[float, ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-    trials: int = 40
+    sampler_options: Annotated[tuple[float, ...], checks.numbers] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    trials: Annotated[int, partial(checks.whole, most=1000)] = 40
 
     draws: ClassVar[int] = 1  # the search continues with `DrawInputs.more`
     needs_boxes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         scale, ratio = (self.min_scale, self.max_scale), (self.min_aspect_ratio, self.max_aspect_ratio)
         low, high = checks.interval("RandomIoUCrop's min_scale, max_scale", scale, above=0.0, upto=1.0)
         self._set("min_scale", low)
@@ -54,10 +56,6 @@ class RandomIoUCrop(WindowTransform):
         low, high = checks.interval("RandomIoUCrop's min_aspect_ratio, max_aspect_ratio", ratio, above=0.0)
         self._set("min_aspect_ratio", low)
         self._set("max_aspect_ratio", high)
-        if not isinstance(self.sampler_options, (list, tuple)) or not self.sampler_options:
-            raise self._refused("sampler_options", "must be a list of numbers, at least one")
-        self._check("sampler_options", checks.numbers, length=len(self.sampler_options))
-        self._check("trials", checks.whole, most=1000)
 
     def windows(self, drawn: DrawInputs) -> Windows:
         assert drawn.boxes is not None, "a pipeline with this transform has boxes"
@@ -153,14 +151,10 @@ class RandomZoomOut(WindowTransform):
         p: probability in [0, 1].
     """
 
-    side_range: tuple[float, float] = (1.0, 4.0)
-    p: float = 0.5
+    side_range: Annotated[tuple[float, float], partial(checks.interval, least=1.0)] = (1.0, 4.0)
+    p: Annotated[float, checks.fraction] = 0.5
 
     draws: ClassVar[int] = 4
-
-    def __post_init__(self) -> None:
-        self._check("side_range", checks.interval, least=1.0)
-        self._check("p", checks.fraction)
 
     def windows(self, drawn: DrawInputs) -> Windows:
         zooms, r, x_share, y_share = drawn.u.T

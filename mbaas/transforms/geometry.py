@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,20 +31,11 @@ class RandomResizedCrop(WindowTransform):
         ratio: (low, high) aspect ratio, width / height, drawn uniformly on a log scale.
     """
 
-    size: int | tuple[int, int]
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3.0 / 4.0, 4.0 / 3.0)
+    size: Annotated[int | tuple[int, int], checks.height_width]
+    scale: Annotated[tuple[float, float], partial(checks.interval, above=0.0, upto=1.0)] = (0.08, 1.0)
+    ratio: Annotated[tuple[float, float], partial(checks.interval, above=0.0)] = (3.0 / 4.0, 4.0 / 3.0)
 
     draws: ClassVar[int] = 2 * ATTEMPTS + 2
-
-    def __post_init__(self) -> None:
-        self._check("size", checks.height_width)
-        self._check("scale", checks.interval, above=0.0, upto=1.0)
-        self._check("ratio", checks.interval, above=0.0)
-
-    @property
-    def fixed_size(self) -> Size:
-        return self.size  # type: ignore[return-value]  # canonical since __post_init__
 
     def windows(self, drawn: DrawInputs) -> Windows:
         u, heights, widths = drawn.u, drawn.heights, drawn.widths
@@ -62,7 +53,7 @@ class RandomResizedCrop(WindowTransform):
         found = fits[rows, first]
         if not found.all():
             boxes[~found] = self._central(heights[~found], widths[~found])
-        return Windows(boxes, _repeated(self.fixed_size, len(u)))
+        return Windows(boxes, _repeated(self.size, len(u)))
 
     def _attempts(
         self, u_area: NDArray[np.float64], u_ratio: NDArray[np.float64], area: Pixels
@@ -90,17 +81,10 @@ class CenterCrop(WindowTransform):
         size: (height, width) of the result in pixels; an integer means a square.
     """
 
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        self._check("size", checks.height_width)
-
-    @property
-    def fixed_size(self) -> Size:
-        return self.size  # type: ignore[return-value]  # canonical since __post_init__
+    size: Annotated[int | tuple[int, int], checks.height_width]
 
     def windows(self, drawn: DrawInputs) -> Windows:
-        sizes = _repeated(self.fixed_size, len(drawn.heights))
+        sizes = _repeated(self.size, len(drawn.heights))
         top, left = _centred(drawn.heights, sizes[:, 0]), _centred(drawn.widths, sizes[:, 1])
         return Windows(np.column_stack([top, left, sizes]), sizes)
 
@@ -114,15 +98,7 @@ class Resize(WindowTransform):
             rounded down, as in torchvision. (height, width) is the exact size.
     """
 
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        # Not always a pair, as for crops: 224 and (224, 224) have different meanings here.
-        self._check("size", checks.pixels if isinstance(self.size, Integral) else checks.height_width)
-
-    @property
-    def fixed_size(self) -> Size | None:
-        return self.size if isinstance(self.size, tuple) else None
+    size: Annotated[int | tuple[int, int], checks.side_or_size]
 
     def windows(self, drawn: DrawInputs) -> Windows:
         heights, widths = drawn.heights, drawn.widths
@@ -145,13 +121,10 @@ class RandomHorizontalFlip(Transform):
         p: probability in [0, 1].
     """
 
-    p: float = 0.5
+    p: Annotated[float, checks.fraction] = 0.5
 
     draws: ClassVar[int] = 1
     keeps_size: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self._check("p", checks.fraction)
 
     def flips(self, u: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return the samples to mirror: bool[n] from ``u``, float64[n, 1]."""
@@ -164,7 +137,8 @@ def _rounded(values: NDArray[np.floating[Any]]) -> Pixels:
     return np.rint(values).astype(np.int64)
 
 
-def _repeated(size: Size, n: int) -> Pixels:
+def _repeated(size: int | Size, n: int) -> Pixels:
+    # A pair since the check of parameters.
     return np.tile(np.array(size, dtype=np.int64), (n, 1))
 
 

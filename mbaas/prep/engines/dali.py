@@ -26,7 +26,7 @@ from nvidia.dali import fn, math
 from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, EngineOf, Prepared
 from mbaas.prep.engines.cpu import CpuEngine
-from mbaas.prep.engines.dali_runs import Deliver, GraphRuns, PlaceOf, types
+from mbaas.prep.engines.dali_runs import Deliver, Feed, GraphRuns, PlaceOf, types
 from mbaas.prep.geometry import Stage, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError
 from mbaas.prep.image_part import ImagePart
@@ -102,8 +102,8 @@ class DaliEngine(CpuEngine):
         finally:
             wait([working])  # because it writes to the block
         working.result()
-        if keep is not None and self._for_dali is None:
-            self._keep(part, [row for row in files if row not in refused and row not in results.bad], keep)
+        if self._for_dali is None:
+            self._keep(part, [row for row in files if row not in refused and row not in results.bad])
         if refused:
             self._make(part, np.array(sorted(refused)))
         return part.finish()
@@ -152,11 +152,12 @@ class DaliEngine(CpuEngine):
             take(row, image)
         return []
 
-    def _keep(self, part: ImagePart, rows: Sequence[int], keep: DecodedRows) -> None:
+    def _keep(self, part: ImagePart, rows: Sequence[int]) -> None:
         # A second graph decodes again, and ends with the deterministic prefix. A sample is kept only if the rest of the
         # pipeline gives the same result from it. The results may differ if a crop comes first: the CPU decoder then
         # decodes only a window, and its pixels may differ from the whole image.
         rooms: dict[int, Image] = {}
+        keep = part.results.keep
         for row in rows:
             kept = DecodedRow(keep, row, self._in_prefix + 1, part.headers[row].size, self.name)
             room = kept.room((*self._size_after_prefix(part, row), 3))
@@ -202,7 +203,7 @@ class _ImageGraph(GraphRuns):
         self, part: ImagePart, samples: Mapping[int, NDArray[Any]], deliver: Deliver, place: PlaceOf | None
     ) -> list[int]:
         """Prepare these samples of a block, by row; otherwise like `run`. DALI reads ``samples`` in place."""
-        feeds = {SAMPLES: samples, **graph_inputs(self._stages, part.steps[self._some])}
+        feeds: dict[str, Feed] = {SAMPLES: samples, **graph_inputs(self._stages, part.steps[self._some])}
         return self.run(np.array([*samples], np.intp), part.sizes.prod(axis=1), feeds, deliver, place)
 
 
