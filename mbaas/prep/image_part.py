@@ -17,7 +17,7 @@ from mbaas.prep.engines import Batch, Prepared
 from mbaas.prep.fields_on_image import fields_between, moved_fields
 from mbaas.prep.geometry import Stage, boxes_before, plan, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError, peek
-from mbaas.prep.results import IMAGES, Results
+from mbaas.prep.results import Results
 from mbaas.prep.user_code import SampleFields
 from mbaas.samples.fields import ANNOTATED_SIZE
 from mbaas.transforms import Pipeline
@@ -57,7 +57,7 @@ class ImagePart:
     ) -> None:
         most = pipeline.most_pixels
         self.batch, self._pipeline = batch, pipeline
-        self.results = Results(out, 0 if most is None else 2, keep, IMAGES)
+        self.results = Results(out, pipeline, keep)
         self.encoded = [memoryview(cast("Any", each)) for each in batch.encoded]
         self.headers, self.decoded = [_NO_HEADER] * len(batch), [cast("Decoded | None", None)] * len(batch)
         for row in range(len(batch)):

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.engines import BadRow, Prepared
 from mbaas.samples.fields import Arrays, Column, Packed
+from mbaas.transforms import Pipeline
 from mbaas.transforms.arrays import UnfitError
 
 Array = NDArray[Any]
 
 
-class Texts(NamedTuple):
+class _Texts(NamedTuple):
     """Words for samples of one kind: their varying axes, what these count, its limit, and how all become equal."""
 
     axes: tuple[str, ...]
@@ -26,32 +27,31 @@ class Texts(NamedTuple):
     remedy: str
 
 
-IMAGES = Texts(
+_IMAGES = _Texts(
     ("height", "width"),
     "pixels",
     " (DecodeImage's max_pixels); a Resize in the pipeline makes images smaller",
     "a Resize, a CenterCrop or a RandomResizedCrop in the pipeline gives all the same size, and DecodeImage's "
     "max_pixels lets them differ",
 )
-ARRAYS = Texts(("any",) * 32, "values", "", "a RandomCrop or a CropOrPad in the pipeline gives all the same lengths")
+_ARRAYS = _Texts(("any",) * 32, "values", "", "a RandomCrop or a CropOrPad in the pipeline gives all the same lengths")
 
 
 class Results:
     """The results of n samples. Threads may work on different samples at the same time.
 
     Args:
-        out: [n, *shape], memory for the results; see `mbaas.prep.engines.Engine.prepare`.
-        differing: number of leading axes whose lengths vary; they are one axis in ``out``, long enough for their
-            largest product. 0 if all samples have the same shape.
+        out: [n, *shape], memory for the results; see `mbaas.prep.engines.Engine.prepare`. Leading axes whose lengths
+            vary (`Pipeline.differing`) are one axis, long enough for their largest product.
         keep: receives decoded samples; those of bad samples are dropped.
-        texts: words for error messages about its samples.
 
     Attributes:
         bad: row -> reason why the sample cannot be prepared.
         column: the results, if their sizes are known; None before `finish` if the samples' own sizes decide.
     """
 
-    def __init__(self, out: Array, differing: int, keep: DecodedRows | None, texts: Texts) -> None:
+    def __init__(self, out: Array, pipeline: Pipeline, keep: DecodedRows | None) -> None:
+        differing, texts = pipeline.differing, _IMAGES if pipeline.has_images else _ARRAYS
         self.bad: dict[int, str] = {}
         self.keep = DecodedRows((), 0) if keep is None else keep
         self.column: Column | None = None if differing else out

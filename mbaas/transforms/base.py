@@ -28,7 +28,7 @@ class Parameters:
     """
 
     def __post_init__(self) -> None:
-        for name, check in _checks_of(type(self)).items():
+        for name, check in _checks_of(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             if value is not None or getattr(type(self), name, ...) is not None:
                 self._set(name, check(f"{type(self).__name__}'s {name}", value))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.transforms import checks
-from mbaas.transforms.base import BoxState, DrawInputs, Windows, WindowTransform
+from mbaas.transforms.base import DrawInputs, Windows, WindowTransform
 
 _ROUNDS = 64
 """Options tried per sample. If none leads to a window, the sample stays unchanged."""
@@ -72,15 +72,16 @@ class RandomIoUCrop(WindowTransform):
             least = options[(u[:, 0] * len(options)).astype(np.intp)]
             goes_on = least < 1.0
             open_rows, u, least = open_rows[goes_on], u[goes_on], least[goes_on]
-            of_rows = _boxes_of(boxes, open_rows)
+            index = np.flatnonzero(boxes.kept & np.isin(boxes.owner, open_rows))  # boxes of these images
+            owner = np.searchsorted(open_rows, boxes.owner[index])  # positions of their images among these
             tries = self._tries(u[:, 1:], heights[open_rows], widths[open_rows])
-            passes, inside = _judged(tries, of_rows, least)
+            passes, inside = _judged(tries, boxes.edges[index], owner, least)
             first = passes.argmax(axis=1)
             found = passes[np.arange(len(passes)), first]
             windows[open_rows[found]] = tries[found, first[found]]
-            of_found = found[of_rows.owner]
-            stays = inside[np.arange(len(inside)), first[of_rows.owner]]
-            kept[of_rows.index[of_found]] &= stays[of_found]
+            of_found = found[owner]
+            stays = inside[np.arange(len(inside)), first[owner]]
+            kept[index[of_found]] &= stays[of_found]
             open_rows = open_rows[~found]
         return Windows(windows, windows[:, 2:], kept)
 
@@ -101,32 +102,19 @@ class RandomIoUCrop(WindowTransform):
         return tries
 
 
-@dataclass(frozen=True)
-class _BoxesOf:
-    """Boxes of some images.
-
-    ``edges`` is float64[k, 4]. ``owner`` is int64[k], the position of each box's image among these images. ``index`` is
-    int64[k], the index of each box among all boxes.
-    """
-
-    edges: NDArray[np.float64]
-    owner: NDArray[np.int64]
-    index: NDArray[np.int64]
-
-
-def _boxes_of(boxes: BoxState, rows: NDArray[np.int64]) -> _BoxesOf:
-    # ``rows`` ascend; dropped boxes are left out.
-    index = np.flatnonzero(boxes.kept & np.isin(boxes.owner, rows))
-    return _BoxesOf(boxes.edges[index], np.searchsorted(rows, boxes.owner[index]), index)
-
-
 def _judged(
-    tries: NDArray[np.int64], boxes: _BoxesOf, least: NDArray[np.float64]
+    tries: NDArray[np.int64], edges: NDArray[np.float64], owner: NDArray[np.int64], least: NDArray[np.float64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return sufficient IoU of windows, bool[n, trials], and boxes with their centre inside, bool[k, trials]."""
-    top, left, height, width = (each.astype(np.float64) for each in tries.transpose(2, 0, 1)[:, boxes.owner])
+    """Return sufficient IoU of windows, bool[n, trials], and boxes with their centre inside, bool[k, trials].
+
+    Args:
+        tries: int64[n, trials, 4], windows (top, left, height, width) of n images.
+        edges, owner: float64[k, 4] and int64[k], boxes and their images.
+        least: float64[n], the minimum IoU.
+    """
+    top, left, height, width = (each.astype(np.float64) for each in tries.transpose(2, 0, 1)[:, owner])
     bottom, right = top + height, left + width
-    x0, y0, x1, y1 = (edge[:, None] for edge in boxes.edges.T)
+    x0, y0, x1, y1 = (edge[:, None] for edge in edges.T)
     x, y = (x0 + x1) / 2, (y0 + y1) / 2
     inside = (left < x) & (x < right) & (top < y) & (y < bottom)
     across = np.clip(np.minimum(x1, right) - np.maximum(x0, left), 0.0, None)
@@ -135,7 +123,7 @@ def _judged(
     # An empty box in an empty window has no union, and is not inside either.
     overlap = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
     passes = np.zeros(tries.shape[:2], np.bool_)
-    np.logical_or.at(passes, boxes.owner, inside & (overlap >= least[boxes.owner, None]))
+    np.logical_or.at(passes, owner, inside & (overlap >= least[owner, None]))
     return passes, inside
 
 

@@ -186,6 +186,16 @@ class Pipeline:
         return decoder.max_pixels if isinstance(decoder, DecodeImage) and self.output_shape is None else None
 
     @property
+    def differing(self) -> int:
+        """Number of leading axes whose lengths vary between prepared samples."""
+        return self.forms[-1].differing if self.most_pixels is None else 2
+
+    @property
+    def longest(self) -> int:
+        """Greatest length of the axis that varies, or greatest product of these lengths; 0 if none does."""
+        return self.most_pixels or self.forms[-1].longest or 0
+
+    @property
     def cpu_only(self) -> Transform | None:
         """The first transform that only the cpu engine supports, if any.
 

@@ -148,8 +148,22 @@ class MelSpectrogram(ArrayTransform):
         return np.asarray(power.astype(np.float64) ** (self.power / 2), np.float32)
 
 
+class SpectrogramTransform(ArrayTransform):
+    """A transform of spectrograms, which arrays from files may be, too."""
+
+    def result(self, form: Form) -> Form:
+        if form.kind not in ("spectrogram", "array"):
+            raise ConfigError(f"{self!r} needs spectrograms: put MelSpectrogram before it")
+        return form
+
+    def check(self, array: Array) -> None:
+        if array.ndim < 2 or array.dtype.kind != "f":
+            got = f"{array.dtype.name} {list(array.shape)}"
+            raise UnfitError(f"it is {got} before {type(self).__name__}, which needs floats [time, ..., frequency]")
+
+
 @dataclass(frozen=True)
-class AmplitudeToDB(ArrayTransform):
+class AmplitudeToDB(SpectrogramTransform):
     """Convert a spectrogram to decibels, like torchaudio: ``10 * log10(max(x, 1e-10))``, or 20 times for magnitudes.
 
     Args:
@@ -160,11 +174,8 @@ class AmplitudeToDB(ArrayTransform):
     stype: Annotated[Literal["power", "magnitude"], partial(checks.one_of, names=("power", "magnitude"))] = "power"
     top_db: Annotated[float | None, partial(checks.number, least=0.0)] = None
 
-    def result(self, form: Form) -> Form:
-        return _of_spectrograms(self, form)
-
     def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (deterministic)
-        _check_spectrogram(self, array)
+        self.check(array)
         # In float64: the float32 logarithm of NumPy rounds differently on different processors.
         decibels = np.log10(np.maximum(array, _LEAST_POWER, dtype=np.float64))
         decibels *= 10.0 if self.stype == "power" else 20.0
@@ -174,7 +185,7 @@ class AmplitudeToDB(ArrayTransform):
 
 
 @dataclass(frozen=True)
-class SpecAugment(ArrayTransform):
+class SpecAugment(SpectrogramTransform):
     """Mask random ranges of time and frequency in a spectrogram (Park et al., 2019), like torchaudio.
 
     The width of a mask is uniform in [0, maximum), and its position is uniform. Time masks are along the first axis,
@@ -200,11 +211,8 @@ class SpecAugment(ArrayTransform):
     def draws(self) -> int:
         return 2 * (self.n_time_masks + self.n_freq_masks)
 
-    def result(self, form: Form) -> Form:
-        return _of_spectrograms(self, form)
-
     def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (same for all forms)
-        _check_spectrogram(self, array)
+        self.check(array)
         masked = array.copy()
         # Use the copy, which is in C order: another memory order would sum, and round, in another order.
         value = 0.0 if self.zero_masking or not array.size else masked.mean(dtype=np.float64)
@@ -227,19 +235,6 @@ class SpecAugment(ArrayTransform):
             start = int(place * max(0.0, length - width))
             found[0 if is_time else 1].append(slice(start, start + int(width)))
         return found
-
-
-def _of_spectrograms(transform: ArrayTransform, form: Form) -> Form:
-    # Arrays from files may be spectrograms.
-    if form.kind not in ("spectrogram", "array"):
-        raise ConfigError(f"{transform!r} needs spectrograms: put MelSpectrogram before it")
-    return form
-
-
-def _check_spectrogram(transform: ArrayTransform, array: Array) -> None:
-    if array.ndim < 2 or array.dtype.kind != "f":
-        got = f"{array.dtype.name} {list(array.shape)}"
-        raise UnfitError(f"it is {got} before {type(transform).__name__}, which needs floats [time, ..., frequency]")
 
 
 @lru_cache(maxsize=16)

@@ -21,13 +21,14 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError
+from mbaas.errors import BadSampleError, ConfigError
 from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.process import SampleThreads
 from mbaas.prep.sound import sound_libraries
 from mbaas.samples.fields import Arrays, Column, Field
 from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transform
-from mbaas.transforms.decoders import MOST_PIXELS
+from mbaas.transforms.arrays import UnfitError
+from mbaas.transforms.decoders import MOST_PIXELS, is_numeric
 from mbaas.wire.samples import EngineName
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
@@ -85,11 +86,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.encoded)
 
-    @classmethod
-    def of_one(cls, encoded: Encoded, known: Arrays) -> Batch:
-        """Return a sample of any id and epoch, to find its form."""
-        return cls([encoded], np.zeros(1, np.int64), 0, known)
-
 
 class Engine(ABC):
     """Prepares blocks of samples in ``threads`` threads. Not thread-safe: one call at a time."""
@@ -100,7 +96,6 @@ class Engine(ABC):
         self._pipeline, self._seed = pipeline, seed
         self._threads = SampleThreads(threads)
 
-    @abstractmethod
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         """Return the shape and dtype of a prepared sample. Decode it only if the pipeline does not determine them.
 
@@ -111,8 +106,30 @@ class Engine(ABC):
 
         Raises:
             BadSampleError: ``encoded`` had to be decoded and cannot be.
-            ConfigError: Normalize follows, but samples are not uint8 [height, width, 3]; or samples are not numeric.
+            ConfigError: Normalize follows, but samples are not uint8 [height, width, 3]; or samples are not numeric, or
+                have fewer axes than those that may differ.
         """
+        try:
+            sample = self._first_sample(Batch([encoded], np.zeros(1, np.int64), 0, known))
+        except UnfitError as error:
+            raise BadSampleError(uri, str(error)) from error
+        differing, got = self._pipeline.differing, f"{sample.dtype.name} {list(sample.shape)}"
+        if not is_numeric(sample.dtype):
+            raise ConfigError(f"samples are arrays of {sample.dtype.name}, and must be numbers that torch has")
+        if self._pipeline.normalize and not is_image(sample):
+            raise ConfigError(f"Normalize needs uint8 [height, width, 3], but samples are {got}")
+        if sample.ndim < differing:
+            which = "their first length" if differing == 1 else f"their first {differing} lengths"
+            if self._pipeline.has_images:
+                which = "height and width (DecodeImage's max_pixels)"
+            has = got if sample.ndim else "a number without any"
+            raise ConfigError(f"samples may differ in {which}, but the first one is {has}")
+        shape = (*(None,) * differing, *sample.shape[differing:])
+        return Field(self._pipeline.decoder.made, shape, sample.dtype.name, self._pipeline.longest)
+
+    @abstractmethod
+    def _first_sample(self, batch: Batch) -> NDArray[Any]:
+        """Prepare the only sample of ``batch``; raise UnfitError if it is bad."""
 
     @abstractmethod
     def prepare(self, batch: Batch, out: NDArray[Any], keep: DecodedRows | None = None) -> Prepared:
@@ -138,6 +155,11 @@ class Engine(ABC):
     def close(self) -> None:
         """Release threads and device memory."""
         self._threads.close()
+
+
+def is_image(array: NDArray[Any]) -> bool:
+    """Return whether an array is uint8 [height, width, 3]."""
+    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
 
 
 def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.base.units import size
-from mbaas.errors import BadSampleError, ConfigError
 from mbaas.prep.decoded import DecodedRow, DecodedRows, is_decoded, read_decoded
-from mbaas.prep.engines import DEFAULT_MAX_BYTES, Batch, Encoded, Engine, Prepared
+from mbaas.prep.engines import DEFAULT_MAX_BYTES, Batch, Engine, Prepared
 from mbaas.prep.header import UndecodableError
-from mbaas.prep.results import ARRAYS, Results, described
+from mbaas.prep.results import Results
 from mbaas.prep.sound import SoundDecoder
 from mbaas.prep.user_code import SampleFields, call_map
-from mbaas.samples.fields import Arrays, Field
 from mbaas.samples.order import generator, uniforms
 from mbaas.transforms import DecodeAudio, Map, Pipeline
 from mbaas.transforms.arrays import ArrayTransform, ArrayWindow, UnfitError
@@ -64,23 +62,8 @@ class ArrayEngine(Engine):
         # Number of transforms whose result is the decoded form of a sample.
         self._kept = pipeline.prefix
 
-    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
-        try:
-            sample = self._sample(self._part(Batch.of_one(encoded, known), np.empty(1)), 0)
-        except UnfitError as error:
-            raise BadSampleError(uri, str(error)) from error
-        last, name = self._pipeline.forms[-1], self._pipeline.decoder.made
-        if not is_numeric(sample.dtype):
-            raise ConfigError(f"samples are arrays of {sample.dtype.name}, and must be numbers that torch has")
-        if not last.differing:
-            return Field(name, sample.shape, sample.dtype.name)
-        if sample.ndim < last.differing:
-            first = "length" if last.differing == 1 else f"{last.differing} lengths"
-            has = "a number without any" if not sample.ndim else described(sample)
-            raise ConfigError(f"samples may differ in their first {first}, but the first one is {has}")
-        assert last.longest is not None  # checked by the pipeline
-        shape = (*(None,) * last.differing, *sample.shape[last.differing :])
-        return Field(name, shape, sample.dtype.name, last.longest)
+    def _first_sample(self, batch: Batch) -> Array:
+        return self._sample(self._part(batch, np.empty(1)), 0)
 
     def prepare(self, batch: Batch, out: Array, keep: DecodedRows | None = None) -> Prepared:
         part = self._part(batch, out, keep)
@@ -93,7 +76,7 @@ class ArrayEngine(Engine):
             uniforms(self._seed, batch.epoch, batch.ids, substream=index, draws=transform.draws)
             for index, transform in enumerate(self._pipeline.transforms)
         ]
-        results = Results(out, self._pipeline.forms[-1].differing, keep, ARRAYS)
+        results = Results(out, self._pipeline, keep)
         return ArrayPart(batch, chance, SampleFields(batch.known, self._pipeline), results)
 
     def _make(self, part: ArrayPart, rows: Sequence[int]) -> None:

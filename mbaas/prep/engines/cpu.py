@@ -10,11 +10,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.errors import BadSampleError, ConfigError
 from mbaas.prep import pixels
 from mbaas.prep.decode import decode, decode_whole
 from mbaas.prep.decoded import DecodedRow, DecodedRows, sealed
-from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, Encoded, Engine, Prepared
+from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, Encoded, Engine, Prepared, is_image
 from mbaas.prep.fields_on_image import fields_between
 from mbaas.prep.geometry import Stage, boxes_before, plan, sizes_after_all, stages_of
 from mbaas.prep.header import UndecodableError
@@ -53,21 +52,13 @@ class CpuEngine(Engine):
             return Field(IMAGE, shape, "uint8")
         if most is not None and len(self._runs) == 1:
             return Field(IMAGE, (None, None, 3), "uint8", most)
-        part, found = self._part(Batch.of_one(encoded, known), np.empty((1, 0))), list[Array]()
-        if not part.results.bad:
-            part.results.attempt(0, lambda: found.append(self._sample(part, 0, None)))
-        if not found:
-            raise BadSampleError(uri, part.results.bad[0])
-        (sample,) = found
-        if self._pipeline.normalize and not _is_image(sample):
-            raise ConfigError(f"Normalize needs {_IMAGE}, but samples are {described(sample)}")
-        if most is None:
-            return Field(IMAGE, sample.shape, sample.dtype.name)
-        if sample.ndim < 2:
-            raise ConfigError(
-                f"samples may differ in height and width (DecodeImage's max_pixels), but are {described(sample)}"
-            )
-        return Field(IMAGE, (None, None, *sample.shape[2:]), sample.dtype.name, most)
+        return super().field(encoded, uri, known)
+
+    def _first_sample(self, batch: Batch) -> Array:
+        part = self._part(batch, np.empty((1, 0)))
+        if part.results.bad:
+            raise UndecodableError(part.results.bad[0])
+        return self._sample(part, 0, None)
 
     def prepare(self, batch: Batch, out: Array, keep: DecodedRows | None = None) -> Prepared:
         part = self._part(batch, out, keep)
@@ -139,13 +130,13 @@ class CpuEngine(Engine):
             rng = partial(generator, self._seed, epoch, int(ids[0]), substream=substream)
             # Copy, because the function may keep or change its input, and the next sample reuses this memory.
             result = call_map(transform, IMAGE, image.copy(), fields, row, rng)
-            if _is_image(result) and fields.on_image:
+            if is_image(result) and fields.on_image:
                 fields.sizes[row] = result.shape[:2]
             result = kept.put(substream + 1, result)
         stages = [stage for stage in stages if stage[0] >= done]
         if not stages:
             return result
-        if not _is_image(result):
+        if not is_image(result):
             following = type(stages[0][1]).__name__
             raise UndecodableError(f"{transform!r} made {described(result)}, but {following} needs {_IMAGE}")
         sizes, on_image = np.array([result.shape[:2]]), fields.of_sample(row)
@@ -221,7 +212,3 @@ _IMAGE = "uint8 [height, width, 3]"
 
 def _fits(into: Array, size: Sequence[int]) -> bool:
     return into.shape == (*size, 3) and into.dtype == np.uint8
-
-
-def _is_image(array: Array) -> bool:
-    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
