@@ -25,8 +25,8 @@ from mbaas.pictures import grid
 from mbaas.pictures.grid import Cell
 from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.prep.geometry import edges_of
+from mbaas.prep.part import value_of
 from mbaas.prep.probe import PROBE_SAMPLES, first_good
-from mbaas.prep.results import value_of
 from mbaas.samples.fields import LABEL, Arrays, Column, Field
 from mbaas.samples.order import Ids, SampleOrder, Shuffle
 from mbaas.transforms import Pipeline

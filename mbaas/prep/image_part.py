@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from mbaas.prep.decoded import Decoded, DecodedRows, image_header, is_decoded, read_decoded
 from mbaas.prep.engines import Batch, Prepared
-from mbaas.prep.fields_on_image import fields_between, moved_fields
-from mbaas.prep.geometry import Stage, boxes_before, plan, sizes_after_all
+from mbaas.prep.geometry import Stage, boxes_before, moved_fields, plan, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError, peek
-from mbaas.prep.results import Results
-from mbaas.prep.user_code import SampleFields
+from mbaas.prep.part import Results, SampleFields
 from mbaas.samples.fields import ANNOTATED_SIZE
 from mbaas.transforms import Pipeline
 
@@ -70,7 +68,7 @@ class ImagePart:
         after = sizes_after_all(sizes, self.steps)
         if len(runs) > 1:
             if pipeline.has_fields_on_image:
-                known, sizes = fields_between(pipeline, known, sizes, self.steps), after
+                known, sizes = moved_fields(pipeline, known, sizes, self.steps)[0], after
         elif most is not None:
             for row, size in enumerate(after.tolist()):
                 if row not in self.results.bad:

@@ -76,25 +76,6 @@ class _Work:
     free_since: float = 0.0
     cpu_before_s: float = 0.0
 
-    def epoch_of(self, request: PartRequest) -> int:
-        """Return the epoch that seeds the random transforms of a part."""
-        return self.brief.order.chance_epoch(request.block, request.shuffle)
-
-    def bad(self, request: PartRequest, sample_id: int, reason: str) -> BadSample:
-        (stored,) = self.dataset.stored_ids(np.array([sample_id]), self.epoch_of(request)).tolist()
-        return BadSample(sample_id, self.dataset.stored.uri(stored), reason)
-
-    def spread(
-        self, request: PartRequest, ids: NDArray[np.int64], encoded: EncodedRows, unread: dict[int, str]
-    ) -> tuple[EncodedRows, dict[int, str]]:
-        # From rows of the distinct stored samples (`PlacementHistory.stored`) to rows of the part: one stored sample
-        # may serve several rows.
-        stored = self.dataset.stored_ids(ids, self.epoch_of(request))
-        if stored is ids:
-            return encoded, unread
-        rows = np.unique(stored, return_inverse=True)[1].tolist()
-        return [encoded[row] for row in rows], {at: unread[row] for at, row in enumerate(rows) if row in unread}
-
     def prepared(
         self,
         epoch: int,
@@ -116,12 +97,11 @@ class _Work:
         known = {name: concatenated([each.known[name] for each in done]) for name in done[0].known}
         return Prepared([bad for each in done for bad in each.bad], known, made)
 
-    def asked_for(self, request: PartRequest, ids: NDArray[np.int64], reply: FetchReply) -> dict[int, int]:
+    def asked_for(self, request: PartRequest, stored: NDArray[np.int64], reply: FetchReply) -> dict[int, int]:
         """Return the samples that the cache requests in decoded form: row of the part -> id of the stored sample."""
         if not len(reply.hand_in):
             return {}
         wanted = self.placements.stored(request)[reply.hand_in]
-        stored = self.dataset.stored_ids(ids, self.epoch_of(request))
         # If a sample is drawn several times, only its first row is handed in.
         found, first = np.unique(stored, return_index=True)
         rows = first[np.searchsorted(found, wanted)]
@@ -249,15 +229,25 @@ class PrepWorker:
     def _prepare(
         self, work: _Work, request: PartRequest, leave_out: tuple[BadSample, ...], most_slots: int
     ) -> tuple[BlockMeta, Arrays]:
-        arrived, epoch = time.perf_counter(), work.epoch_of(request)
+        arrived, epoch = time.perf_counter(), work.brief.order.chance_epoch(request.block, request.shuffle)
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
         reply, encoded = self._fetch(work, request)
-        encoded, unread = work.spread(request, ids, encoded, reply.errors)
+        stored, unread = work.dataset.stored_ids(ids, epoch), reply.errors
+        if stored is not ids:
+            # From rows of the distinct stored samples (`PlacementHistory.stored`) to rows of the part: one stored
+            # sample may serve several rows.
+            at = np.unique(stored, return_inverse=True)[1].tolist()
+            encoded, unread = [encoded[i] for i in at], {row: unread[i] for row, i in enumerate(at) if i in unread}
+
+        def bad_sample(row: int, reason: str) -> BadSample:
+            return BadSample(int(ids[row]), work.dataset.stored.uri(int(stored[row])), reason)
+
         # Samples that are left out anyway need no retry.
-        reasons = unread | _rows_of(ids, leave_out)
+        left_out = {sample.sample_id: sample.reason for sample in leave_out}
+        reasons = unread | {row: left_out[i] for row, i in enumerate(ids.tolist()) if i in left_out}
         if any(isinstance(reason, TemporaryReason) for reason in reasons.values()):
             row, reason = min((row, why) for row, why in reasons.items() if isinstance(why, TemporaryReason))
-            return BlockMeta(request.block, epoch, away=work.bad(request, int(ids[row]), str(reason))), {}
+            return BlockMeta(request.block, epoch, away=bad_sample(row, str(reason))), {}
         with self._lock:
             # After a reassignment, the engine of the previous work is closed.
             if self._work is not work:
@@ -266,7 +256,7 @@ class PrepWorker:
             # Fetch time that overlapped with the previous block delayed no consumer.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
             rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
-            asked_for = work.asked_for(request, ids, reply)
+            asked_for = work.asked_for(request, stored, reply)
             cache, buffer = work.readers.get(self._node), work.buffers.decoded
             pieces = handed_in(cache, request, rows.tolist(), asked_for, reply.hand_in_bytes, buffer)
             place = work.slots.take(most_slots) if work.slots is not None and most_slots else None
@@ -276,7 +266,7 @@ class PrepWorker:
             out = (own if place is None else place.samples(own))[: len(rows)]
             prepared = work.prepared(epoch, ids[rows], [encoded[row] for row in rows], pieces, out)
             reasons |= {int(rows[flaw.row]): flaw.reason for flaw in prepared.bad}
-            bad = [work.bad(request, int(ids[row]), reason) for row, reason in sorted(reasons.items())]
+            bad = [bad_sample(row, reason) for row, reason in sorted(reasons.items())]
             made = prepared.made
             if prepared.bad:
                 # Bad rows are rare, so only parts with bad rows pay for this copy.
@@ -407,8 +397,3 @@ def _watchdog_of(config: PrepConfig) -> StallWatchdog:
 
 def _moved_on(feed: str, work: _Work) -> StateError:
     return StateError(f"a block of feed {feed!r} was asked of a worker that works for {work.brief.config.feed!r}")
-
-
-def _rows_of(ids: NDArray[np.int64], bad: tuple[BadSample, ...]) -> dict[int, str]:
-    reasons = {sample.sample_id: sample.reason for sample in bad}
-    return {row: reasons[i] for row, i in enumerate(ids.tolist()) if i in reasons} if reasons else {}

@@ -52,10 +52,15 @@ class Transform(Parameters):
     Attributes:
         keeps_size: True if the result always has the image's size.
         needs_boxes: True if the parameters depend on the boxes of the image.
+        dali_limit: what only the cpu engine can do, such as "runs no Map"; "" if DALI runs the transform.
     """
 
     keeps_size: ClassVar[bool] = False
     needs_boxes: ClassVar[bool] = False
+
+    @property
+    def dali_limit(self) -> str:
+        return ""
 
     @property
     def draws(self) -> int:

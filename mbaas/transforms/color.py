@@ -51,6 +51,10 @@ class ColorJitter(Transform):
     keeps_size: ClassVar[bool] = True
 
     @property
+    def dali_limit(self) -> str:
+        return "does not change the hue" if self.turns_hue else ""
+
+    @property
     def turns_hue(self) -> bool:
         return self.hue != (0.0, 0.0)
 

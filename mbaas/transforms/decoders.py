@@ -34,9 +34,8 @@ class Decoder(Transform):
     field: str
 
     @property
-    def made(self) -> str:
-        """Name of the decoded value in minibatches."""
-        return self.field
+    def dali_limit(self) -> str:
+        return "prepares images, and sound that becomes a MelSpectrogram"
 
     @property
     def form(self) -> Form:
@@ -60,6 +59,7 @@ class DecodeImage(Decoder):
 
     max_pixels: Annotated[int | None, partial(checks.whole, most=MOST_PIXELS)] = None
     field = IMAGE  # not a parameter
+    dali_limit = ""
 
     def __repr__(self) -> str:
         # Unchanged without max_pixels, because saved states contain fingerprints of pipelines.

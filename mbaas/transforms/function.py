@@ -79,6 +79,10 @@ class Map(Transform):
             message = f"Map's fn must pickle to reach the prep workers, but {name_of(self.fn)} does not: {error}"
             raise ConfigError(message, option="fn") from error
 
+    @property
+    def dali_limit(self) -> str:
+        return "runs no Map of images or spectrograms"
+
     def __repr__(self) -> str:
         return f"Map({name_of(self.fn)}{self._options})"
 

@@ -12,8 +12,8 @@ from mbaas.errors import ConfigError, shown
 from mbaas.samples.fields import Field
 from mbaas.transforms.arrays import ArrayTransform, Form
 from mbaas.transforms.base import Size, Transform
-from mbaas.transforms.color import ColorJitter, Normalize
-from mbaas.transforms.decoders import DecodeArray, DecodeAudio, DecodeImage, Decoder
+from mbaas.transforms.color import Normalize
+from mbaas.transforms.decoders import DecodeImage, Decoder
 from mbaas.transforms.function import Map
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
@@ -113,7 +113,7 @@ class Pipeline:
         if self.most_pixels is not None:
             rows["makes"] = f"images of up to {self.most_pixels:,} pixels"
         if not self.has_images:
-            rows["makes"] = f"{self.decoder.made}: {self.forms[-1].kind}"
+            rows["makes"] = f"{self.decoder.field}: {self.forms[-1].kind}"
         return table("Pipeline", rows)
 
     def known(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
@@ -123,8 +123,8 @@ class Pipeline:
             ConfigError: the dataset lacks a field for boxes, keypoints, masks or a Map, or has one with the decoder's
                 name for the sample.
         """
-        if self.decoder.made in {field.name for field in fields}:
-            made = shown(self.decoder.made)
+        if self.decoder.field in {field.name for field in fields}:
+            made = shown(self.decoder.field)
             raise ConfigError(
                 f"the dataset has a field {made} already, so {self.decoder!r} must make one of another name: field=..."
             )
@@ -203,10 +203,8 @@ class Pipeline:
         with an odd ``n_fft``, ``n_fft`` below 4, or a ``power`` other than 1 or 2. Sound without a MelSpectrogram has
         no work for DALI, so it is the decoder, as for all other arrays.
         """
-        if self.has_images:
-            return next(filter(_is_cpu_only, self.transforms), None)
         first = next((index for index, each in enumerate(self.transforms) if isinstance(each, MelSpectrogram)), 0)
-        return next(filter(_is_cpu_only, self.transforms[first:]), None)
+        return next((each for each in self.transforms[first:] if each.dali_limit), None)
 
     @property
     def is_random(self) -> bool:
@@ -248,14 +246,6 @@ def _digest(*lines: str) -> str:
 
 def _is_random(transform: Transform) -> bool:
     return transform.draws > 0 or (isinstance(transform, Map) and not transform.deterministic)
-
-
-def _is_cpu_only(transform: Transform) -> bool:
-    if isinstance(transform, MelSpectrogram):
-        return transform.n_fft % 2 == 1 or transform.n_fft < 4 or transform.power not in (1.0, 2.0)
-    if isinstance(transform, ColorJitter):
-        return transform.turns_hue
-    return isinstance(transform, Map | DecodeAudio | DecodeArray)
 
 
 def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:

@@ -70,6 +70,11 @@ class MelSpectrogram(ArrayTransform):
             raise self._refused("norm", 'must be "slaney" or left out')
 
     @property
+    def dali_limit(self) -> str:
+        is_supported = self.n_fft % 2 == 0 and self.n_fft >= 4 and self.power in (1.0, 2.0)
+        return "" if is_supported else "makes spectrograms of an even n_fft from 4 on, and of power 1 or 2"
+
+    @property
     def hop(self) -> int:
         """Samples from one frame to the next."""
         return max(1, self._length // 2) if self.hop_length is None else self.hop_length

@@ -19,7 +19,7 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import read_coco
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.prep.fields_on_image import make_masks
+from mbaas.prep.geometry import make_masks
 from mbaas.samples.fields import Field, Packed
 
 IMAGES = 40

@@ -12,7 +12,7 @@ import pytest
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
 from mbaas.prep.engines import Batch, Prepared, make_engine
-from mbaas.prep.fields_on_image import moved_fields
+from mbaas.prep.geometry import moved_fields
 from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.wire.samples import EngineName
 

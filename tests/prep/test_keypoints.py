@@ -11,8 +11,7 @@ import pytest
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
 from mbaas.prep.engines import Batch, make_engine
-from mbaas.prep.fields_on_image import move_keypoints
-from mbaas.prep.geometry import plan
+from mbaas.prep.geometry import move_keypoints, plan
 from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.transforms.base import Flips, Step, Windows
 from mbaas.wire.samples import EngineName

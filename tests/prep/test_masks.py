@@ -16,8 +16,7 @@ from torch.nn.functional import interpolate
 from mbaas import transforms as T
 from mbaas.errors import ConfigError, ResourceError
 from mbaas.prep.engines import BadRow, Batch, Prepared, make_engine
-from mbaas.prep.fields_on_image import make_masks
-from mbaas.prep.geometry import plan, stages_of
+from mbaas.prep.geometry import make_masks, plan, stages_of
 from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.transforms.base import Flips, Windows
 from mbaas.wire.samples import EngineName

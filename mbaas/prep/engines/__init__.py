@@ -26,7 +26,7 @@ from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.process import SampleThreads
 from mbaas.prep.sound import sound_libraries
 from mbaas.samples.fields import Arrays, Column, Field
-from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transform
+from mbaas.transforms import DecodeAudio, Pipeline
 from mbaas.transforms.arrays import UnfitError
 from mbaas.transforms.decoders import MOST_PIXELS, is_numeric
 from mbaas.wire.samples import EngineName
@@ -125,7 +125,7 @@ class Engine(ABC):
             has = got if sample.ndim else "a number without any"
             raise ConfigError(f"samples may differ in {which}, but the first one is {has}")
         shape = (*(None,) * differing, *sample.shape[differing:])
-        return Field(self._pipeline.decoder.made, shape, sample.dtype.name, self._pipeline.longest)
+        return Field(self._pipeline.decoder.field, shape, sample.dtype.name, self._pipeline.longest)
 
     @abstractmethod
     def _first_sample(self, batch: Batch) -> NDArray[Any]:
@@ -177,20 +177,10 @@ def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
     cpu_only = pipeline.cpu_only
     if kind == "dali" and cpu_only:
         wanted = f"use 'cpu' or 'auto' for a pipeline with {cpu_only!r}"
-        raise ConfigError(f"engine 'dali' {_limit_of_dali(cpu_only, pipeline)}; {wanted}")
+        raise ConfigError(f"engine 'dali' {cpu_only.dali_limit}; {wanted}")
     if kind == "cpu" or cpu_only or (kind == "auto" and gpus == 0):
         return "cpu"
     return "dali"
-
-
-def _limit_of_dali(cpu_only: Transform, pipeline: Pipeline) -> str:
-    if pipeline.has_images:
-        return "runs neither a Map nor ColorJitter's hue"
-    if isinstance(cpu_only, Map):
-        return "runs no Map after MelSpectrogram"
-    if isinstance(cpu_only, MelSpectrogram):
-        return "makes spectrograms of an even n_fft from 4 on, and of power 1 or 2"
-    return "prepares images, and sound that becomes a MelSpectrogram"
 
 
 def check_share(dali_share: float, engine: str, pipeline: Pipeline) -> None:

@@ -17,9 +17,8 @@ from mbaas.base.units import size
 from mbaas.prep.decoded import DecodedRow, DecodedRows, is_decoded, read_decoded
 from mbaas.prep.engines import DEFAULT_MAX_BYTES, Batch, Engine, Prepared
 from mbaas.prep.header import UndecodableError
-from mbaas.prep.results import Results
+from mbaas.prep.part import Results, SampleFields, call_map
 from mbaas.prep.sound import SoundDecoder
-from mbaas.prep.user_code import SampleFields, call_map
 from mbaas.samples.order import generator, uniforms
 from mbaas.transforms import DecodeAudio, Map, Pipeline
 from mbaas.transforms.arrays import ArrayTransform, ArrayWindow, UnfitError
@@ -109,7 +108,7 @@ class ArrayEngine(Engine):
                 # Copy, because the function may change its input, which may be a view of the sample's bytes.
                 batch = part.batch
                 rng = partial(generator, self._seed, batch.epoch, int(batch.ids[row]), substream=index)
-                array = call_map(transform, self._pipeline.decoder.made, array.copy(), part.fields, row, rng)
+                array = call_map(transform, self._pipeline.decoder.field, array.copy(), part.fields, row, rng)
             elif isinstance(transform, ArrayTransform):
                 # Large values may overflow when squared; a warning would not name the sample.
                 with np.errstate(over="ignore", invalid="ignore"):

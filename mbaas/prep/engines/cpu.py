@@ -14,13 +14,11 @@ from mbaas.prep import pixels
 from mbaas.prep.decode import decode, decode_whole
 from mbaas.prep.decoded import DecodedRow, DecodedRows, sealed
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, Encoded, Engine, Prepared, is_image
-from mbaas.prep.fields_on_image import fields_between
-from mbaas.prep.geometry import Stage, boxes_before, plan, sizes_after_all, stages_of
+from mbaas.prep.geometry import Stage, boxes_before, moved_fields, plan, sizes_after_all, stages_of
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.image_part import ImagePart
+from mbaas.prep.part import call_map, described
 from mbaas.prep.pixels import Image, Scratch
-from mbaas.prep.results import described
-from mbaas.prep.user_code import call_map
 from mbaas.samples.fields import IMAGE, Arrays, Field
 from mbaas.samples.order import generator
 from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
@@ -144,7 +142,7 @@ class CpuEngine(Engine):
         now = None if boxes is None else boxes_before(boxes, on_image, sizes)
         steps = plan(stages, self._seed, epoch, ids, sizes, now)
         if fields.on_image:
-            fields.put(row, fields_between(self._pipeline, on_image, sizes, steps))
+            fields.put(row, moved_fields(self._pipeline, on_image, sizes, steps)[0])
             fields.sizes[row] = sizes_after_all(sizes, steps)[0]
         # Copy, because the function may still hold its result, and steps change an image in place.
         result = result.copy() if result.flags.writeable else result

@@ -23,7 +23,7 @@ from mbaas.prep.engines import DEFAULT_MAX_BYTES, Batch, Prepared
 from mbaas.prep.engines.arrays import Array, ArrayEngine
 from mbaas.prep.engines.dali_runs import GraphRuns, types
 from mbaas.prep.geometry import Stage
-from mbaas.prep.user_code import SampleFields
+from mbaas.prep.part import SampleFields
 from mbaas.transforms import AmplitudeToDB, MelSpectrogram, Pipeline, SpecAugment
 from mbaas.transforms.arrays import ArrayWindow, Form
 from mbaas.wire.samples import EngineName
