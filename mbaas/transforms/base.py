@@ -110,6 +110,12 @@ class DrawInputs:
     boxes: BoxState | None = None
     more: Callable[[NDArray[np.int64], int, int], NDArray[np.float64]] | None = None
 
+    @property
+    def whole(self) -> NDArray[np.int64]:
+        """Return the windows that are the whole images, int64[n, 4]."""
+        zeros = np.zeros_like(self.heights)
+        return np.stack([zeros, zeros, self.heights, self.widths], axis=1)
+
 
 @dataclass(frozen=True)
 class Windows:

@@ -102,15 +102,12 @@ class Resize(WindowTransform):
 
     def windows(self, drawn: DrawInputs) -> Windows:
         heights, widths = drawn.heights, drawn.widths
-        zeros = np.zeros_like(heights)
-        return Windows(np.stack([zeros, zeros, heights, widths], axis=1), self._sizes(heights, widths))
-
-    def _sizes(self, heights: Pixels, widths: Pixels) -> Pixels:
         if isinstance(self.size, tuple):
-            return _repeated(self.size, len(heights))
+            return Windows(drawn.whole, _repeated(self.size, len(heights)))
         longer = self.size * np.maximum(heights, widths) // np.minimum(heights, widths)
         tall = heights > widths
-        return np.stack([np.where(tall, longer, self.size), np.where(tall, self.size, longer)], axis=1)
+        sizes = np.stack([np.where(tall, longer, self.size), np.where(tall, self.size, longer)], axis=1)
+        return Windows(drawn.whole, sizes)
 
 
 @dataclass(frozen=True)
@@ -197,8 +194,7 @@ class RandomIoUCrop(WindowTransform):
         assert drawn.boxes is not None, "a pipeline with this transform has boxes"
         assert drawn.more is not None
         heights, widths, boxes = drawn.heights, drawn.widths, drawn.boxes
-        zeros = np.zeros_like(heights)
-        windows, kept = np.stack([zeros, zeros, heights, widths], axis=1), boxes.kept.copy()
+        windows, kept = drawn.whole, boxes.kept.copy()
         options, draws = np.array(self.sampler_options), 1 + 4 * self.trials
         open_rows = np.arange(len(heights))
         for number in range(_ROUNDS):

@@ -108,13 +108,12 @@ class Pipeline:
     def _repr_html_(self) -> str:
         rows = {str(number): repr(transform) for number, transform in enumerate(self.transforms)}
         rows |= {name: repr(each) for name, each in self._on_image.items()}
-        shape = self.output_shape
-        rows["makes"] = f"uint8 {list(shape)}" if shape else "a size that the data decides"
-        if self.most_pixels is not None:
-            rows["makes"] = f"images of up to {self.most_pixels:,} pixels"
+        makes = f"uint8 {list(self.output_shape)}" if self.output_shape else "a size that the data decides"
         if not self.has_images:
-            rows["makes"] = f"{self.decoder.field}: {self.forms[-1].kind}"
-        return table("Pipeline", rows)
+            makes = f"{self.decoder.field}: {self.forms[-1].kind}"
+        elif self.most_pixels is not None:
+            makes = f"images of up to {self.most_pixels:,} pixels"
+        return table("Pipeline", {**rows, "makes": makes})
 
     def known(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         """Return the fields of prepared samples.

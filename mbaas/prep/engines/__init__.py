@@ -95,6 +95,7 @@ class Engine(ABC):
     def __init__(self, pipeline: Pipeline, seed: int, threads: int) -> None:
         self._pipeline, self._seed = pipeline, seed
         self._threads = SampleThreads(threads)
+        self._graphs: Sequence[Any] = ()  # `GraphRuns`, which only the dali engines import
 
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         """Return the shape and dtype of a prepared sample. Decode it only if the pipeline does not determine them.
@@ -151,10 +152,14 @@ class Engine(ABC):
         """Use ``threads`` threads (at least 1) from the next call on."""
         self._threads.close()
         self._threads = SampleThreads(threads)
+        for graph in self._graphs:
+            graph.set_threads(threads)
 
     def close(self) -> None:
         """Release threads and device memory."""
         self._threads.close()
+        for graph in self._graphs:
+            graph.close()
 
 
 def is_image(array: NDArray[Any]) -> bool:

@@ -84,6 +84,7 @@ class DaliEngine(CpuEngine):
         self._whole = _ImageGraph(stages, slice(None), **options)
         self._first = _ImageGraph(stages, slice(self._in_prefix), **options)
         self._rest = _ImageGraph(stages, slice(self._in_prefix, None), decoded=True, **options)
+        self._graphs = self._whole, self._first, self._rest
 
     def prepare(self, batch: Batch, out: NDArray[Any], keep: DecodedRows | None = None) -> Prepared:
         part = self._part(batch, out, keep)
@@ -108,14 +109,7 @@ class DaliEngine(CpuEngine):
             self._make(part, np.array(sorted(refused)))
         return part.finish()
 
-    def set_threads(self, threads: int) -> None:
-        super().set_threads(threads)
-        for graph in (self._whole, self._first, self._rest):
-            graph.set_threads(threads)
-
     def close(self) -> None:
-        for graph in (self._whole, self._first, self._rest):
-            graph.close()
         self._beside.shutdown()
         super().close()
 

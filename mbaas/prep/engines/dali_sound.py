@@ -64,6 +64,7 @@ class DaliSoundEngine(ArrayEngine):
             limit=batch_values,
             unit="values",
         )
+        self._graphs = (self._runs,)
 
     def prepare(self, batch: Batch, out: Array, keep: DecodedRows | None = None) -> Prepared:
         part, again = self._part(batch, out, keep), list[int]()
@@ -92,14 +93,6 @@ class DaliSoundEngine(ArrayEngine):
         # From the original fields, because a Map has changed those of the part.
         self._make(replace(part, fields=SampleFields(batch.known, self._pipeline)), sorted(again))
         return part.results.finish(part.fields.columns())
-
-    def set_threads(self, threads: int) -> None:
-        super().set_threads(threads)
-        self._runs.set_threads(threads)
-
-    def close(self) -> None:
-        self._runs.close()
-        super().close()
 
 
 def graph_inputs(
