@@ -8,7 +8,6 @@
 `decode`           pixels of images, by libjpeg-turbo and OpenCV
 `sound`            audio files
 `decoded`          decoded samples: containers, memory, and their way to a cache
-`image_part`       the images of a part: headers, steps, results
 `geometry`         the plan of a part's steps; boxes, keypoints and masks moved by it
 `pixels`           crops, resampling, flips and colors on the CPU
 `part`             fields and results of the samples of a part; calls the functions of Maps

@@ -1,10 +1,14 @@
-"""The cpu engine for images: libjpeg-turbo, OpenCV and torch's resampling, in threads over samples."""
+"""The cpu engine for images: libjpeg-turbo, OpenCV and torch's resampling, in threads over samples.
+
+The sizes of results are planned from headers, so images of varying size are written directly to their final place, end
+to end. Only the results of a Map have unknown sizes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -12,19 +16,106 @@ from numpy.typing import NDArray
 
 from mbaas.prep import pixels
 from mbaas.prep.decode import decode, decode_whole
-from mbaas.prep.decoded import DecodedRow, DecodedRows, sealed
+from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows, image_header, is_decoded, read_decoded, sealed
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, Encoded, Engine, Prepared, is_image
 from mbaas.prep.geometry import Stage, boxes_before, moved_fields, plan, sizes_after_all, stages_of
-from mbaas.prep.header import UndecodableError
-from mbaas.prep.image_part import ImagePart
-from mbaas.prep.part import call_map, described
+from mbaas.prep.header import Header, UndecodableError, peek
+from mbaas.prep.part import Results, SampleFields, call_map, described
 from mbaas.prep.pixels import Image, Scratch
-from mbaas.samples.fields import IMAGE, Arrays, Field
+from mbaas.samples.fields import ANNOTATED_SIZE, IMAGE, Arrays, Field
 from mbaas.samples.order import generator
 from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
 from mbaas.transforms.base import Recolorings, Step, Windows
 
 Array = NDArray[Any]
+
+
+_NO_HEADER = Header("decoded", 1, 1, channels=3, bits=8)
+"""Placeholder for a bad sample, whose steps are planned like those of the others."""
+
+
+class ImagePart:
+    """The images of a block while an engine prepares them.
+
+    Args:
+        batch, out, keep: see `mbaas.prep.engines.Engine.prepare`.
+        pipeline, seed: its transforms, and the seed of the random ones.
+        runs: the result of `stages_of` for the pipeline.
+        max_pixels: larger images are bad.
+
+    Attributes:
+        encoded, headers: the samples' bytes and headers.
+        decoded: contents of the containers of decoded samples; None for encoded samples.
+        sizes: int64[n, 2], (height, width) of the upright images in pixels.
+        steps: steps before the first Map.
+        fields: the samples' fields, as input for the first Map.
+        results: memory for the images, and the bad samples.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        out: NDArray[Any],
+        keep: DecodedRows | None,
+        *,
+        pipeline: Pipeline,
+        seed: int,
+        runs: Sequence[Sequence[Stage]],
+        max_pixels: int,
+    ) -> None:
+        most = pipeline.most_pixels
+        self.batch, self._pipeline = batch, pipeline
+        self.results = Results(out, pipeline, keep)
+        self.encoded = [memoryview(cast("Any", each)) for each in batch.encoded]
+        self.headers, self.decoded = [_NO_HEADER] * len(batch), [cast("Decoded | None", None)] * len(batch)
+        for row in range(len(batch)):
+            self.results.attempt(row, self._read_header, row, max_pixels)
+        self.sizes = np.array([header.size for header in self.headers], np.int64).reshape(-1, 2)  # even without rows
+        boxes, known, sizes = pipeline.boxes, batch.known, self.sizes
+        by_boxes = boxes is not None and any(transform.needs_boxes for transform in pipeline.transforms)
+        now = boxes_before(boxes, known, sizes) if boxes is not None and by_boxes else None
+        self.steps = plan(runs[0], seed, batch.epoch, batch.ids, sizes, now)
+        after = sizes_after_all(sizes, self.steps)
+        if len(runs) > 1:
+            if pipeline.has_fields_on_image:
+                known, sizes = moved_fields(pipeline, known, sizes, self.steps)[0], after
+        elif most is not None:
+            for row, size in enumerate(after.tolist()):
+                if row not in self.results.bad:
+                    self.results.attempt(row, self.results.check_size, size)
+            self.results.lay_out(after * self.results.good[:, None])
+        self.fields = SampleFields(known, pipeline, sizes)
+
+    def _read_header(self, row: int, max_pixels: int) -> None:
+        data, annotated = self.encoded[row], self.batch.known.get(ANNOTATED_SIZE)
+        if is_decoded(data):
+            self.decoded[row] = decoded = read_decoded(data)
+            header = image_header(decoded, max_pixels)
+        else:
+            header = peek(data, max_pixels)
+        self.headers[row] = header if annotated is None else _as_annotated(header, *annotated[row].tolist())
+
+    def finish(self) -> Prepared:
+        """Return the results, after the images are prepared."""
+        known, steps, sizes = self.fields.columns(), self.steps, self.sizes
+        if self.fields.on_image:  # already moved between Maps: only final filtering remains
+            steps, sizes = [], self.fields.sizes
+        if self._pipeline.has_fields_on_image:
+            known, unfit = moved_fields(self._pipeline, known, sizes, steps, ~self.results.good)
+            self.results.bad.update(unfit)
+        return self.results.finish(known)
+
+
+def _as_annotated(header: Header, height: int, width: int) -> Header:
+    """Return the header with the orientation that gives the annotated size (zeros: unknown)."""
+    if header.size == (height, width) or not (height and width):
+        return header
+    if (header.height, header.width) == (height, width):
+        return header._replace(orientation=1, as_stored=True)
+    tall, wide = header.size
+    raise UndecodableError(
+        f"its boxes are of an image of {width} x {height} pixels (width x height), and it has {wide} x {tall}"
+    )
 
 
 class CpuEngine(Engine):
@@ -38,6 +129,7 @@ class CpuEngine(Engine):
         cv2.setNumThreads(1)
         self._max_pixels = max_pixels
         self._runs = stages_of(pipeline.prep)
+        self._part = partial(ImagePart, pipeline=pipeline, seed=seed, runs=self._runs, max_pixels=max_pixels)
         self._scratch = Scratch()
         # Import torch now, while the engine is made: on a busy machine the import may take longer than a block's
         # timeout.
@@ -53,7 +145,7 @@ class CpuEngine(Engine):
         return super().field(encoded, uri, known)
 
     def _first_sample(self, batch: Batch) -> Array:
-        part = self._part(batch, np.empty((1, 0)))
+        part = self._part(batch, np.empty((1, 0)), None)
         if part.results.bad:
             raise UndecodableError(part.results.bad[0])
         return self._sample(part, 0, None)
@@ -62,17 +154,6 @@ class CpuEngine(Engine):
         part = self._part(batch, out, keep)
         self._make(part, np.flatnonzero(part.results.good))
         return part.finish()
-
-    def _part(self, batch: Batch, out: Array, keep: DecodedRows | None = None) -> ImagePart:
-        return ImagePart(
-            batch,
-            out,
-            keep,
-            pipeline=self._pipeline,
-            seed=self._seed,
-            runs=self._runs,
-            max_pixels=self._max_pixels,
-        )
 
     def _make(self, part: ImagePart, rows: NDArray[np.intp]) -> None:
         """Prepare good samples of a block; those that cannot be prepared become bad."""

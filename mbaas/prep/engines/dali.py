@@ -25,11 +25,10 @@ from nvidia.dali import fn, math
 
 from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, EngineOf, Prepared
-from mbaas.prep.engines.cpu import CpuEngine
+from mbaas.prep.engines.cpu import CpuEngine, ImagePart
 from mbaas.prep.engines.dali_runs import Deliver, Feed, GraphRuns, PlaceOf, types
 from mbaas.prep.geometry import Stage, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError
-from mbaas.prep.image_part import ImagePart
 from mbaas.prep.pixels import Image
 from mbaas.transforms import (
     CenterCrop,
