@@ -78,7 +78,6 @@ def first_samples(
     Args:
         dataset, pipeline, seed, shuffle: as for `mbaas.serve`.
         count: number of samples, at least 1; limited to the dataset's size.
-        epoch: the feed's epoch, from 0.
 
     Raises:
         ConfigError: the dataset lacks a field that the pipeline needs, or the seed is out of range.
@@ -225,8 +224,5 @@ def _checked_images(samples: Column) -> list[grid.Image]:
 
 
 def _on_sheet(image: grid.Image, size: tuple[int, int]) -> grid.Image:
-    if image.shape[:2] == size:
-        return image
-    sheet = np.full((*size, 3), 255, np.uint8)
-    sheet[: image.shape[0], : image.shape[1]] = image
-    return sheet
+    below, right = size[0] - image.shape[0], size[1] - image.shape[1]
+    return np.pad(image, ((0, below), (0, right), (0, 0)), constant_values=255)

@@ -174,7 +174,6 @@ class DecodedRows:
     """Decoded samples of selected rows of a block, collected while an engine prepares the block. Thread-safe.
 
     Args:
-        rows: rows of the block whose decoded samples are wanted.
         most_bytes: capacity for all containers; rows that no longer fit are not kept.
         memory: buffer for exclusive use until the result of `taken` is no longer needed; default: new memory.
     """
@@ -309,10 +308,7 @@ def handed_in(
 
     Args:
         reader: reader of the node's cache; may be None if no sample is requested.
-        request, rows: the part, and those of its rows that are prepared; others are left out as bad.
         asked_for: row of the part whose decoded sample the cache requests -> id of the stored sample.
-        nbytes: expected bytes of all requested samples.
-        memory: buffer for exclusive use.
     """
     import ray
 

@@ -84,10 +84,7 @@ def move_boxes(
     """Return the fields of n samples with transformed boxes, and a mask of the boxes that remain.
 
     Args:
-        boxes: specifies the field with the boxes.
-        known: the dataset's fields.
         sizes: int64[n, 2], (height, width) of the images in pixels.
-        steps: the steps applied to the images.
         is_last: True if no further steps follow. Otherwise only empty boxes are dropped.
 
     Raises:
@@ -202,10 +199,7 @@ def moved_fields(
     """Return the fields of n samples after ``steps``, and the samples whose fields do not fit: row -> reason.
 
     Args:
-        pipeline: specifies the fields with image coordinates.
-        known: the dataset's fields.
         sizes: int64[n, 2], (height, width) of the images in pixels.
-        steps: the steps applied to the images.
         lost: bool[n], samples that are already bad; no masks are drawn for them. None if further steps follow: only
             empty boxes are dropped, and no masks are drawn at all.
 
@@ -285,10 +279,8 @@ def make_masks(
 
     Args:
         texts: uint8, per sample a JSON list with one segmentation per object.
-        kept: bool[total], the objects to draw.
         bounds: int64[n + 1], the objects of sample i are ``bounds[i]`` to ``bounds[i + 1]``.
         sizes: int64[n, 2], (height, width) of the images in pixels.
-        steps: the steps applied to the images.
         result: (height, width) of the images after these steps; None if sizes differ.
 
     Raises:

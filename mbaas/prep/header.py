@@ -66,7 +66,6 @@ class Header(NamedTuple):
         height, width: stored size in pixels, before the EXIF orientation is applied.
         channels: stored channels: 1 grey, 3 colour; for a JPEG, 4 is CMYK or YCCK. 3 for PNG palettes, and for WebP,
             whose alpha is dropped.
-        bits: bits per stored channel.
         orientation: EXIF orientation, 1 to 8; 1 is upright.
         height_at: offset of a JPEG's 16-bit height in the file.
         sequential: True for a JPEG with one scan in row order and no restarts: its upper rows can be decoded alone.

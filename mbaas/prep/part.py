@@ -141,13 +141,10 @@ class SampleFields:
     """The fields of n samples, modified by Maps. Threads may work on different samples.
 
     Args:
-        known: the fields of the n samples; not modified.
-        pipeline: specifies the fields that Maps take, and the fields with image coordinates.
         sizes: int64[n, 2], (height, width) of the images in pixels; None if samples are not images.
 
     Attributes:
         on_image: names of fields with image coordinates and of fields that accompany boxes; empty without a Map.
-        sizes: current sizes of the images.
     """
 
     def __init__(self, known: Arrays, pipeline: Pipeline, sizes: NDArray[np.int64] | None = None) -> None:
@@ -241,7 +238,6 @@ def call_map(
     """Apply a Map's function to a sample, which the function may keep and change.
 
     Args:
-        name: name of the sample's field, for a function that also takes fields.
         fields, row: fields of all samples, which receive the function's changes, and the sample's row.
         rng: makes the sample's generator, for a function that is not deterministic.
 

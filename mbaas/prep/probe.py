@@ -67,7 +67,6 @@ def first_probe(
     Each of the first samples is tried once; the caller may retry.
 
     Args:
-        dataset, engine: the samples, and the engine to measure.
         keeping: the engine whose decoded samples are cached; may be the same.
         known: dataset fields that remain in prepared samples.
         fetch_threads: initial number of read threads per node.

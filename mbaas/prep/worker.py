@@ -210,8 +210,6 @@ class PrepWorker:
         caller then retries.
 
         Args:
-            feed: the feed's name.
-            request: the part.
             leave_out: samples that were bad when the block was first prepared. They stay out, so that all consumers see
                 the same samples.
             most_slots: number of slots the worker may use. If one is free, the arrays are written there:

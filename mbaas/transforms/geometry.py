@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -182,13 +183,12 @@ class RandomIoUCrop(WindowTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        scale, ratio = (self.min_scale, self.max_scale), (self.min_aspect_ratio, self.max_aspect_ratio)
-        low, high = checks.interval("RandomIoUCrop's min_scale, max_scale", scale, above=0.0, upto=1.0)
-        self._set("min_scale", low)
-        self._set("max_scale", high)
-        low, high = checks.interval("RandomIoUCrop's min_aspect_ratio, max_aspect_ratio", ratio, above=0.0)
-        self._set("min_aspect_ratio", low)
-        self._set("max_aspect_ratio", high)
+        for name, upto in (("scale", 1.0), ("aspect_ratio", math.inf)):
+            names = f"min_{name}", f"max_{name}"
+            given = tuple(getattr(self, each) for each in names)
+            limits = checks.interval(f"RandomIoUCrop's {', '.join(names)}", given, above=0.0, upto=upto)
+            for each, limit in zip(names, limits, strict=True):
+                self._set(each, limit)
 
     def windows(self, drawn: DrawInputs) -> Windows:
         assert drawn.boxes is not None, "a pipeline with this transform has boxes"

@@ -65,10 +65,9 @@ class Pipeline:
             if given[name] is not None and not self.has_images:
                 raise ConfigError(f"{name} lie on images, but {self.decoder!r} makes none", option=name)
             object.__setattr__(self, name, given[name])
-        function = next(iter(self.maps), None)
-        if function is not None and masks is not None:
+        if self.maps and masks is not None:
             raise ConfigError(
-                f"{function!r} may move pixels in any way, and masks are made when all is done to an image, so a "
+                f"{self.maps[0]!r} may move pixels in any way, and masks are made when all is done to an image, so a "
                 f"pipeline with it cannot have {masks!r}"
             )
         for each in (*(each for each in self.transforms if each.needs_boxes), *([masks] if masks is not None else [])):

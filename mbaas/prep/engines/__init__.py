@@ -72,7 +72,6 @@ class Batch:
     """n samples to prepare.
 
     Attributes:
-        encoded: the samples' bytes.
         ids: int64[n], the samples' ids.
         epoch: seeds the random transforms.
         known: the samples' fields, as in the dataset; not modified in place.
@@ -99,11 +98,6 @@ class Engine(ABC):
 
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         """Return the shape and dtype of a prepared sample. Decode it only if the pipeline does not determine them.
-
-        Args:
-            encoded: the sample's bytes.
-            uri: the sample's location, for error messages.
-            known: the dataset's fields of this one sample.
 
         Raises:
             BadSampleError: ``encoded`` had to be decoded and cannot be.
@@ -137,7 +131,6 @@ class Engine(ABC):
         """Prepare n samples.
 
         Args:
-            batch: the samples.
             out: [n, *field.shape], receives the prepared samples; rows of bad samples become zero. If samples differ in
                 size, it is contiguous memory for n samples of the largest size (`Field.empty`), filled end to end.
             keep: receives the decoded form of its wanted rows, if these are encoded and good, up to its capacity.
@@ -172,7 +165,6 @@ def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
 
     Args:
         kind: "auto", "cpu" or "dali". DALI also runs without a GPU, but is then slower for images than cpu.
-        gpus: number of GPUs available for prep.
 
     Raises:
         ConfigError: ``kind`` is unknown, or is "dali" for a pipeline with a transform that only the cpu engine runs.
@@ -236,7 +228,6 @@ def make_engine(
     Args:
         kind: the result of ``resolve_engine``.
         seed: the feed's seed, in [0, 2**63).
-        threads: threads per block.
         device_id: the GPU for DALI; None runs DALI on the CPU.
         for_dali: selects the images for DALI; the dali engine prepares the others on CPUs at the same time. None: all.
         max_pixels: larger images are rejected by their header, before memory is allocated.

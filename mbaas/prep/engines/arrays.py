@@ -34,10 +34,7 @@ class ArrayPart:
     """The samples of a block while an engine prepares them.
 
     Attributes:
-        batch: the samples.
         chance: uniform random numbers of each transform of the pipeline, float64[n, draws].
-        fields: the samples' fields, which Maps may change.
-        results: memory for the arrays, and the bad samples.
     """
 
     batch: Batch

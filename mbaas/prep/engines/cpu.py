@@ -38,18 +38,13 @@ class ImagePart:
     """The images of a block while an engine prepares them.
 
     Args:
-        batch, out, keep: see `mbaas.prep.engines.Engine.prepare`.
-        pipeline, seed: its transforms, and the seed of the random ones.
         runs: the result of `stages_of` for the pipeline.
         max_pixels: larger images are bad.
 
     Attributes:
-        encoded, headers: the samples' bytes and headers.
         decoded: contents of the containers of decoded samples; None for encoded samples.
         sizes: int64[n, 2], (height, width) of the upright images in pixels.
         steps: steps before the first Map.
-        fields: the samples' fields, as input for the first Map.
-        results: memory for the images, and the bad samples.
     """
 
     def __init__(

@@ -101,8 +101,6 @@ def graph_inputs(
     """Return the inputs of the graph for one sample.
 
     Args:
-        stages: a MelSpectrogram, and the transforms after it.
-        sound: float32 [time] or [time, channels].
         chance: random numbers of each transform of the pipeline, float64[draws].
     """
     inputs: dict[str, NDArray[Any]] = {SOUND: sound}
