@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mbaas import transforms as T
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 
 
 class OwnLoader:
@@ -79,7 +79,7 @@ class _Minibatches(torch.utils.data.Dataset[Any]):
         pixels = np.empty((len(ids), self._side, self._side, 3), np.uint8)
         self._made += 1
         # `_made` instead of the epoch, which a persistent worker does not get.
-        engine.prepare(raw, ids, self._made, {}, pixels)
+        engine.prepare(Batch(raw, ids, self._made, {}), pixels)
         return torch.from_numpy(pixels)
 
 

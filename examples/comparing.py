@@ -17,7 +17,7 @@ from ray import tune
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import Packed
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 
 
 class OwnLoader:
@@ -58,7 +58,7 @@ class _Minibatches(torch.utils.data.Dataset[Any]):
     def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
         ids = np.array(indices, np.int64)
         made = self._made.empty(len(ids))
-        prepared = self._engine.prepare(self._read(ids), ids, self.epoch, self._data.values(ids), made)
+        prepared = self._engine.prepare(Batch(self._read(ids), ids, self.epoch, self._data.values(ids)), made)
         if prepared.bad:
             raise ValueError(f"{self._data.uri(indices[prepared.bad[0].row])}: {prepared.bad[0].reason}")
         batch = {"sample_id": ids, self._made.name: made}

@@ -41,7 +41,7 @@ from rich.table import Table
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from tune_integration import FeedCallback, get_loader
 
 SIZE = 16
@@ -213,7 +213,7 @@ class Images(torch.utils.data.Dataset[Any]):
         for index, buffer in zip(indices, raw, strict=True):
             self._reader.read_into(index, buffer)
         pixels = np.empty((len(ids), SIZE, SIZE, 3), np.uint8)
-        self._engine.prepare(raw, ids, self.epoch, {}, pixels)
+        self._engine.prepare(Batch(raw, ids, self.epoch, {}), pixels)
         images = self._pipeline.normalize.apply_torch(torch.from_numpy(pixels).permute(0, 3, 1, 2))
         return {"image": images, "label": torch.from_numpy(self._data.labels(ids))}
 

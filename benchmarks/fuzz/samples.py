@@ -19,7 +19,7 @@ from benchmarks.fuzz.run import Case
 from mbaas import transforms
 from mbaas.errors import BadSampleError
 from mbaas.prep.decoded import HEADER_BYTES, DecodedRows
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.prep.header import UndecodableError, peek
 from mbaas.samples.fields import Packed
 from mbaas.wire.samples import EngineName
@@ -60,7 +60,7 @@ def _damaged_between(
         file, field = good[which]
         out = field.empty(3)
         out[:] = 77
-        done = engines[which].prepare([file, data, file], np.arange(3), 0, {}, out)
+        done = engines[which].prepare(Batch([file, data, file], np.arange(3), 0, {}), out)
         rows = [done.made.value(row) for row in range(3)] if isinstance(done.made, Packed) else list(done.made)
         return rows, [bad.row for bad in done.bad]
 
@@ -259,7 +259,7 @@ def decoded(_: Path) -> Case:
 
 def _containers(engine: Any, files: list[bytes]) -> list[bytes]:
     keep, count = DecodedRows(range(len(files)), MAX_BYTES), len(files)
-    done = engine.prepare(files, np.arange(count), 0, {}, engine.field(files[0], "", {}).empty(count), keep)
+    done = engine.prepare(Batch(files, np.arange(count), 0, {}), engine.field(files[0], "", {}).empty(count), keep)
     assert not done.bad, done.bad
     _, lengths, packed = keep.taken()
     ends = np.cumsum(lengths).tolist()

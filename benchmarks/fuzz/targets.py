@@ -54,7 +54,7 @@ from mbaas.errors import ConfigError, ConsumerRemovedError, MbaasError, PrepFail
 from mbaas.memory.part_memory import StoredObject
 from mbaas.memory.slots import Slot, SlotColumn
 from mbaas.model.quantity import plain_fields
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.ray_cluster.references import OBJECT_ID_BYTES
 from mbaas.samples.fields import Arrays
 from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
@@ -379,7 +379,7 @@ def coco(folder: Path) -> Case:
             ids = np.arange(len(data))
             values, out = data.values(ids), np.empty((len(data), 16, 16, 3), np.uint8)
             assert values["labels"].own()[0].max(initial=-1) < len(data.class_names)
-            made = engine.prepare([content] * len(data), ids, chance.randrange(4), values, out)
+            made = engine.prepare(Batch([content] * len(data), ids, chance.randrange(4), values), out)
             assert all(len(column) == len(data) - len(made.bad) for column in made.known.values())
             masks, boxes = made.known["masks"], made.known["boxes"]
             assert masks.lengths.tolist() == boxes.lengths.tolist()

@@ -17,7 +17,7 @@ from mbaas.cache.directory import MinIO
 from mbaas.dataset import Dataset
 from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.samples.order import Ids, SampleOrder
 from mbaas.tools.bench.host import Ledger, touch
 from mbaas.transforms import Pipeline
@@ -120,7 +120,7 @@ class LoneTrial:
     def _prepare(self, raw: Raw, ids: Ids) -> NDArray[np.uint8]:
         made = self._engine.field(raw[0], self._dataset.uri(int(ids[0])), {})
         out = made.empty(len(ids))
-        for bad in self._engine.prepare(raw, ids, self._epochs, {}, out).bad:
+        for bad in self._engine.prepare(Batch(raw, ids, self._epochs, {}), out).bad:
             raise BadSampleError(self._dataset.uri(int(ids[bad.row])), bad.reason)
         return out
 

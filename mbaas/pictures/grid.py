@@ -49,8 +49,6 @@ class Cell:
     """One image of the grid.
 
     Attributes:
-        image: its pixels.
-        lines: caption below it.
         edges: float[k, 4], left, top, right and bottom of the boxes, in pixels of the image.
         points: float[n, 2], x and y of the keypoints; 0 is the centre of the first pixel.
     """
@@ -66,10 +64,8 @@ class Layout:
     """Positions of n images of one size, in pixels from the upper left corner.
 
     Attributes:
-        columns: images per row.
         shown: (height, width) of an image in the grid.
         top: top of the first row, below the title.
-        text: height of the caption.
         size: (height, width) of the picture.
     """
 
@@ -119,7 +115,6 @@ def draw(cells: Sequence[Cell], to: Path | IO[bytes], *, title: Sequence[str], m
     """Write a PNG of images of the same size to a path (see `check_path`) or an open file; return their layout.
 
     Args:
-        cells: at least one.
         title: lines above the grid.
         most_side: maximum pixels of an image's longer side; larger images are shrunk.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError, MbaasError
 from mbaas.pictures import grid
 from mbaas.pictures.grid import Cell
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.prep.geometry import edges_of
+from mbaas.prep.part import value_of
 from mbaas.prep.probe import PROBE_SAMPLES, first_good
-from mbaas.samples.fields import LABEL, Arrays, Column, Field, Packed
+from mbaas.samples.fields import LABEL, Arrays, Column, Field
 from mbaas.samples.order import Ids, SampleOrder, Shuffle
 from mbaas.transforms import Pipeline
 from mbaas.wire.samples import BadSample
@@ -77,7 +78,6 @@ def first_samples(
     Args:
         dataset, pipeline, seed, shuffle: as for `mbaas.serve`.
         count: number of samples, at least 1; limited to the dataset's size.
-        epoch: the feed's epoch, from 0.
 
     Raises:
         ConfigError: the dataset lacks a field that the pipeline needs, or the seed is out of range.
@@ -98,29 +98,29 @@ def _prepared(dataset: Dataset, engine: Engine, ids: Ids, epoch: int) -> Preview
     stored, stored_ids = dataset.stored, dataset.stored_ids(ids, epoch).tolist()
     reader = PatientReader(stored.reader())
     with ThreadPoolExecutor(_READERS, thread_name_prefix="mbaas-preview") as pool:
-        read = [*pool.map(lambda stored_id: _read(stored, reader, stored_id), stored_ids)]
-    encoded = [each for each in read if not isinstance(each, BadSample)]
-    bad = [
-        replace(each, sample_id=i) for each, i in zip(read, ids.tolist(), strict=True) if isinstance(each, BadSample)
-    ]
+        reads = [pool.submit(_read, stored, reader, stored_id) for stored_id in stored_ids]
+    encoded: dict[int, NDArray[np.uint8]] = {}
+    reasons: dict[int, str] = {}
+    for row, read in enumerate(reads):
+        try:
+            encoded[row] = read.result()
+        except BadSampleError as error:
+            reasons[row] = error.reason
+    rows = np.array([*encoded], np.intp)
     if encoded:
-        is_read = [not isinstance(each, BadSample) for each in read]
-        ids, uris = ids[is_read], [stored.uri(i) for i in np.array(stored_ids)[is_read].tolist()]
-        rooms = _made(dataset, PatientReader(dataset.reader()), engine).empty(len(ids))
-        prepared = engine.prepare(encoded, ids, epoch, dataset.values_in(epoch, ids), rooms)
-        bad += [BadSample(int(ids[flaw.row]), uris[flaw.row], flaw.reason) for flaw in prepared.bad]
-    if len(bad) == len(read):
+        batch = Batch([*encoded.values()], ids[rows], epoch, dataset.values_in(epoch, ids[rows]))
+        prepared = engine.prepare(batch, _made(dataset, PatientReader(dataset.reader()), engine).empty(len(rows)))
+        reasons |= {int(rows[flaw.row]): flaw.reason for flaw in prepared.bad}
+    bad = [BadSample(int(ids[row]), stored.uri(stored_ids[row]), reason) for row, reason in sorted(reasons.items())]
+    if len(bad) == len(ids):
         raise BadSampleError(bad[0].uri, bad[0].reason)
-    good = np.setdiff1d(np.arange(len(ids)), [flaw.row for flaw in prepared.bad])
-    return Preview(ids[good], prepared.made[good], prepared.known, tuple(bad))
+    good = np.flatnonzero(~np.isin(rows, [*reasons]))
+    return Preview(ids[rows[good]], prepared.made[good], prepared.known, tuple(bad))
 
 
-def _read(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.uint8] | BadSample:
+def _read(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.uint8]:
     encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
-    try:
-        reader.read_into(sample_id, encoded)
-    except BadSampleError as error:
-        return BadSample(sample_id, dataset.uri(sample_id), error.reason)
+    reader.read_into(sample_id, encoded)
     return encoded
 
 
@@ -129,8 +129,6 @@ def _made(dataset: Dataset, reader: SampleReader, engine: Engine) -> Field:
 
     def made(sample_id: int) -> Field:
         encoded = _read(dataset, reader, sample_id)
-        if isinstance(encoded, BadSample):
-            raise BadSampleError(encoded.uri, encoded.reason)
         return engine.field(encoded, dataset.uri(sample_id), dataset.values(np.array([sample_id])))
 
     return first_good(made, min(PROBE_SAMPLES, len(dataset)))
@@ -149,11 +147,11 @@ def cells_of(dataset: Dataset, pipeline: Pipeline, found: Preview) -> list[Cell]
     for row, image in enumerate(images):
         edges, points = np.zeros((0, 4)), np.zeros((0, 2))
         if pipeline.boxes is not None:
-            edges = edges_of(_value(found.known[pipeline.boxes.field], row), pipeline.boxes.format)
+            edges = edges_of(value_of(found.known[pipeline.boxes.field], row), pipeline.boxes.format)
         if pipeline.keypoints is not None:
-            points = _seen(_value(found.known[pipeline.keypoints.field], row))
+            points = _seen(value_of(found.known[pipeline.keypoints.field], row))
         if pipeline.masks is not None:
-            image = _under(_value(found.known[pipeline.masks.field], row), image)
+            image = _under(value_of(found.known[pipeline.masks.field], row), image)
         label, number = _label(dataset, found, row), f"sample {found.sample_ids[row]}"
         lines = (label, number) if label else (number,)
         cells.append(Cell(_on_sheet(image, size), lines, edges, points))
@@ -192,10 +190,6 @@ def _drawn(dataset: Dataset, pipeline: Pipeline, *, seed: int, shuffle: bool) ->
     return notebook.picture(png.getvalue(), f"the first {counted(len(found.samples), 'sample')} of epoch 0")
 
 
-def _value(column: Column, row: int) -> NDArray[Any]:
-    return column.value(row) if isinstance(column, Packed) else column[row]
-
-
 def _seen(points: NDArray[Any]) -> NDArray[np.float64]:
     """Return [n, 2], x and y of the labelled points of [..., 2] or [..., 3]."""
     flat = points.reshape(-1, points.shape[-1]).astype(np.float64)
@@ -219,7 +213,7 @@ def _label(dataset: Dataset, found: Preview, row: int) -> str:
 
 
 def _checked_images(samples: Column) -> list[grid.Image]:
-    images = [_value(samples, row) for row in range(len(samples))]
+    images = [value_of(samples, row) for row in range(len(samples))]
     for image in images:
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ConfigError(
@@ -230,8 +224,5 @@ def _checked_images(samples: Column) -> list[grid.Image]:
 
 
 def _on_sheet(image: grid.Image, size: tuple[int, int]) -> grid.Image:
-    if image.shape[:2] == size:
-        return image
-    sheet = np.full((*size, 3), 255, np.uint8)
-    sheet[: image.shape[0], : image.shape[1]] = image
-    return sheet
+    below, right = size[0] - image.shape[0], size[1] - image.shape[1]
+    return np.pad(image, ((0, below), (0, right), (0, 0)), constant_values=255)

@@ -8,9 +8,7 @@
 `decode`           pixels of images, by libjpeg-turbo and OpenCV
 `sound`            audio files
 `decoded`          decoded samples: containers, memory, and their way to a cache
-`image_part`       the images of a part: headers before, memory after
-`geometry`         the plan of a part's steps; boxes
-`fields_on_image`  moves boxes, keypoints and masks along with the pixels
+`geometry`         the plan of a part's steps; boxes, keypoints and masks moved by it
 `pixels`           crops, resampling, flips and colors on the CPU
-`user_code`        calls the functions of Maps
+`part`             fields and results of the samples of a part; calls the functions of Maps
 """

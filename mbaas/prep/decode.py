@@ -32,7 +32,6 @@ def decode(data: memoryview, header: Header, scratch: Scratch, *, rows: int | No
     """Decode an image and turn it upright.
 
     Args:
-        data, header: all bytes of a file, and the result of ``peek``.
         scratch: memory for the result, which is valid until the next call with the same scratch.
         rows: number of upper rows needed. The result may end there, with the same pixels as the whole image.
 

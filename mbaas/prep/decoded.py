@@ -17,7 +17,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mbaas.base import units
 from mbaas.prep.header import Header, UndecodableError, check_pixels
@@ -46,7 +46,6 @@ _VERSION = 1
 _HEADER = Struct("<8sHHBcBBII8Q")
 _CHECKSUM = Struct("<I")
 _CHECKED_BYTES = HEADER_BYTES - _CHECKSUM.size
-_KINDS = (b"b", b"i", b"u", b"f", b"c")  # dtype kinds of NumPy
 _ENGINES: tuple[EngineName, ...] = ("cpu", "dali")
 
 
@@ -152,13 +151,8 @@ def image_header(decoded: Decoded, max_pixels: int) -> Header:
 
 def _dtype(kind: bytes, itemsize: int) -> np.dtype[Any] | None:
     """Return the numeric dtype named by a header, in native byte order; None if it is invalid."""
-    if kind not in _KINDS:  # NumPy parses other letters as more complex dtype strings
-        return None
-    try:
-        dtype = np.dtype(f"{kind.decode()}{itemsize}")
-    except TypeError:
-        return None
-    return dtype if is_numeric(dtype) else None
+    dtypes = (np.dtype(code) for code in np.typecodes["All"] if is_numeric(np.dtype(code)))
+    return next((each for each in dtypes if (each.kind.encode(), each.itemsize) == (kind, itemsize)), None)
 
 
 class DecodedBuffer:
@@ -176,16 +170,10 @@ class DecodedBuffer:
         return self._buffer[:nbytes]
 
 
-class _Place(NamedTuple):
-    start: int
-    nbytes: int
-
-
 class DecodedRows:
     """Decoded samples of selected rows of a block, collected while an engine prepares the block. Thread-safe.
 
     Args:
-        rows: rows of the block whose decoded samples are wanted.
         most_bytes: capacity for all containers; rows that no longer fit are not kept.
         memory: buffer for exclusive use until the result of `taken` is no longer needed; default: new memory.
     """
@@ -194,7 +182,7 @@ class DecodedRows:
         self.most_bytes = most_bytes
         self._wanted = {*rows}
         self._memory = (DecodedBuffer() if memory is None else memory).first(most_bytes)
-        self._places: dict[int, _Place] = {}  # in ascending order of their starts
+        self._places: dict[int, tuple[int, int]] = {}  # start and bytes, in ascending order of their starts
         self._end = 0  # of the last container
         self._lock = threading.Lock()
 
@@ -229,7 +217,7 @@ class DecodedRows:
             start = self._end
             if start + nbytes > len(self._memory):
                 return None
-            self._places[row], self._end = _Place(start, nbytes), start + nbytes
+            self._places[row], self._end = (start, nbytes), start + nbytes
         container = self._memory[start : start + nbytes]
         axes = (len(shape), dtype.kind.encode(), dtype.itemsize)
         lengths = (*shape, *(0,) * (MOST_AXES - len(shape)))
@@ -248,9 +236,9 @@ class DecodedRows:
             self._forget(row)
 
     def _forget(self, row: int) -> None:
-        place = self._places.pop(row, None)
-        if place is not None and place.start + place.nbytes == self._end:
-            self._end = place.start
+        start, nbytes = self._places.pop(row, (0, 0))
+        if nbytes and start + nbytes == self._end:
+            self._end = start
 
     def taken(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
         """Return the finished containers, after the engine has prepared the block.
@@ -264,29 +252,33 @@ class DecodedRows:
             for row, (start, nbytes) in self._places.items():
                 if start != end:  # an earlier one was dropped: close the gap
                     self._memory[end : end + nbytes] = self._memory[start : start + nbytes]
-                    self._places[row] = _Place(end, nbytes)
+                    self._places[row] = end, nbytes
                 end += nbytes
             self._end = end
             rows = np.fromiter(self._places, np.int64, len(self._places))
-            lengths = np.array([place.nbytes for place in self._places.values()], np.int64)
+            lengths = np.array([nbytes for _, nbytes in self._places.values()], np.int64)
             return rows, lengths, self._memory[:end]
 
 
 class DecodedRow:
     """Destination of a sample's decoded form, after ``applied`` transforms, in ``keep``. See `DecodedRows.room`."""
 
-    def __init__(self, keep: DecodedRows, row: int, applied: int, original: Size | None = None) -> None:
+    def __init__(
+        self, keep: DecodedRows, row: int, applied: int, original: Size | None = None, made_by: EngineName = "cpu"
+    ) -> None:
         self.applied = applied
-        self._keep, self._row, self._original = keep, row, original
+        self._keep, self._row, self._original, self._made_by = keep, row, original, made_by
 
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
+    def room(self, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> Array | None:
         """See `DecodedRows.room`."""
-        return self._keep.room(self._row, shape, dtype, applied=self.applied, original=self._original)
+        return self._keep.room(
+            self._row, shape, np.dtype(dtype), applied=self.applied, original=self._original, made_by=self._made_by
+        )
 
-    def put(self, values: Array) -> Array:
-        """Copy a decoded sample to its memory and return a read-only view; return ``values`` if it does not fit."""
+    def put(self, applied: int, values: Array) -> Array:
+        """Keep ``values`` if they are the decoded form; return a read-only view, or ``values`` if they are not kept."""
         # An array subclass may carry more than its numbers.
-        room = self.room(values.shape, values.dtype) if type(values) is np.ndarray else None
+        room = self.room(values.shape, values.dtype) if applied == self.applied and type(values) is np.ndarray else None
         if room is None:
             return values
         np.copyto(room, values)
@@ -302,75 +294,44 @@ def sealed(values: Array) -> Array:
     return view
 
 
-class DecodedHandIn:
-    """The decoded samples of one part that are handed in to the node's cache.
+def handed_in(
+    reader: CacheReader | None,
+    request: PartRequest,
+    rows: Sequence[int],
+    asked_for: Mapping[int, int],
+    nbytes: int,
+    memory: DecodedBuffer,
+) -> Iterator[tuple[slice, DecodedRows]]:
+    """Yield slices of the ``rows`` of a part, each with the `DecodedRows` for its decoded samples.
+
+    A piece's decoded samples are handed in to the node's cache when the next piece is requested.
 
     Args:
         reader: reader of the node's cache; may be None if no sample is requested.
-        request: the part.
         asked_for: row of the part whose decoded sample the cache requests -> id of the stored sample.
-        nbytes: expected bytes of all requested samples.
-        memory: buffer for exclusive use.
     """
+    import ray
 
-    def __init__(
-        self,
-        reader: CacheReader | None,
-        request: PartRequest,
-        asked_for: Mapping[int, int],
-        nbytes: int,
-        memory: DecodedBuffer,
-    ) -> None:
-        self._reader, self._request, self._asked_for, self._memory = reader, request, asked_for, memory
-        self._sample_bytes = nbytes / max(1, len(asked_for))
-        self._before: Any = None  # the hand-in that the cache is copying
-
-    def pieces(self, rows: Sequence[int]) -> Iterator[tuple[slice, DecodedRows | None]]:
-        """Yield slices of ``rows``, each with the `DecodedRows` for its decoded samples, or None if none are wanted.
-
-        A piece's decoded samples are handed in when the next piece is requested.
-        """
-        wanted = [index for index, row in enumerate(rows) if row in self._asked_for]
-        if not wanted:
-            yield slice(0, len(rows)), None
-            if self._asked_for:  # the requested rows are left out as bad
-                self._hand_in({}, None, is_last=True)
+    wanted = [index for index, row in enumerate(rows) if row in asked_for]
+    sample_bytes = max(1, nbytes) / max(1, len(asked_for))
+    starts = [0, *wanted[(step := max(1, int(PIECE_BYTES // sample_bytes))) :: step]]
+    before: Any = None  # the hand-in that the cache is copying
+    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        asked = {index - start: asked_for[rows[index]] for index in wanted if start <= index < end}
+        keep = DecodedRows(asked, int(SLACK * len(asked) * sample_bytes), memory)
+        yield slice(start, end), keep
+        if not asked_for:
             return
-        step = max(1, int(PIECE_BYTES // self._sample_bytes))
-        starts = [0, *wanted[step::step]]
-        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-            asked = {index - start: self._asked_for[rows[index]] for index in wanted if start <= index < end}
-            keep = DecodedRows(asked, int(SLACK * len(asked) * self._sample_bytes), self._memory)
-            yield slice(start, end), keep
-            if not self._hand_in(asked, keep, is_last=end == len(rows)):
-                if end < len(rows):
-                    yield slice(end, len(rows)), None
-                return
-
-    def _hand_in(self, asked: Mapping[int, int], keep: DecodedRows | None, *, is_last: bool) -> bool:
-        """Hand in one piece; return whether the cache keeps up."""
-        import ray
-
-        if self._before is not None and not ray.wait([self._before], timeout=COPIED_S)[0]:
+        if before is not None and not ray.wait([before], timeout=COPIED_S)[0]:
             waited = units.seconds(COPIED_S)
             _log.warning("the cache has not copied decoded samples within %s; it gets no more of this part", waited)
-            return False
-        assert self._reader is not None, "rows were not requested"
-        ids, lengths, packed, unfit = _kept_of(asked, keep)
-        self._before = self._reader.hand_in(self._request, ids, lengths, packed, unfit, is_last=is_last)
-        return True
-
-
-def _kept_of(
-    asked: Mapping[int, int], keep: DecodedRows | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], list[int]]:
-    """Return the decoded samples of a piece: ids, lengths in bytes, packed bytes; and the ids of unfit samples."""
-    if keep is None:
-        none = np.zeros(0, np.int64)
-        return none, none, np.zeros(0, np.uint8), []
-    rows, lengths, packed = keep.taken()
-    taken = {*rows.tolist()}
-    # Samples that did not fit are requested again later, unless they need more than all the remaining memory.
-    had_room = len(packed) <= keep.most_bytes / 2
-    unfit = [i for row, i in asked.items() if row not in taken and (had_room or not keep.wants(row))]
-    return np.array([asked[row] for row in rows.tolist()], np.int64), lengths, packed, unfit
+            if end < len(rows):
+                yield slice(end, len(rows)), DecodedRows((), 0)
+            return
+        assert reader is not None, "rows were not requested"
+        kept, lengths, packed = keep.taken()
+        ids = np.array([asked[row] for row in kept.tolist()], np.int64)
+        # Samples that did not fit are requested again later, unless they need more than all the remaining memory.
+        had_room = len(packed) <= keep.most_bytes / 2
+        unfit = [i for row, i in asked.items() if row not in kept and (had_room or not keep.wants(row))]
+        before = reader.hand_in(request, ids, lengths, packed, unfit, is_last=end == len(rows))

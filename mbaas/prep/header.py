@@ -8,6 +8,8 @@ from itertools import takewhile
 from struct import Struct, calcsize, unpack_from
 from typing import Literal, NamedTuple
 
+from mbaas.transforms.arrays import UnfitError
+
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 # Markers of a JPEG (ITU-T T.81, table B.1)
@@ -51,8 +53,8 @@ _OTHERS = (
 )
 
 
-class UndecodableError(ValueError):
-    """The bytes cannot be prepared; the message is the reason, as one clause. Private to prep."""
+class UndecodableError(UnfitError):
+    """The bytes cannot be decoded; the message is the reason, as one clause. Private to prep."""
 
 
 class Header(NamedTuple):
@@ -64,7 +66,6 @@ class Header(NamedTuple):
         height, width: stored size in pixels, before the EXIF orientation is applied.
         channels: stored channels: 1 grey, 3 colour; for a JPEG, 4 is CMYK or YCCK. 3 for PNG palettes, and for WebP,
             whose alpha is dropped.
-        bits: bits per stored channel.
         orientation: EXIF orientation, 1 to 8; 1 is upright.
         height_at: offset of a JPEG's 16-bit height in the file.
         sequential: True for a JPEG with one scan in row order and no restarts: its upper rows can be decoded alone.

@@ -11,8 +11,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,13 @@ from mbaas.dataset import Dataset, SampleReader
 from mbaas.dataset.storage.faults import may_pass
 from mbaas.errors import BadSampleError
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows
-from mbaas.prep.engines import Engine
-from mbaas.samples.fields import Arrays, Field
+from mbaas.prep.engines import Batch, Engine
+from mbaas.samples.fields import Field
 from mbaas.wire.samples import DecodedCosts, Probe, SampleSpec
 
 _T = TypeVar("_T")
+_Sample: TypeAlias = tuple[int, NDArray[np.uint8]]
+"""Id and encoded bytes of a sample."""
 
 PROBE_SAMPLES = 16
 """Samples to try until one can be prepared."""
@@ -64,7 +67,6 @@ def first_probe(
     Each of the first samples is tried once; the caller may retry.
 
     Args:
-        dataset, engine: the samples, and the engine to measure.
         keeping: the engine whose decoded samples are cached; may be the same.
         known: dataset fields that remain in prepared samples.
         fetch_threads: initial number of read threads per node.
@@ -75,18 +77,29 @@ def first_probe(
     """
     reader = dataset.reader()
 
-    def probed(sample_id: int) -> tuple[Field, float, tuple[int, NDArray[np.uint8]]]:
+    def probed(sample_id: int) -> tuple[Field, float, _Sample]:
         encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
         reader.read_into(sample_id, encoded)
-        return *_probe_one(engine, encoded, sample_id, dataset), (sample_id, encoded)
+        batch = _batch(dataset, [(sample_id, encoded)])
+        made = engine.field(encoded, dataset.uri(sample_id), batch.known)
+        if flaws := engine.prepare(batch, made.empty(1)).bad:
+            raise BadSampleError(dataset.uri(sample_id), flaws[0].reason)
+        return made, _sample_s(engine, batch, made), (sample_id, encoded)
 
-    made, alone_s, first = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
+    made, sample_s, first = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
     read_s, samples = _read_some(dataset, reader, fetch_threads)
-    together = [first, *(sample for sample in samples if sample[0] != first[0])][: int(PROBE_TOGETHER_S / alone_s)]
-    sample_s = _time_together(engine, dataset, made, together) if len(together) > 1 else alone_s
+    # A single sample is not representative: it may be larger than most, and bears the fixed cost of an engine call.
+    together = [first, *(sample for sample in samples if sample[0] != first[0])][: int(PROBE_TOGETHER_S / sample_s)]
+    if len(together) > 1:
+        sample_s = _sample_s(engine, _batch(dataset, together), made)
     # If storage was too slow to deliver any other sample, measure the first one.
     decoded = _decoded_costs(keeping, dataset, made, samples or [first])
     return Probe(SampleSpec(made, known), sample_s, read_s, decoded)
+
+
+def _batch(dataset: Dataset, samples: Sequence[_Sample]) -> Batch:
+    ids = np.array([sample_id for sample_id, _ in samples])
+    return Batch([encoded for _, encoded in samples], ids, 0, dataset.values(ids))
 
 
 def first_good(make: Callable[[int], _T], samples: int) -> _T:
@@ -105,71 +118,47 @@ def first_good(make: Callable[[int], _T], samples: int) -> _T:
     raise next((error for error in errors if may_pass(error)), errors[0])
 
 
-def _probe_one(engine: Engine, encoded: NDArray[np.uint8], sample_id: int, dataset: Dataset) -> tuple[Field, float]:
-    """Return the prepared field of a sample, and the seconds that one sample takes."""
-    ids = np.array([sample_id])
-    known = dataset.values(ids)
-    made = engine.field(encoded, dataset.uri(sample_id), known)
-    out = made.empty(1)
-    if flaws := engine.prepare([encoded], ids, 0, known, out).bad:
-        raise BadSampleError(dataset.uri(sample_id), flaws[0].reason)
-    return made, _sample_s(engine, [encoded], ids, known, out)
-
-
-def _time_together(
-    engine: Engine, dataset: Dataset, made: Field, samples: Sequence[tuple[int, NDArray[np.uint8]]]
-) -> float:
-    # A single sample is not representative: it may be larger than most, and bears the fixed cost of an engine call.
-    numbers, encoded = zip(*samples, strict=True)
-    ids = np.array(numbers)
-    return _sample_s(engine, encoded, ids, dataset.values(ids), made.empty(len(ids)))
-
-
-def _sample_s(
-    engine: Engine, encoded: Sequence[NDArray[np.uint8]], ids: NDArray[np.int64], known: Arrays, out: NDArray[Any]
-) -> float:
+def _sample_s(engine: Engine, batch: Batch, made: Field) -> float:
     """Return the seconds per good sample, from the fastest of a few tries."""
-    tries = []
+    tries, out = [], made.empty(len(batch))
     for _ in range(PROBE_REPEATS):
         began = time.perf_counter()
-        prepared = engine.prepare(encoded, ids, 0, known, out)
-        good = len(ids) - len(prepared.bad)
+        prepared = engine.prepare(batch, out)
+        good = len(batch) - len(prepared.bad)
         tries.append((time.perf_counter() - began) / max(1, good))  # a user's function may fail in a later try
     return min(tries)
 
 
-def _decoded_costs(
-    engine: Engine, dataset: Dataset, made: Field, samples: Sequence[tuple[int, NDArray[np.uint8]]]
-) -> DecodedCosts | None:
+def _decoded_costs(engine: Engine, dataset: Dataset, made: Field, samples: Sequence[_Sample]) -> DecodedCosts | None:
     # Together, as in a block, and in two epochs, because the amount of a sample that is read may be random. The faster
     # of two tries counts.
     memory, end = DecodedBuffer(), time.perf_counter() + PROBE_DECODED_S
-    kept: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = []
-    for sample_id, encoded in samples:
-        ids, keep = np.array([sample_id]), DecodedRows([0], _MOST_DECODED_BYTES, memory)
-        engine.prepare([encoded], ids, 0, dataset.values(ids), made.empty(1), keep)
+    forms: tuple[list[_Sample], list[_Sample]] = ([], [])  # encoded, decoded
+    for sample in samples:
+        keep = DecodedRows([0], _MOST_DECODED_BYTES, memory)
+        engine.prepare(_batch(dataset, [sample]), made.empty(1), keep)
         _, lengths, container = keep.taken()
         if len(lengths):
-            kept.append((sample_id, encoded, container.copy()))
+            forms[0].append(sample)
+            forms[1].append((sample[0], container.copy()))
         if time.perf_counter() > end:
             break
-    if not kept:
+    if not forms[0]:
         return None
-    numbers, *forms = zip(*kept, strict=True)
-    ids, out = np.array(numbers), made.empty(len(kept))
-    known = dataset.values(ids)
+    out = made.empty(len(forms[0]))
     # CPU time ignores the load of other processes; but a GPU works while this process waits, which needs wall time.
     clock = time.process_time if engine.name == "cpu" else time.perf_counter
 
-    def seconds(form: tuple[NDArray[np.uint8], ...], epoch: int) -> float:
+    def seconds(batch: Batch, epoch: int) -> float:
         began = clock()
-        engine.prepare(form, ids, epoch, known, out)
-        return (clock() - began) / len(ids)
+        engine.prepare(replace(batch, epoch=epoch), out)
+        return (clock() - began) / len(batch)
 
     encoded_s, decoded_s = (
-        sum(min(seconds(form, epoch) for _ in range(2)) for epoch in range(2)) / 2 for form in forms
+        sum(min(seconds(batch, epoch) for _ in range(2)) for epoch in range(2)) / 2
+        for batch in (_batch(dataset, form) for form in forms)
     )
-    encoded_bytes, decoded_bytes = (np.array([len(sample) for sample in form], np.float64) for form in forms)
+    encoded_bytes, decoded_bytes = (np.array([len(sample) for _, sample in form], np.float64) for form in forms)
     return DecodedCosts(
         float(decoded_bytes.mean()), encoded_s, decoded_s, _upper_total(encoded_bytes, decoded_bytes, dataset)
     )
@@ -188,9 +177,7 @@ def _upper_total(encoded: NDArray[np.float64], decoded: NDArray[np.float64], dat
     return float(min(bounds))
 
 
-def _read_some(
-    dataset: Dataset, reader: SampleReader, threads: int
-) -> tuple[float, list[tuple[int, NDArray[np.uint8]]]]:
+def _read_some(dataset: Dataset, reader: SampleReader, threads: int) -> tuple[float, list[_Sample]]:
     # Returns the seconds of one node per sample, and up to PROBE_DECODED samples. Samples are spread over the whole
     # dataset, since neighbours may share an archive or a disk page. Unreadable samples are not counted; a read that
     # hangs is abandoned in its daemon thread.
@@ -201,7 +188,7 @@ def _read_some(
     end = time.perf_counter() + PROBE_READS_S
     busy_s, came = [0.0] * min(threads, len(ids)), [0] * min(threads, len(ids))  # per thread
     looked_at = {*ids[np.linspace(0, len(ids) - 1, min(PROBE_DECODED, len(ids))).astype(np.intp)].tolist()}
-    samples: list[tuple[int, NDArray[np.uint8]]] = []
+    samples: list[_Sample] = []
 
     def read(thread: int) -> None:
         with contextlib.suppress(Empty):

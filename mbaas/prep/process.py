@@ -87,7 +87,7 @@ class SampleThreads:
         # With a single thread, the caller does the work itself.
         self._pool = ThreadPoolExecutor(threads, "prep") if threads > 1 else None
 
-    def run(self, work: Callable[[int], None], count: int) -> None:
+    def run(self, work: Callable[[int], object], count: int) -> None:
         """Call ``work`` with each number below ``count``; raise its exception after all threads have finished."""
         # All threads share one iterator and take one sample at a time, so large samples delay no others. Advancing it
         # is atomic under the GIL and needs no lock.
@@ -105,6 +105,6 @@ class SampleThreads:
             self._pool.shutdown()
 
 
-def _work(work: Callable[[int], None], todo: Iterator[int]) -> None:
+def _work(work: Callable[[int], object], todo: Iterator[int]) -> None:
     for number in todo:
         work(number)

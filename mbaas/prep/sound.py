@@ -80,7 +80,6 @@ class SoundDecoder:
     """Decodes audio files to float32 [time] or [time, channels]. Thread-safe.
 
     Args:
-        decode: the output format.
         max_bytes: maximum decoded size, checked against the header.
         window: window of the time axis that the pipeline cuts next, if any; read alone where that is exact.
 
@@ -96,7 +95,6 @@ class SoundDecoder:
         """Decode one file, or its window; return the audio, and True if it is the window alone.
 
         Args:
-            encoded: bytes of the file.
             u: float64[draws], the window's random numbers.
 
         Raises:

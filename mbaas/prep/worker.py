@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +21,16 @@ from mbaas.dataset import Dataset
 from mbaas.errors import ResourceError, StateError, WaitTimeoutError
 from mbaas.memory import pinned, slots
 from mbaas.memory.slots import SlotMemory
-from mbaas.prep.decoded import DecodedBuffer, DecodedHandIn
-from mbaas.prep.engines import Engine, Prepared, make_engine
+from mbaas.prep.decoded import DecodedBuffer, DecodedRows, handed_in
+from mbaas.prep.engines import Batch, Encoded, Engine, Prepared, make_engine
 from mbaas.prep.probe import first_probe
 from mbaas.prep.process import StallWatchdog, choose_gpu
 from mbaas.ray_cluster import bugs, leftovers, resources
-from mbaas.samples.fields import SAMPLE_ID, Arrays, Column, Field, Packed, concatenated
+from mbaas.samples.fields import SAMPLE_ID, Arrays, Field, Packed, concatenated
 from mbaas.samples.order import in_share
 from mbaas.samples.placement import PartRequest, Placement, PlacementHistory
 from mbaas.wire.blocks import ROW, BlockMeta, PrepConfig, WorkerBrief, WorkerLocation
-from mbaas.wire.samples import BadSample, FetchCounts, Probe
+from mbaas.wire.samples import BadSample, Probe
 
 FETCH_TIMEOUT_S = 60.0
 """Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""
@@ -75,31 +76,32 @@ class _Work:
     free_since: float = 0.0
     cpu_before_s: float = 0.0
 
-    def epoch_of(self, request: PartRequest) -> int:
-        """Return the epoch that seeds the random transforms of a part."""
-        return self.brief.order.chance_epoch(request.block, request.shuffle)
+    def prepared(
+        self,
+        epoch: int,
+        ids: NDArray[np.int64],
+        encoded: Sequence[Encoded],
+        pieces: Iterable[tuple[slice, DecodedRows]],
+        out: NDArray[Any],
+    ) -> Prepared:
+        """Prepare samples in ``out``, piece by piece (see `handed_in`)."""
+        done: list[Prepared] = []
+        for piece, keep in pieces:
+            batch = Batch(encoded[piece], ids[piece], epoch, self.dataset.values_in(epoch, ids[piece]))
+            found = self.engine.prepare(batch, out[piece], keep)
+            done.append(replace(found, bad=[replace(bad, row=bad.row + piece.start) for bad in found.bad]))
+        if len(done) == 1:
+            return done[0]
+        differ = isinstance(done[0].made, Packed)
+        made = concatenated([each.made for each in done]) if differ else out
+        known = {name: concatenated([each.known[name] for each in done]) for name in done[0].known}
+        return Prepared([bad for each in done for bad in each.bad], known, made)
 
-    def bad(self, request: PartRequest, sample_id: int, reason: str) -> BadSample:
-        (stored,) = self.dataset.stored_ids(np.array([sample_id]), self.epoch_of(request)).tolist()
-        return BadSample(sample_id, self.dataset.stored.uri(stored), reason)
-
-    def spread(
-        self, request: PartRequest, ids: NDArray[np.int64], encoded: EncodedRows, unread: dict[int, str]
-    ) -> tuple[EncodedRows, dict[int, str]]:
-        # From rows of the distinct stored samples (`PlacementHistory.stored`) to rows of the part: one stored sample
-        # may serve several rows.
-        stored = self.dataset.stored_ids(ids, self.epoch_of(request))
-        if stored is ids:
-            return encoded, unread
-        rows = np.unique(stored, return_inverse=True)[1].tolist()
-        return [encoded[row] for row in rows], {at: unread[row] for at, row in enumerate(rows) if row in unread}
-
-    def asked_for(self, request: PartRequest, ids: NDArray[np.int64], reply: FetchReply) -> dict[int, int]:
+    def asked_for(self, request: PartRequest, stored: NDArray[np.int64], reply: FetchReply) -> dict[int, int]:
         """Return the samples that the cache requests in decoded form: row of the part -> id of the stored sample."""
         if not len(reply.hand_in):
             return {}
         wanted = self.placements.stored(request)[reply.hand_in]
-        stored = self.dataset.stored_ids(ids, self.epoch_of(request))
         # If a sample is drawn several times, only its first row is handed in.
         found, first = np.unique(stored, return_index=True)
         rows = first[np.searchsorted(found, wanted)]
@@ -208,8 +210,6 @@ class PrepWorker:
         caller then retries.
 
         Args:
-            feed: the feed's name.
-            request: the part.
             leave_out: samples that were bad when the block was first prepared. They stay out, so that all consumers see
                 the same samples.
             most_slots: number of slots the worker may use. If one is free, the arrays are written there:
@@ -227,14 +227,25 @@ class PrepWorker:
     def _prepare(
         self, work: _Work, request: PartRequest, leave_out: tuple[BadSample, ...], most_slots: int
     ) -> tuple[BlockMeta, Arrays]:
-        arrived = time.perf_counter()
+        arrived, epoch = time.perf_counter(), work.brief.order.chance_epoch(request.block, request.shuffle)
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
         reply, encoded = self._fetch(work, request)
-        encoded, unread = work.spread(request, ids, encoded, reply.errors)
+        stored, unread = work.dataset.stored_ids(ids, epoch), reply.errors
+        if stored is not ids:
+            # From rows of the distinct stored samples (`PlacementHistory.stored`) to rows of the part: one stored
+            # sample may serve several rows.
+            at = np.unique(stored, return_inverse=True)[1].tolist()
+            encoded, unread = [encoded[i] for i in at], {row: unread[i] for row, i in enumerate(at) if i in unread}
+
+        def bad_sample(row: int, reason: str) -> BadSample:
+            return BadSample(int(ids[row]), work.dataset.stored.uri(int(stored[row])), reason)
+
         # Samples that are left out anyway need no retry.
-        reasons = unread | _rows_of(ids, leave_out)
+        left_out = {sample.sample_id: sample.reason for sample in leave_out}
+        reasons = unread | {row: left_out[i] for row, i in enumerate(ids.tolist()) if i in left_out}
         if any(isinstance(reason, TemporaryReason) for reason in reasons.values()):
-            return _nothing_of(work, request, ids, reasons)
+            row, reason = min((row, why) for row, why in reasons.items() if isinstance(why, TemporaryReason))
+            return BlockMeta(request.block, epoch, away=bad_sample(row, str(reason))), {}
         with self._lock:
             # After a reassignment, the engine of the previous work is closed.
             if self._work is not work:
@@ -242,26 +253,31 @@ class PrepWorker:
             started = time.perf_counter()
             # Fetch time that overlapped with the previous block delayed no consumer.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
-            hand_in = DecodedHandIn(
-                work.readers.get(self._node),
-                request,
-                work.asked_for(request, ids, reply),
-                reply.hand_in_bytes,
-                work.buffers.decoded,
-            )
+            rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
+            asked_for = work.asked_for(request, stored, reply)
+            cache, buffer = work.readers.get(self._node), work.buffers.decoded
+            pieces = handed_in(cache, request, rows.tolist(), asked_for, reply.hand_in_bytes, buffer)
             place = work.slots.take(most_slots) if work.slots is not None and most_slots else None
             if place is not None and work.gpu is not None:
                 pinned.page_locks.take(place.room, work.gpu)
             own = work.buffers.samples
-            out = own if place is None else place.samples(own)
-            made, rows, bad = _make(work, request, ids, encoded, reasons, hand_in, out)
+            out = (own if place is None else place.samples(own))[: len(rows)]
+            prepared = work.prepared(epoch, ids[rows], [encoded[row] for row in rows], pieces, out)
+            reasons |= {int(rows[flaw.row]): flaw.reason for flaw in prepared.bad}
+            bad = [bad_sample(row, reason) for row, reason in sorted(reasons.items())]
+            made = prepared.made
+            if prepared.bad:
+                # Bad rows are rare, so only parts with bad rows pay for this copy.
+                good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in prepared.bad])
+                made, rows = made[good], rows[good]
+            arrays = {work.brief.spec.made.name: made, **prepared.known}
             if bad and work.brief.config.on_bad_sample != "skip":
                 # The block fails as a whole with an error that names one sample, so no sample needs to travel.
                 # Index with an empty array to get copies: a slice of packed values would keep the whole memory alive.
                 none = np.arange(0)
-                made, rows, bad = {name: column[none] for name, column in made.items()}, rows[:0], bad[:1]
+                arrays, rows, bad = {name: column[none] for name, column in arrays.items()}, rows[:0], bad[:1]
             ids = ids[rows]
-            arrays = {**made, SAMPLE_ID.name: ids}
+            arrays[SAMPLE_ID.name] = ids
             if rows_of_block is not None:
                 arrays[ROW] = rows_of_block[rows]
             nbytes = sum(array.nbytes for array in arrays.values())
@@ -274,7 +290,7 @@ class PrepWorker:
             ended = work.free_since = time.perf_counter()
         meta = BlockMeta(
             block=request.block,
-            epoch=work.epoch_of(request),
+            epoch=epoch,
             samples=len(ids),
             bad=tuple(bad),
             fetch_s=fetch_s,
@@ -379,67 +395,3 @@ def _watchdog_of(config: PrepConfig) -> StallWatchdog:
 
 def _moved_on(feed: str, work: _Work) -> StateError:
     return StateError(f"a block of feed {feed!r} was asked of a worker that works for {work.brief.config.feed!r}")
-
-
-def _rows_of(ids: NDArray[np.int64], bad: tuple[BadSample, ...]) -> dict[int, str]:
-    reasons = {sample.sample_id: sample.reason for sample in bad}
-    return {row: reasons[i] for row, i in enumerate(ids.tolist()) if i in reasons} if reasons else {}
-
-
-def _nothing_of(
-    work: _Work, request: PartRequest, ids: NDArray[np.int64], reasons: dict[int, str]
-) -> tuple[BlockMeta, Arrays]:
-    """Return the result for a part that must wait for storage."""
-    row, reason = next((row, str(why)) for row, why in sorted(reasons.items()) if isinstance(why, TemporaryReason))
-    away = work.bad(request, int(ids[row]), reason)
-    meta = BlockMeta(
-        block=request.block,
-        epoch=work.epoch_of(request),
-        samples=0,
-        bad=(),
-        fetch_s=0.0,
-        prep_s=0.0,
-        fetched=FetchCounts(),
-        nbytes=0,
-        away=away,
-    )
-    return meta, {}
-
-
-def _make(
-    work: _Work,
-    request: PartRequest,
-    ids: NDArray[np.int64],
-    encoded: EncodedRows,
-    left_out: dict[int, str],
-    hand_in: DecodedHandIn,
-    memory: NDArray[Any],
-) -> tuple[Arrays, NDArray[np.intp], list[BadSample]]:
-    """Prepare in ``memory`` the rows that are not ``left_out``; return their fields, the good rows, and bad samples."""
-    reasons = dict(left_out)
-    rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
-    out = memory[: len(rows)]
-    epoch = work.epoch_of(request)
-    pieces: list[Prepared] = []
-    for piece, keep in hand_in.pieces(rows.tolist()):
-        these = rows[piece]
-        known = work.dataset.values_in(epoch, ids[these])
-        prepared = work.engine.prepare([encoded[row] for row in these], ids[these], epoch, known, out[piece], keep)
-        pieces.append(replace(prepared, bad=[replace(bad, row=bad.row + piece.start) for bad in prepared.bad]))
-    prepared = pieces[0] if len(pieces) == 1 else _together(pieces, out)
-    made = prepared.made
-    reasons.update({int(rows[flaw.row]): flaw.reason for flaw in prepared.bad})
-    if prepared.bad:
-        # Bad rows are rare, so only parts with bad rows pay for this copy.
-        good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in prepared.bad])
-        made, rows = made[good], rows[good]
-    bad = [work.bad(request, int(ids[row]), reason) for row, reason in sorted(reasons.items())]
-    return {work.brief.spec.made.name: made, **prepared.known}, rows, bad
-
-
-def _together(pieces: list[Prepared], out: NDArray[Any]) -> Prepared:
-    made: Column = out  # if all samples have the same size
-    if isinstance(pieces[0].made, Packed):
-        made = concatenated([each.made for each in pieces])
-    known = {name: concatenated([each.known[name] for each in pieces]) for name in pieces[0].known}
-    return Prepared([bad for each in pieces for bad in each.bad], known, made)

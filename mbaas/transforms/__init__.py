@@ -9,9 +9,15 @@ from mbaas.transforms.arrays import CropOrPad, RandomCrop
 from mbaas.transforms.base import Transform
 from mbaas.transforms.color import ColorJitter, Normalize
 from mbaas.transforms.decoders import DecodeArray, DecodeAudio, DecodeImage
-from mbaas.transforms.detection import RandomIoUCrop, RandomZoomOut
 from mbaas.transforms.function import Map
-from mbaas.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from mbaas.transforms.geometry import (
+    CenterCrop,
+    RandomHorizontalFlip,
+    RandomIoUCrop,
+    RandomResizedCrop,
+    RandomZoomOut,
+    Resize,
+)
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.pipeline import Pipeline
 from mbaas.transforms.sound import AmplitudeToDB, MelSpectrogram, SpecAugment

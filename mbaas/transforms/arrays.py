@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,10 +73,7 @@ class ArrayWindow(ArrayTransform, ABC):
         size: lengths along the leading axes; an integer is the length along the first.
     """
 
-    size: int | tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        self._check("size", checks.lengths if isinstance(self.size, (list, tuple)) else checks.whole)
+    size: Annotated[int | tuple[int, ...], checks.lengths]
 
     @property
     def sizes(self) -> tuple[int, ...]:

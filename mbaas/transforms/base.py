@@ -5,10 +5,11 @@ Transforms compute their random parameters and engines only apply them. So all e
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +22,28 @@ Size = tuple[int, int]
 
 
 class Parameters:
-    """Base of frozen dataclasses that check their parameters and store each in its canonical type."""
+    """Base of frozen dataclasses that check their parameters and store each in its canonical type.
+
+    A parameter's type may be annotated with one of `checks`, which replaces the value; a default of None stays.
+    """
+
+    def __post_init__(self) -> None:
+        for name, check in _checks_of(type(self)).items():  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if value is not None or getattr(type(self), name, ...) is not None:
+                self._set(name, check(f"{type(self).__name__}'s {name}", value))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _check(self, name: str, check: Callable[..., object], **limits: Any) -> None:
-        """Replace a parameter with the result of one of `checks`; a default of None stays."""
-        value = getattr(self, name)
-        if value is not None or getattr(type(self), name, ...) is not None:
-            self._set(name, check(f"{type(self).__name__}'s {name}", value, **limits))
-
     def _refused(self, name: str, must: str) -> ConfigError:
         return checks.refused(f"{type(self).__name__}'s {name}", must, getattr(self, name))
+
+
+@functools.cache
+def _checks_of(kind: type) -> dict[str, Callable[[str, object], object]]:
+    types = get_type_hints(kind, include_extras=True)
+    return {name: check for name in types for check in getattr(types[name], "__metadata__", ()) if callable(check)}
 
 
 class Transform(Parameters):
@@ -42,10 +52,15 @@ class Transform(Parameters):
     Attributes:
         keeps_size: True if the result always has the image's size.
         needs_boxes: True if the parameters depend on the boxes of the image.
+        dali_limit: what only the cpu engine can do, such as "runs no Map"; "" if DALI runs the transform.
     """
 
     keeps_size: ClassVar[bool] = False
     needs_boxes: ClassVar[bool] = False
+
+    @property
+    def dali_limit(self) -> str:
+        return ""
 
     @property
     def draws(self) -> int:
@@ -95,6 +110,12 @@ class DrawInputs:
     boxes: BoxState | None = None
     more: Callable[[NDArray[np.int64], int, int], NDArray[np.float64]] | None = None
 
+    @property
+    def whole(self) -> NDArray[np.int64]:
+        """Return the windows that are the whole images, int64[n, 4]."""
+        zeros = np.zeros_like(self.heights)
+        return np.stack([zeros, zeros, self.heights, self.widths], axis=1)
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -131,7 +152,15 @@ Step: TypeAlias = Windows | Flips | Recolorings
 
 
 class WindowTransform(Transform, ABC):
-    """A transform that crops a window of the image and resamples it."""
+    """A transform that crops a window of the image and resamples it.
+
+    Results have its parameter ``size``, if there is one that is (height, width).
+    """
+
+    @property
+    def fixed_size(self) -> Size | None:
+        size = getattr(self, "size", None)
+        return size if isinstance(size, tuple) else None
 
     @abstractmethod
     def windows(self, drawn: DrawInputs) -> Windows: ...

@@ -72,22 +72,26 @@ def flag(where: str, value: object) -> object:
     return value
 
 
-def lengths(where: str, value: Sequence[object]) -> tuple[int, ...]:
-    """Return ``value`` as a tuple of lengths, at least one."""
+def lengths(where: str, value: object) -> int | tuple[int, ...]:
+    """Return ``value`` as a length, or as a tuple of lengths, at least one."""
+    if not isinstance(value, (list, tuple)):
+        return whole(where, value)
     if not value:
         raise refused(where, "must have a length for at least one axis", value)
     return tuple(whole(where, length) for length in value)
 
 
-def sequence(where: str, value: object, length: int) -> Sequence[object]:
-    """Return ``value`` if it is a list or tuple with ``length`` items."""
-    if not isinstance(value, (list, tuple)) or len(value) != length:
+def sequence(where: str, value: object, length: int | None) -> Sequence[object]:
+    """Return ``value`` if it is a list or tuple with ``length`` items, or any number of them if it is None."""
+    if not isinstance(value, (list, tuple)) or length not in (None, len(value)):
         raise refused(where, f"must hold {length} values", value)
     return value
 
 
-def numbers(where: str, value: object, *, length: int) -> tuple[float, ...]:
-    """Return ``value`` as a tuple of ``length`` finite floats."""
+def numbers(where: str, value: object, *, length: int | None = None) -> tuple[float, ...]:
+    """Return ``value`` as a tuple of ``length`` finite floats; None: at least one."""
+    if length is None and (not isinstance(value, (list, tuple)) or not value):
+        raise refused(where, "must be a list of numbers, at least one", value)
     return tuple(number(where, each) for each in sequence(where, value, length))
 
 
@@ -98,6 +102,11 @@ def height_width(where: str, value: object) -> tuple[int, int]:
         return side, side
     height, width = sequence(f"{where}, unless it is one integer,", value, 2)
     return pixels(where, height), pixels(where, width)
+
+
+def side_or_size(where: str, value: object) -> int | tuple[int, int]:
+    """Return ``value`` as the length of a side in pixels, or as (height, width)."""
+    return pixels(where, value) if isinstance(value, Integral) else height_width(where, value)
 
 
 def interval(

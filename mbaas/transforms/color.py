@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,18 +42,17 @@ class ColorJitter(Transform):
             range itself, within [-0.5, 0.5]. Both 0.5 and -0.5 give complementary colours.
     """
 
-    brightness: float | tuple[float, float] = 0.0
-    contrast: float | tuple[float, float] = 0.0
-    saturation: float | tuple[float, float] = 0.0
-    hue: float | tuple[float, float] = 0.0
+    brightness: Annotated[float | tuple[float, float], _factors] = 0.0
+    contrast: Annotated[float | tuple[float, float], _factors] = 0.0
+    saturation: Annotated[float | tuple[float, float], _factors] = 0.0
+    hue: Annotated[float | tuple[float, float], _turns] = 0.0
 
     draws: ClassVar[int] = 5
     keeps_size: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        for name in _FACTORS:
-            self._check(name, _factors)
-        self._check("hue", _turns)
+    @property
+    def dali_limit(self) -> str:
+        return "does not change the hue" if self.turns_hue else ""
 
     @property
     def turns_hue(self) -> bool:
@@ -120,16 +120,14 @@ class Normalize(Transform):
         dtype: "float32", "float16" or "bfloat16" (torch only).
     """
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    dtype: str = "float32"
+    mean: Annotated[tuple[float, float, float], partial(checks.numbers, length=3)]
+    std: Annotated[tuple[float, float, float], partial(checks.numbers, length=3)]
+    dtype: Annotated[str, partial(checks.one_of, names=DTYPES)] = "float32"
 
     def __post_init__(self) -> None:
-        self._check("mean", checks.numbers, length=3)
-        self._check("std", checks.numbers, length=3)
+        super().__post_init__()
         if min(self.std) <= 0.0:
             raise self._refused("std", "must be above 0")
-        self._check("dtype", checks.one_of, names=DTYPES)
 
     def apply_numpy(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         """Return a new array, ``dtype`` [n, height, width, 3], from ``images``, uint8 with the same shape.

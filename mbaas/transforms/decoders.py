@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -33,9 +34,8 @@ class Decoder(Transform):
     field: str
 
     @property
-    def made(self) -> str:
-        """Name of the decoded value in minibatches."""
-        return self.field
+    def dali_limit(self) -> str:
+        return "prepares images, and sound that becomes a MelSpectrogram"
 
     @property
     def form(self) -> Form:
@@ -57,11 +57,9 @@ class DecodeImage(Decoder):
             first.
     """
 
-    max_pixels: int | None = None
+    max_pixels: Annotated[int | None, partial(checks.whole, most=MOST_PIXELS)] = None
     field = IMAGE  # not a parameter
-
-    def __post_init__(self) -> None:
-        self._check("max_pixels", checks.whole, most=MOST_PIXELS)
+    dali_limit = ""
 
     def __repr__(self) -> str:
         # Unchanged without max_pixels, because saved states contain fingerprints of pipelines.
@@ -89,18 +87,15 @@ class DecodeAudio(Decoder):
         field: name of the sound in minibatches.
     """
 
-    rate: int = 16_000
-    channels: int = 1
-    max_s: float | None = None
-    field: str = "audio"
+    rate: Annotated[int, partial(checks.whole, most=10_000_000)] = 16_000
+    channels: Annotated[int, partial(checks.whole, most=1024)] = 1
+    max_s: Annotated[float | None, checks.number] = None
+    field: Annotated[str, _new_name] = "audio"
 
     def __post_init__(self) -> None:
-        self._check("rate", checks.whole, most=10_000_000)
-        self._check("channels", checks.whole, most=1024)
-        self._check("max_s", checks.number)
+        super().__post_init__()
         if self.max_s is not None and self.max_s <= 0:
             raise self._refused("max_s", "must be above 0 seconds")
-        self._check("field", _new_name)
 
     @property
     def form(self) -> Form:
@@ -126,23 +121,19 @@ class DecodeArray(Decoder):
         field: name of the array in minibatches.
     """
 
-    format: ArrayFormat = "npy"
+    format: Annotated[ArrayFormat, partial(checks.one_of, names=get_args(ArrayFormat))] = "npy"
     key: str | None = None
-    dtype: str | None = None
-    shape: tuple[int | None, ...] | None = None
-    longest: int | None = None
-    field: str = "array"
+    dtype: Annotated[str | None, _dtype] = None
+    shape: Annotated[tuple[int | None, ...] | None, _shape] = None
+    longest: Annotated[int | None, checks.whole] = None
+    field: Annotated[str, _new_name] = "array"
 
     def __post_init__(self) -> None:
-        self._check("format", checks.one_of, names=get_args(ArrayFormat))
+        super().__post_init__()
         if self.key is not None and (self.format != "npz" or not isinstance(self.key, str)):
             raise self._refused("key", "must be the name of an array in an npz file")
-        self._check("dtype", _dtype)
-        self._check("shape", _shape)
-        self._check("longest", checks.whole)
         if self.longest is not None and not self._differing:
             raise self._refused("longest", "must be left out, unless shape begins with None")
-        self._check("field", _new_name)
         if self.format == "raw":
             for name in ("dtype", "shape"):
                 if getattr(self, name) is None:

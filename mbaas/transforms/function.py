@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import CellType, CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -56,18 +56,17 @@ class Map(Transform):
 
     fn: SampleFunction
     fields: tuple[str, ...] = ()
-    longest: int | None = None
-    deterministic: bool = False
+    longest: Annotated[int | None, checks.whole] = None
+    deterministic: Annotated[bool, checks.flag] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names: object = self.fields  # an object, or type checkers would report the checks below as unnecessary
         if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
             raise self._refused("fields", "must be a list of names, such as ['label']")
         self._set("fields", tuple(self.fields))
-        self._check("longest", checks.whole)
         if self.longest is not None and not self.fields:
             raise self._refused("longest", "is for lists among its fields, of which it has none")
-        self._check("deterministic", checks.flag)
         if not callable(self.fn):
             raise self._refused("fn", "must be a function fn(image, rng)")
         if self.deterministic:
@@ -79,6 +78,10 @@ class Map(Transform):
         except Exception as error:
             message = f"Map's fn must pickle to reach the prep workers, but {name_of(self.fn)} does not: {error}"
             raise ConfigError(message, option="fn") from error
+
+    @property
+    def dali_limit(self) -> str:
+        return "runs no Map of images or spectrograms"
 
     def __repr__(self) -> str:
         return f"Map({name_of(self.fn)}{self._options})"

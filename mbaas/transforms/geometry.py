@@ -1,10 +1,11 @@
-"""Geometric transforms of images: crops, resizing and flips."""
+"""Geometric transforms of images: crops, resizing, flips, and crops and zooms for object detection."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,20 +32,11 @@ class RandomResizedCrop(WindowTransform):
         ratio: (low, high) aspect ratio, width / height, drawn uniformly on a log scale.
     """
 
-    size: int | tuple[int, int]
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3.0 / 4.0, 4.0 / 3.0)
+    size: Annotated[int | tuple[int, int], checks.height_width]
+    scale: Annotated[tuple[float, float], partial(checks.interval, above=0.0, upto=1.0)] = (0.08, 1.0)
+    ratio: Annotated[tuple[float, float], partial(checks.interval, above=0.0)] = (3.0 / 4.0, 4.0 / 3.0)
 
     draws: ClassVar[int] = 2 * ATTEMPTS + 2
-
-    def __post_init__(self) -> None:
-        self._check("size", checks.height_width)
-        self._check("scale", checks.interval, above=0.0, upto=1.0)
-        self._check("ratio", checks.interval, above=0.0)
-
-    @property
-    def fixed_size(self) -> Size:
-        return self.size  # type: ignore[return-value]  # canonical since __post_init__
 
     def windows(self, drawn: DrawInputs) -> Windows:
         u, heights, widths = drawn.u, drawn.heights, drawn.widths
@@ -62,7 +54,7 @@ class RandomResizedCrop(WindowTransform):
         found = fits[rows, first]
         if not found.all():
             boxes[~found] = self._central(heights[~found], widths[~found])
-        return Windows(boxes, _repeated(self.fixed_size, len(u)))
+        return Windows(boxes, _repeated(self.size, len(u)))
 
     def _attempts(
         self, u_area: NDArray[np.float64], u_ratio: NDArray[np.float64], area: Pixels
@@ -90,17 +82,10 @@ class CenterCrop(WindowTransform):
         size: (height, width) of the result in pixels; an integer means a square.
     """
 
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        self._check("size", checks.height_width)
-
-    @property
-    def fixed_size(self) -> Size:
-        return self.size  # type: ignore[return-value]  # canonical since __post_init__
+    size: Annotated[int | tuple[int, int], checks.height_width]
 
     def windows(self, drawn: DrawInputs) -> Windows:
-        sizes = _repeated(self.fixed_size, len(drawn.heights))
+        sizes = _repeated(self.size, len(drawn.heights))
         top, left = _centred(drawn.heights, sizes[:, 0]), _centred(drawn.widths, sizes[:, 1])
         return Windows(np.column_stack([top, left, sizes]), sizes)
 
@@ -114,27 +99,16 @@ class Resize(WindowTransform):
             rounded down, as in torchvision. (height, width) is the exact size.
     """
 
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        # Not always a pair, as for crops: 224 and (224, 224) have different meanings here.
-        self._check("size", checks.pixels if isinstance(self.size, Integral) else checks.height_width)
-
-    @property
-    def fixed_size(self) -> Size | None:
-        return self.size if isinstance(self.size, tuple) else None
+    size: Annotated[int | tuple[int, int], checks.side_or_size]
 
     def windows(self, drawn: DrawInputs) -> Windows:
         heights, widths = drawn.heights, drawn.widths
-        zeros = np.zeros_like(heights)
-        return Windows(np.stack([zeros, zeros, heights, widths], axis=1), self._sizes(heights, widths))
-
-    def _sizes(self, heights: Pixels, widths: Pixels) -> Pixels:
         if isinstance(self.size, tuple):
-            return _repeated(self.size, len(heights))
+            return Windows(drawn.whole, _repeated(self.size, len(heights)))
         longer = self.size * np.maximum(heights, widths) // np.minimum(heights, widths)
         tall = heights > widths
-        return np.stack([np.where(tall, longer, self.size), np.where(tall, self.size, longer)], axis=1)
+        sizes = np.stack([np.where(tall, longer, self.size), np.where(tall, self.size, longer)], axis=1)
+        return Windows(drawn.whole, sizes)
 
 
 @dataclass(frozen=True)
@@ -145,13 +119,10 @@ class RandomHorizontalFlip(Transform):
         p: probability in [0, 1].
     """
 
-    p: float = 0.5
+    p: Annotated[float, checks.fraction] = 0.5
 
     draws: ClassVar[int] = 1
     keeps_size: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self._check("p", checks.fraction)
 
     def flips(self, u: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return the samples to mirror: bool[n] from ``u``, float64[n, 1]."""
@@ -164,7 +135,8 @@ def _rounded(values: NDArray[np.floating[Any]]) -> Pixels:
     return np.rint(values).astype(np.int64)
 
 
-def _repeated(size: Size, n: int) -> Pixels:
+def _repeated(size: int | Size, n: int) -> Pixels:
+    # A pair since the check of parameters.
     return np.tile(np.array(size, dtype=np.int64), (n, 1))
 
 
@@ -172,3 +144,144 @@ def _centred(image: Pixels, crop: Pixels) -> Pixels:
     # Negative if the crop is larger than the image. As in torchvision, the smaller half of the padding comes first, and
     # half a pixel is rounded to even.
     return np.where(crop > image, -((crop - image) // 2), _rounded((image - crop) / 2.0))
+
+
+_ROUNDS = 64
+"""Options tried per sample. If none leads to a window, the sample stays unchanged."""
+
+
+@dataclass(frozen=True)
+class RandomIoUCrop(WindowTransform):
+    """Crop a random window that overlaps at least one box by a random amount (Liu et al., SSD, 2016, section 2.2).
+
+    This matches torchvision. First an option is drawn: the minimum intersection over union (IoU) of the window with
+    some box. Then up to ``trials`` windows are tried. A window is accepted if its aspect ratio is in range, it contains
+    the centre of a box, and its IoU with that box is high enough. If none is accepted, another option is drawn. Boxes
+    whose centres are outside the window are dropped. The result has the window's size, so a `Resize` must follow.
+
+    An option of 1 or more leaves the image unchanged. So do 64 unsuccessful options, for example for an image without
+    boxes. torchvision would search forever.
+
+    Args:
+        min_scale: minimum height and width of a window, as a fraction of the image's, above 0.
+        max_scale: maximum height and width, up to 1.
+        min_aspect_ratio: minimum width / height of a window.
+        max_aspect_ratio: maximum width / height.
+        sampler_options: values of the minimum IoU, each equally likely.
+        trials: windows tried before another option is drawn.
+    """
+
+    min_scale: float = 0.3
+    max_scale: float = 1.0
+    min_aspect_ratio: float = 0.5
+    max_aspect_ratio: float = 2.0
+    sampler_options: Annotated[tuple[float, ...], checks.numbers] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    trials: Annotated[int, partial(checks.whole, most=1000)] = 40
+
+    draws: ClassVar[int] = 1  # the search continues with `DrawInputs.more`
+    needs_boxes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, upto in (("scale", 1.0), ("aspect_ratio", math.inf)):
+            names = f"min_{name}", f"max_{name}"
+            given = tuple(getattr(self, each) for each in names)
+            limits = checks.interval(f"RandomIoUCrop's {', '.join(names)}", given, above=0.0, upto=upto)
+            for each, limit in zip(names, limits, strict=True):
+                self._set(each, limit)
+
+    def windows(self, drawn: DrawInputs) -> Windows:
+        assert drawn.boxes is not None, "a pipeline with this transform has boxes"
+        assert drawn.more is not None
+        heights, widths, boxes = drawn.heights, drawn.widths, drawn.boxes
+        windows, kept = drawn.whole, boxes.kept.copy()
+        options, draws = np.array(self.sampler_options), 1 + 4 * self.trials
+        open_rows = np.arange(len(heights))
+        for number in range(_ROUNDS):
+            if not len(open_rows):
+                break
+            u = drawn.more(open_rows, number * draws, draws)
+            least = options[(u[:, 0] * len(options)).astype(np.intp)]
+            goes_on = least < 1.0
+            open_rows, u, least = open_rows[goes_on], u[goes_on], least[goes_on]
+            index = np.flatnonzero(boxes.kept & np.isin(boxes.owner, open_rows))  # boxes of these images
+            owner = np.searchsorted(open_rows, boxes.owner[index])  # positions of their images among these
+            tries = self._tries(u[:, 1:], heights[open_rows], widths[open_rows])
+            passes, inside = _judged(tries, boxes.edges[index], owner, least)
+            first = passes.argmax(axis=1)
+            found = passes[np.arange(len(passes)), first]
+            windows[open_rows[found]] = tries[found, first[found]]
+            of_found = found[owner]
+            stays = inside[np.arange(len(inside)), first[owner]]
+            kept[index[of_found]] &= stays[of_found]
+            open_rows = open_rows[~found]
+        return Windows(windows, windows[:, 2:], kept)
+
+    def _tries(
+        self, u: NDArray[np.float64], heights: NDArray[np.int64], widths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return windows, int64[n, trials, 4], with height and width 0 if the aspect ratio is invalid."""
+        w_share, h_share, x_share, y_share = u.reshape(len(u), 4, self.trials).transpose(1, 0, 2)
+        low, span = self.min_scale, self.max_scale - self.min_scale
+        width = (widths[:, None] * (low + span * w_share)).astype(np.int64)
+        height = (heights[:, None] * (low + span * h_share)).astype(np.int64)
+        left = ((widths[:, None] - width) * x_share).astype(np.int64)
+        top = ((heights[:, None] - height) * y_share).astype(np.int64)
+        ratio = width / np.maximum(height, 1)
+        good = (ratio >= self.min_aspect_ratio) & (ratio <= self.max_aspect_ratio) & (width > 0) & (height > 0)
+        tries: NDArray[np.int64] = np.stack([top, left, height, width], axis=2)
+        tries[~good] = 0
+        return tries
+
+
+def _judged(
+    tries: NDArray[np.int64], edges: NDArray[np.float64], owner: NDArray[np.int64], least: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return sufficient IoU of windows, bool[n, trials], and boxes with their centre inside, bool[k, trials].
+
+    Args:
+        tries: int64[n, trials, 4], windows (top, left, height, width) of n images.
+        edges, owner: float64[k, 4] and int64[k], boxes and their images.
+        least: float64[n], the minimum IoU.
+    """
+    top, left, height, width = (each.astype(np.float64) for each in tries.transpose(2, 0, 1)[:, owner])
+    bottom, right = top + height, left + width
+    x0, y0, x1, y1 = (edge[:, None] for edge in edges.T)
+    x, y = (x0 + x1) / 2, (y0 + y1) / 2
+    inside = (left < x) & (x < right) & (top < y) & (y < bottom)
+    across = np.clip(np.minimum(x1, right) - np.maximum(x0, left), 0.0, None)
+    shared = across * np.clip(np.minimum(y1, bottom) - np.maximum(y0, top), 0.0, None)
+    union = (x1 - x0) * (y1 - y0) + width * height - shared
+    # An empty box in an empty window has no union, and is not inside either.
+    overlap = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    passes = np.zeros(tries.shape[:2], np.bool_)
+    np.logical_or.at(passes, owner, inside & (overlap >= least[owner, None]))
+    return passes, inside
+
+
+@dataclass(frozen=True)
+class RandomZoomOut(WindowTransform):
+    """Place the image at a random position on a larger black one, with probability ``p``, so objects become smaller.
+
+    This matches torchvision (Liu et al., SSD, 2016, section 3.6). The result has the larger size, so a `Resize` must
+    follow, or a `RandomIoUCrop` and then a `Resize`.
+
+    Args:
+        side_range: (low, high) height and width of the result as a multiple of the image's, at least 1.
+        p: probability in [0, 1].
+    """
+
+    side_range: Annotated[tuple[float, float], partial(checks.interval, least=1.0)] = (1.0, 4.0)
+    p: Annotated[float, checks.fraction] = 0.5
+
+    draws: ClassVar[int] = 4
+
+    def windows(self, drawn: DrawInputs) -> Windows:
+        zooms, r, x_share, y_share = drawn.u.T
+        low, high = self.side_range
+        side = np.where(zooms < self.p, low + (high - low) * r, 1.0)
+        heights, widths = (drawn.heights * side).astype(np.int64), (drawn.widths * side).astype(np.int64)
+        top = ((heights - drawn.heights) * y_share).astype(np.int64)
+        left = ((widths - drawn.widths) * x_share).astype(np.int64)
+        sizes = np.stack([heights, widths], axis=1)
+        return Windows(np.column_stack([-top, -left, sizes]), sizes)

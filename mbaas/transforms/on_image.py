@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -35,12 +36,12 @@ class Boxes(Parameters):
     """
 
     field: str = "boxes"
-    format: BoxFormat = "xyxy"
+    format: Annotated[BoxFormat, partial(checks.one_of, names=get_args(BoxFormat))] = "xyxy"
     beside: tuple[str, ...] = ()
     min_size: Annotated[float, Ge(0)] = 1.0
 
     def __post_init__(self) -> None:
-        self._check("format", checks.one_of, names=get_args(BoxFormat))
+        super().__post_init__()
         beside: object = self.beside  # an object, or type checkers would report the check below as unnecessary
         if isinstance(beside, str) or not all(isinstance(name, str) for name in self.beside):
             raise self._refused("beside", "must hold names of fields")

@@ -12,8 +12,8 @@ from mbaas.errors import ConfigError, shown
 from mbaas.samples.fields import Field
 from mbaas.transforms.arrays import ArrayTransform, Form
 from mbaas.transforms.base import Size, Transform
-from mbaas.transforms.color import ColorJitter, Normalize
-from mbaas.transforms.decoders import DecodeArray, DecodeAudio, DecodeImage, Decoder
+from mbaas.transforms.color import Normalize
+from mbaas.transforms.decoders import DecodeImage, Decoder
 from mbaas.transforms.function import Map
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
@@ -65,10 +65,9 @@ class Pipeline:
             if given[name] is not None and not self.has_images:
                 raise ConfigError(f"{name} lie on images, but {self.decoder!r} makes none", option=name)
             object.__setattr__(self, name, given[name])
-        function = next(iter(self.maps), None)
-        if function is not None and masks is not None:
+        if self.maps and masks is not None:
             raise ConfigError(
-                f"{function!r} may move pixels in any way, and masks are made when all is done to an image, so a "
+                f"{self.maps[0]!r} may move pixels in any way, and masks are made when all is done to an image, so a "
                 f"pipeline with it cannot have {masks!r}"
             )
         for each in (*(each for each in self.transforms if each.needs_boxes), *([masks] if masks is not None else [])):
@@ -108,13 +107,12 @@ class Pipeline:
     def _repr_html_(self) -> str:
         rows = {str(number): repr(transform) for number, transform in enumerate(self.transforms)}
         rows |= {name: repr(each) for name, each in self._on_image.items()}
-        shape = self.output_shape
-        rows["makes"] = f"uint8 {list(shape)}" if shape else "a size that the data decides"
-        if self.most_pixels is not None:
-            rows["makes"] = f"images of up to {self.most_pixels:,} pixels"
+        makes = f"uint8 {list(self.output_shape)}" if self.output_shape else "a size that the data decides"
         if not self.has_images:
-            rows["makes"] = f"{self.decoder.made}: {self.forms[-1].kind}"
-        return table("Pipeline", rows)
+            makes = f"{self.decoder.field}: {self.forms[-1].kind}"
+        elif self.most_pixels is not None:
+            makes = f"images of up to {self.most_pixels:,} pixels"
+        return table("Pipeline", {**rows, "makes": makes})
 
     def known(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         """Return the fields of prepared samples.
@@ -123,8 +121,8 @@ class Pipeline:
             ConfigError: the dataset lacks a field for boxes, keypoints, masks or a Map, or has one with the decoder's
                 name for the sample.
         """
-        if self.decoder.made in {field.name for field in fields}:
-            made = shown(self.decoder.made)
+        if self.decoder.field in {field.name for field in fields}:
+            made = shown(self.decoder.field)
             raise ConfigError(
                 f"the dataset has a field {made} already, so {self.decoder!r} must make one of another name: field=..."
             )
@@ -186,6 +184,16 @@ class Pipeline:
         return decoder.max_pixels if isinstance(decoder, DecodeImage) and self.output_shape is None else None
 
     @property
+    def differing(self) -> int:
+        """Number of leading axes whose lengths vary between prepared samples."""
+        return self.forms[-1].differing if self.most_pixels is None else 2
+
+    @property
+    def longest(self) -> int:
+        """Greatest length of the axis that varies, or greatest product of these lengths; 0 if none does."""
+        return self.most_pixels or self.forms[-1].longest or 0
+
+    @property
     def cpu_only(self) -> Transform | None:
         """The first transform that only the cpu engine supports, if any.
 
@@ -193,10 +201,8 @@ class Pipeline:
         with an odd ``n_fft``, ``n_fft`` below 4, or a ``power`` other than 1 or 2. Sound without a MelSpectrogram has
         no work for DALI, so it is the decoder, as for all other arrays.
         """
-        if self.has_images:
-            return next(filter(_is_cpu_only, self.transforms), None)
         first = next((index for index, each in enumerate(self.transforms) if isinstance(each, MelSpectrogram)), 0)
-        return next(filter(_is_cpu_only, self.transforms[first:]), None)
+        return next((each for each in self.transforms[first:] if each.dali_limit), None)
 
     @property
     def is_random(self) -> bool:
@@ -238,14 +244,6 @@ def _digest(*lines: str) -> str:
 
 def _is_random(transform: Transform) -> bool:
     return transform.draws > 0 or (isinstance(transform, Map) and not transform.deterministic)
-
-
-def _is_cpu_only(transform: Transform) -> bool:
-    if isinstance(transform, MelSpectrogram):
-        return transform.n_fft % 2 == 1 or transform.n_fft < 4 or transform.power not in (1.0, 2.0)
-    if isinstance(transform, ColorJitter):
-        return transform.turns_hue
-    return isinstance(transform, Map | DecodeAudio | DecodeArray)
 
 
 def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:

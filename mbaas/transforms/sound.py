@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Literal, TypeAlias, get_args
+from functools import lru_cache, partial
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from mbaas.transforms.arrays import Array, ArrayTransform, Form, UnfitError
 
 MelScale: TypeAlias = Literal["htk", "slaney"]
 """The formula of HTK, torchaudio's default, or of Slaney's Auditory Toolbox, librosa's default."""
+
+_MOST = 2**20
+_MaskParameter: TypeAlias = Annotated[int, partial(checks.whole, least=0, most=_MOST)]
 
 _FRAMES = 1024
 """Frames transformed at once, to bound memory for long sounds."""
@@ -45,30 +48,31 @@ class MelSpectrogram(ArrayTransform):
         mel_scale: "htk" or "slaney".
     """
 
-    n_fft: int = 400
-    win_length: int | None = None
-    hop_length: int | None = None
-    f_min: float = 0.0
-    f_max: float | None = None
-    n_mels: int = 128
-    power: float = 2.0
+    n_fft: Annotated[int, partial(checks.whole, least=2, most=_MOST)] = 400
+    win_length: Annotated[int | None, partial(checks.whole, most=_MOST)] = None
+    hop_length: Annotated[int | None, partial(checks.whole, most=_MOST)] = None
+    f_min: Annotated[float, checks.number] = 0.0
+    f_max: Annotated[float | None, checks.number] = None
+    n_mels: Annotated[int, partial(checks.whole, most=_MOST)] = 128
+    power: Annotated[float, checks.number] = 2.0
     norm: Literal["slaney"] | None = None
-    mel_scale: MelScale = "htk"
+    mel_scale: Annotated[MelScale, partial(checks.one_of, names=get_args(MelScale))] = "htk"
 
     def __post_init__(self) -> None:
-        for name, least in (("n_fft", 2), ("win_length", 1), ("hop_length", 1), ("n_mels", 1)):
-            self._check(name, checks.whole, least=least, most=2**20)
+        super().__post_init__()
         if self.win_length is not None and self.win_length > self.n_fft:
             raise self._refused("win_length", f"must be at most n_fft, {self.n_fft}")
-        for name in ("f_min", "f_max", "power"):
-            self._check(name, checks.number)
         if self.f_min < 0 or (self.f_max is not None and self.f_max <= self.f_min):
             raise self._refused("f_min", "must be at least 0, and below f_max")
         if self.power <= 0:
             raise self._refused("power", "must be above 0")
         if self.norm not in (None, "slaney"):
             raise self._refused("norm", 'must be "slaney" or left out')
-        self._check("mel_scale", checks.one_of, names=get_args(MelScale))
+
+    @property
+    def dali_limit(self) -> str:
+        is_supported = self.n_fft % 2 == 0 and self.n_fft >= 4 and self.power in (1.0, 2.0)
+        return "" if is_supported else "makes spectrograms of an even n_fft from 4 on, and of power 1 or 2"
 
     @property
     def hop(self) -> int:
@@ -149,8 +153,22 @@ class MelSpectrogram(ArrayTransform):
         return np.asarray(power.astype(np.float64) ** (self.power / 2), np.float32)
 
 
+class SpectrogramTransform(ArrayTransform):
+    """A transform of spectrograms, which arrays from files may be, too."""
+
+    def result(self, form: Form) -> Form:
+        if form.kind not in ("spectrogram", "array"):
+            raise ConfigError(f"{self!r} needs spectrograms: put MelSpectrogram before it")
+        return form
+
+    def check(self, array: Array) -> None:
+        if array.ndim < 2 or array.dtype.kind != "f":
+            got = f"{array.dtype.name} {list(array.shape)}"
+            raise UnfitError(f"it is {got} before {type(self).__name__}, which needs floats [time, ..., frequency]")
+
+
 @dataclass(frozen=True)
-class AmplitudeToDB(ArrayTransform):
+class AmplitudeToDB(SpectrogramTransform):
     """Convert a spectrogram to decibels, like torchaudio: ``10 * log10(max(x, 1e-10))``, or 20 times for magnitudes.
 
     Args:
@@ -158,18 +176,11 @@ class AmplitudeToDB(ArrayTransform):
         top_db: values are clipped to at most this many decibels below the sample's maximum; None: no clipping.
     """
 
-    stype: Literal["power", "magnitude"] = "power"
-    top_db: float | None = None
-
-    def __post_init__(self) -> None:
-        self._check("stype", checks.one_of, names=("power", "magnitude"))
-        self._check("top_db", checks.number, least=0.0)
-
-    def result(self, form: Form) -> Form:
-        return _of_spectrograms(self, form)
+    stype: Annotated[Literal["power", "magnitude"], partial(checks.one_of, names=("power", "magnitude"))] = "power"
+    top_db: Annotated[float | None, partial(checks.number, least=0.0)] = None
 
     def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (deterministic)
-        _check_spectrogram(self, array)
+        self.check(array)
         # In float64: the float32 logarithm of NumPy rounds differently on different processors.
         decibels = np.log10(np.maximum(array, _LEAST_POWER, dtype=np.float64))
         decibels *= 10.0 if self.stype == "power" else 20.0
@@ -179,7 +190,7 @@ class AmplitudeToDB(ArrayTransform):
 
 
 @dataclass(frozen=True)
-class SpecAugment(ArrayTransform):
+class SpecAugment(SpectrogramTransform):
     """Mask random ranges of time and frequency in a spectrogram (Park et al., 2019), like torchaudio.
 
     The width of a mask is uniform in [0, maximum), and its position is uniform. Time masks are along the first axis,
@@ -194,28 +205,19 @@ class SpecAugment(ArrayTransform):
         zero_masking: whether masked values become 0; otherwise the mean of the sample's spectrogram.
     """
 
-    n_time_masks: int
-    time_mask_param: int
-    n_freq_masks: int
-    freq_mask_param: int
-    p: float = 1.0
-    zero_masking: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("n_time_masks", "time_mask_param", "n_freq_masks", "freq_mask_param"):
-            self._check(name, checks.whole, least=0, most=2**20)
-        self._check("p", checks.fraction)
-        self._check("zero_masking", checks.flag)
+    n_time_masks: _MaskParameter
+    time_mask_param: _MaskParameter
+    n_freq_masks: _MaskParameter
+    freq_mask_param: _MaskParameter
+    p: Annotated[float, checks.fraction] = 1.0
+    zero_masking: Annotated[bool, checks.flag] = False
 
     @property
     def draws(self) -> int:
         return 2 * (self.n_time_masks + self.n_freq_masks)
 
-    def result(self, form: Form) -> Form:
-        return _of_spectrograms(self, form)
-
     def apply(self, array: Array, u: NDArray[np.float64], form: Form) -> Array:  # noqa: ARG002 (same for all forms)
-        _check_spectrogram(self, array)
+        self.check(array)
         masked = array.copy()
         # Use the copy, which is in C order: another memory order would sum, and round, in another order.
         value = 0.0 if self.zero_masking or not array.size else masked.mean(dtype=np.float64)
@@ -238,19 +240,6 @@ class SpecAugment(ArrayTransform):
             start = int(place * max(0.0, length - width))
             found[0 if is_time else 1].append(slice(start, start + int(width)))
         return found
-
-
-def _of_spectrograms(transform: ArrayTransform, form: Form) -> Form:
-    # Arrays from files may be spectrograms.
-    if form.kind not in ("spectrogram", "array"):
-        raise ConfigError(f"{transform!r} needs spectrograms: put MelSpectrogram before it")
-    return form
-
-
-def _check_spectrogram(transform: ArrayTransform, array: Array) -> None:
-    if array.ndim < 2 or array.dtype.kind != "f":
-        got = f"{array.dtype.name} {list(array.shape)}"
-        raise UnfitError(f"it is {got} before {type(transform).__name__}, which needs floats [time, ..., frequency]")
 
 
 @lru_cache(maxsize=16)

@@ -43,12 +43,12 @@ class BlockMeta(Struct, frozen=True):
 
     block: int
     epoch: int
-    samples: int
-    bad: tuple[BadSample, ...]
-    fetch_s: float
-    prep_s: float
-    fetched: FetchCounts
-    nbytes: int
+    samples: int = 0
+    bad: tuple[BadSample, ...] = ()
+    fetch_s: float = 0.0
+    prep_s: float = 0.0
+    fetched: FetchCounts = FetchCounts()
+    nbytes: int = 0
     away: BadSample | None = None
     cpu_s: float = 0.0
     slot: Slot | None = None

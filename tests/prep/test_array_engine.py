@@ -21,7 +21,7 @@ import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.prep.engines import Prepared, make_engine
+from mbaas.prep.engines import Batch, Prepared, make_engine
 from mbaas.samples.fields import Field, Packed
 from mbaas.samples.order import generator, uniforms
 
@@ -35,7 +35,7 @@ def prepared(steps: list[T.Transform], files: list[bytes], *, epoch: int = 0, id
         field = engine.field(files[0], "first", {})
         out = np.full_like(field.empty(len(files)), 77)
         numbers = np.arange(len(files)) if ids is None else np.array(ids)
-        said = engine.prepare(files, numbers, epoch, {"id": numbers}, out)
+        said = engine.prepare(Batch(files, numbers, epoch, {"id": numbers}), out)
     finally:
         engine.close()
     assert isinstance(said, Prepared)
@@ -506,7 +506,8 @@ def test_what_differs_in_several_lengths_must_have_as_many() -> None:
     decode = T.DecodeArray(shape=(None, None), longest=99)
     _, said, _ = prepared([decode, T.Map(flattened)], [npy(np.zeros((3, 4))), npy(np.zeros((4, 4)))])
     assert [bad.reason for bad in said.bad] == [
-        "it is prepared to float64 [16], and must have the 2 lengths in which samples differ"
+        "it is prepared to float64 [16], but the samples of this feed are float64 [any, any]; "
+        "a RandomCrop or a CropOrPad in the pipeline gives all the same lengths"
     ]
     with pytest.raises(ConfigError, match=r"may differ in their first 2 lengths, but the first one is float64 \[16\]$"):
         prepared([decode, T.Map(flattened)], [npy(np.zeros((4, 4)))])
@@ -544,7 +545,7 @@ def second_first(sound: Any, rng: np.random.Generator) -> Any:
 def test_bad_samples_are_in_order_whichever_was_done_first() -> None:
     good = one([DECODE], CLIPS[2])
     engine = make_engine("cpu", T.Pipeline([DECODE, T.Map(second_first)]), seed=7, threads=2)
-    said = engine.prepare(CLIPS[:2], np.arange(2), 0, {}, np.empty((2, len(good)), np.float32))
+    said = engine.prepare(Batch(CLIPS[:2], np.arange(2), 0, {}), np.empty((2, len(good)), np.float32))
     engine.close()
     assert [bad.row for bad in said.bad] == [0, 1]
 
@@ -560,7 +561,7 @@ def test_what_differs_from_the_first_sample_is_bad() -> None:
     short, long = encoded(wave(0.2), "WAV"), encoded(wave(0.5), "WAV")
     _, said, _ = prepared([DECODE, T.Map(grown)], [short, long])
     assert [bad.reason for bad in said.bad] == [
-        "it is prepared to float32 [24000], and its first length must be at most 16,000"
+        "it is prepared to 24000, which is 24,000 values, over the limit of 16,000"
     ]
 
 

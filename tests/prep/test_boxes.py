@@ -14,7 +14,7 @@ from PIL import Image
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError, DatasetError
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.prep.geometry import move_boxes
 from mbaas.samples.fields import ANNOTATED_SIZE, Arrays, Field, Packed
 from mbaas.transforms.base import Flips, Windows
@@ -83,7 +83,7 @@ def test_a_box_is_where_its_pixels_are(name: str, format: Any, engine: EngineNam
         "age": ids,
     }
     made = make_engine(engine, pipeline, seed=SEED)
-    prepared = made.prepare(encoded, ids, epoch, known, images)
+    prepared = made.prepare(Batch(encoded, ids, epoch, known), images)
     made.close()
     assert prepared.bad == []
     moved = prepared.known
@@ -131,7 +131,7 @@ def test_a_photograph_is_as_it_was_when_boxes_were_drawn_on_it(orientation: int,
     pipeline = T.Pipeline([T.DecodeImage(), T.CenterCrop(100)], boxes=T.Boxes())
     out = np.empty((4, 100, 100, 3), np.uint8)
     made = make_engine(engine, pipeline, seed=SEED)
-    prepared = made.prepare([file.getvalue()] * 4, np.arange(4), 0, known, out)
+    prepared = made.prepare(Batch([file.getvalue()] * 4, np.arange(4), 0, known), out)
     made.close()
     assert [(bad.row, bad.reason) for bad in prepared.bad] == [
         (2, "its boxes are of an image of 45 x 30 pixels (width x height), and it has 90 x 60")
@@ -159,7 +159,7 @@ def test_good_samples_keep_their_own_fields_beside_bad_ones(engine: EngineName, 
     known: Arrays = {"boxes": edges[:, None], "classes": Packed(ids, np.arange(SAMPLES + 1)), "age": ids}
     made = make_engine(engine, pipeline, seed=SEED)
     out = np.ones((SAMPLES, 100, 100, 3), np.uint8)
-    prepared = made.prepare(encoded, ids, 0, known, out)
+    prepared = made.prepare(Batch(encoded, ids, 0, known), out)
     made.close()
     assert [bad.row for bad in prepared.bad] == [2, 4]
     assert not out[[2, 4]].any()

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 
 from mbaas import transforms as T
 from mbaas.errors import BadSampleError, ConfigError
-from mbaas.prep.engines import BadRow, make_engine
+from mbaas.prep.engines import BadRow, Batch, make_engine
 from mbaas.samples.fields import Field
 from mbaas.samples.order import generator, uniforms
 from mbaas.transforms.base import DrawInputs
@@ -37,7 +37,7 @@ def prepare(pipeline, raw, ids=None, *, epoch=0, seed=0, threads=1, shape=None, 
     engine = make_engine("cpu", pipeline, seed=seed, threads=threads)
     ids = np.arange(len(raw)) if ids is None else np.asarray(ids)
     out = np.full((len(raw), *(shape or pipeline.output_shape)), 77, dtype)
-    bad = engine.prepare(raw, ids, epoch, {}, out).bad
+    bad = engine.prepare(Batch(raw, ids, epoch, {}), out).bad
     engine.close()
     return out, bad
 
@@ -312,7 +312,7 @@ def test_threads_may_change_between_blocks(jpegs):
     for threads in (1, 3, 2, 1):
         engine.set_threads(threads)
         out = np.zeros((len(jpegs), 224, 224, 3), np.uint8)
-        assert engine.prepare(jpegs, np.arange(len(jpegs)), 0, {}, out).bad == []
+        assert engine.prepare(Batch(jpegs, np.arange(len(jpegs)), 0, {}), out).bad == []
         made.append(out)
     engine.close()
     assert all((out == made[0]).all() for out in made[1:])

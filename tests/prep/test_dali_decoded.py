@@ -13,7 +13,7 @@ import torch
 
 from mbaas import transforms as T
 from mbaas.prep.decoded import DecodedRows, read_decoded
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.prep.engines.dali import DaliEngine
 from mbaas.prep.engines.dali_runs import GraphRuns
 from support.decoded import check_any_mix, containers
@@ -109,23 +109,23 @@ def test_a_sample_is_not_kept_that_decodes_to_something_else_when_only_its_crop_
     monkeypatch.setattr(dali, "image_graph", off_by_one)
     engine, out = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), np.empty((5, 48, 40, 3), np.uint8)
     keep = DecodedRows(range(5), 1 << 24)
-    assert engine.prepare(jpegs, np.arange(5), 0, {}, out, keep).bad == []
+    assert engine.prepare(Batch(jpegs, np.arange(5), 0, {}), out, keep).bad == []
     engine.close()
     assert not containers(keep)
 
 
-@pytest.mark.parametrize("graph", ["_first_runs", "_rest_runs"])
+@pytest.mark.parametrize("graph", ["_first", "_rest"])
 def test_a_sample_is_not_kept_that_cannot_be_made_again(jpegs, monkeypatch, graph):
     engine, keep = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), DecodedRows(range(5), 1 << 24)
     wanted, out = (np.empty((5, 48, 40, 3), np.uint8) for _ in range(2))
-    assert engine.prepare(jpegs, np.arange(5), 0, {}, wanted).bad == []
+    assert engine.prepare(Batch(jpegs, np.arange(5), 0, {}), wanted).bad == []
     runs = getattr(engine, graph)
 
     def refused(indices, *_):
         return indices.tolist()
 
     monkeypatch.setattr(runs, "run", refused)
-    assert engine.prepare(jpegs, np.arange(5), 0, {}, out, keep).bad == []
+    assert engine.prepare(Batch(jpegs, np.arange(5), 0, {}), out, keep).bad == []
     engine.close()
     assert out.tobytes() == wanted.tobytes()
     assert not containers(keep)
@@ -134,10 +134,10 @@ def test_a_sample_is_not_kept_that_cannot_be_made_again(jpegs, monkeypatch, grap
 def test_what_the_cpu_engine_decoded_is_no_work_for_dali(odd_files, monkeypatch):
     engine, keep = DaliEngine(T.Pipeline(IMAGES["crop"][1]), seed=4), DecodedRows([0, 1], 1 << 24)
     files, wanted = [odd_files["webp"][0], odd_files["jpeg cmyk"][0]], np.empty((2, 48, 40, 3), np.uint8)
-    assert engine.prepare(files, np.arange(2), 0, {}, wanted, keep).bad == []
+    assert engine.prepare(Batch(files, np.arange(2), 0, {}), wanted, keep).bad == []
     monkeypatch.setattr(GraphRuns, "_feed", None)
     out = np.empty_like(wanted)
-    assert engine.prepare([*containers(keep).values()], np.arange(2), 0, {}, out).bad == []
+    assert engine.prepare(Batch([*containers(keep).values()], np.arange(2), 0, {}), out).bad == []
     engine.close()
     assert out.tobytes() == wanted.tobytes()
 
@@ -146,7 +146,7 @@ def test_what_another_pipeline_kept_is_refused(jpegs):
     def decoded(steps):
         engine, keep = DaliEngine(T.Pipeline(steps), seed=4), DecodedRows([0], 1 << 24)
         out = engine.field(jpegs[0], "x", {}).empty(1)
-        assert engine.prepare(jpegs[:1], np.arange(1), 0, {}, out, keep).bad == []
+        assert engine.prepare(Batch(jpegs[:1], np.arange(1), 0, {}), out, keep).bad == []
         engine.close()
         (container,) = containers(keep).values()
         return container
@@ -158,7 +158,7 @@ def test_what_another_pipeline_kept_is_refused(jpegs):
         ([T.DecodeImage(), T.Resize((9, 9)), CROP], resized, "uint8 [50, 60, 3], but must be uint8 [9, 9, 3] after 2"),
     ]:
         engine, out = DaliEngine(T.Pipeline(steps), seed=4), np.empty((2, 48, 40, 3), np.uint8)
-        (bad,) = engine.prepare([container, jpegs[0]], np.arange(2), 0, {}, out).bad
+        (bad,) = engine.prepare(Batch([container, jpegs[0]], np.arange(2), 0, {}), out).bad
         engine.close()
         assert bad.row == 0
         assert says in bad.reason

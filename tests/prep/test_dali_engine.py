@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mbaas import transforms as T
-from mbaas.prep.engines import BadRow, make_engine
+from mbaas.prep.engines import BadRow, Batch, make_engine
 from mbaas.prep.engines.dali import BATCH_PIXELS, DaliEngine
 from mbaas.prep.engines.dali_runs import GraphRuns
 
@@ -43,7 +43,7 @@ def prepare(kind, pipeline, raw, ids=None, *, device_id=None, epoch=0, seed=0, t
     ids = np.arange(len(raw)) if ids is None else np.asarray(ids)
     shape = pipeline.output_shape or engine.field(raw[0], "x", {}).shape
     out = np.full((len(raw), *shape), 77, np.uint8)
-    bad = engine.prepare(raw, ids, epoch, {}, out).bad
+    bad = engine.prepare(Batch(raw, ids, epoch, {}), out).bad
     engine.close()
     return out, bad
 
@@ -93,7 +93,7 @@ def test_blocks_of_all_sizes_go_through_one_engine(jpegs, device_id):
     expected, _ = prepare("dali", CROP, jpegs, device_id=device_id)
     for n in (2, 5, 1, 0, 4):
         out = np.empty((n, 224, 224, 3), np.uint8)
-        assert engine.prepare(jpegs[:n], np.arange(n), 0, {}, out).bad == []
+        assert engine.prepare(Batch(jpegs[:n], np.arange(n), 0, {}), out).bad == []
         np.testing.assert_array_equal(out, expected[:n])
     engine.close()
 
@@ -135,7 +135,7 @@ def test_a_failure_that_is_no_samples_fault_is_raised(jpegs, monkeypatch):
 
     monkeypatch.setattr(GraphRuns, "_feed", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        engine.prepare(jpegs, np.arange(5), 0, {}, np.empty((5, 224, 224, 3), np.uint8))
+        engine.prepare(Batch(jpegs, np.arange(5), 0, {}), np.empty((5, 224, 224, 3), np.uint8))
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_batches_are_bounded_in_pixels_and_change_nothing(jpegs, batches, device
     batches.clear()
     engine = DaliEngine(CROP, seed=0, device_id=device_id, batch_pixels=limit)
     out = np.empty_like(expected)
-    assert engine.prepare(raw, np.arange(len(raw)), 0, {}, out).bad == []
+    assert engine.prepare(Batch(raw, np.arange(len(raw)), 0, {}), out).bad == []
     engine.close()
     np.testing.assert_array_equal(out, expected)
     assert all(len(batch) == 1 or sum(batch) <= limit for batch in batches)
@@ -192,11 +192,11 @@ def test_out_of_memory_halves_batches_until_they_fit(jpegs, monkeypatch, caplog,
     monkeypatch.setattr(GraphRuns, "_feed", cramped)
     engine = DaliEngine(CROP, seed=0)
     out = np.empty_like(expected)
-    assert engine.prepare(raw, np.arange(len(raw)), 0, {}, out).bad == []
+    assert engine.prepare(Batch(raw, np.arange(len(raw)), 0, {}), out).bad == []
     np.testing.assert_array_equal(out, expected)
     assert f"the CPU is out of memory: batches of {BATCH_PIXELS // 2} pixels from now on" in caplog.text
     sizes.clear()
-    assert engine.prepare(raw, np.arange(len(raw)), 0, {}, out).bad == []
+    assert engine.prepare(Batch(raw, np.arange(len(raw)), 0, {}), out).bad == []
     assert all(size <= room for size in sizes)
     engine.close()
 

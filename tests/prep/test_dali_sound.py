@@ -13,7 +13,7 @@ import torch
 
 from mbaas import transforms as T
 from mbaas.errors import BadSampleError
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.prep.engines.dali_runs import GraphRuns
 from mbaas.prep.engines.dali_sound import DaliSoundEngine
 from mbaas.samples.fields import Packed
@@ -56,7 +56,7 @@ def run(engine: Engine, files: list[bytes], ids: Any = None, epoch: int = 0) -> 
     numbers = np.arange(len(files)) if ids is None else np.array(ids)
     out = engine.field(files[0], "first", {"id": numbers[:1]}).empty(len(files))
     out[:] = 77
-    said = engine.prepare(files, numbers, epoch, {"id": numbers}, out)
+    said = engine.prepare(Batch(files, numbers, epoch, {"id": numbers}), out)
     made = said.made
     return [made.value(row) if isinstance(made, Packed) else made[row] for row in range(len(files))], said
 
@@ -156,7 +156,7 @@ def test_a_sample_does_not_depend_on_its_minibatch_or_threads(steps: list[T.Tran
         for made, wanted in zip(run(engine, FILES[:count], epoch=3)[0], alone[:count], strict=True):
             np.testing.assert_array_equal(made, wanted)
     field = engine.field(FILES[0], "", {})
-    assert engine.prepare([], np.zeros(0, np.int64), 0, {}, field.empty(0)).bad == []
+    assert engine.prepare(Batch([], np.zeros(0, np.int64), 0, {}), field.empty(0)).bad == []
     engine.close()
 
 
@@ -199,7 +199,7 @@ def test_the_same_samples_are_bad_for_the_same_reasons_and_leave_the_others_alon
 def test_a_block_of_bad_samples_alone_is_no_work_for_dali(device_id: int | None) -> None:
     engine = make_engine("dali", T.Pipeline(WHOLE), seed=7, device_id=device_id)
     out = engine.field(FILES[0], "", {}).empty(2)
-    said = engine.prepare([b"text", b"more"], np.arange(2), 0, {"id": np.arange(2)}, out)
+    said = engine.prepare(Batch([b"text", b"more"], np.arange(2), 0, {"id": np.arange(2)}), out)
     assert [bad.row for bad in said.bad] == [0, 1]
     assert isinstance(said.made, Packed)
     assert (said.made.lengths.tolist(), len(said.known["id"])) == ([0, 0], 0)

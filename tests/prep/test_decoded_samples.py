@@ -14,7 +14,7 @@ import soundfile
 from mbaas import transforms as T
 from mbaas.prep import pixels
 from mbaas.prep.decoded import DecodedRows, read_decoded
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.samples.fields import Packed
 from support.decoded import check_any_mix, containers
 
@@ -121,7 +121,7 @@ def test_a_file_that_is_damaged_below_the_crop_is_good_in_some_epochs_and_never_
     for epoch in range(20):
         keep = DecodedRows([0, 1], 1 << 22)
         out = np.empty((2, 40, 40, 3), np.uint8)
-        bad = engine.prepare([damaged, jpegs[0]], np.array([3, 4]), epoch, {}, out, keep).bad
+        bad = engine.prepare(Batch([damaged, jpegs[0]], np.array([3, 4]), epoch, {}), out, keep).bad
         seen.append([each.row for each in bad])
         assert list(containers(keep)) == [1]
     assert 0 < seen.count([0]) < 20
@@ -133,7 +133,7 @@ def test_a_file_in_which_only_another_decoder_finds_its_way_is_not_kept(jpegs):
     tables = jpegs[0].index(b"\xff\xdb")
     odd, keep = jpegs[0][:tables] + bytes(2) + jpegs[0][tables:], DecodedRows([0, 1], 1 << 22)
     engine, out = make_engine("cpu", T.Pipeline([T.DecodeImage(), CROP]), seed=4), np.empty((2, 48, 40, 3), np.uint8)
-    assert engine.prepare([jpegs[0], odd], np.array([8, 8]), 0, {}, out, keep).bad == []
+    assert engine.prepare(Batch([jpegs[0], odd], np.array([8, 8]), 0, {}), out, keep).bad == []
     assert out[0].tobytes() == out[1].tobytes()
     assert list(containers(keep)) == [0]
 
@@ -151,12 +151,12 @@ def test_only_the_upper_rows_are_decoded_of_what_is_not_kept(jpegs, monkeypatch)
     monkeypatch.setattr(decode.simplejpeg, "decode_jpeg", watched)
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(40, scale=(0.05, 0.05))])
     engine, out = make_engine("cpu", pipeline, seed=4), np.empty((5, 40, 40, 3), np.uint8)
-    engine.prepare(jpegs, np.arange(5), 0, {}, out)
+    engine.prepare(Batch(jpegs, np.arange(5), 0, {}), out)
     alone = heights.copy()
     assert max(alone) < 400
     heights.clear()
     keep = DecodedRows([1, 3, 4], 2 * 601_000)
-    engine.prepare(jpegs, np.arange(5), 0, {}, out, keep)
+    engine.prepare(Batch(jpegs, np.arange(5), 0, {}), out, keep)
     assert heights == [alone[0], 400, alone[2], 400, alone[4]], "there is no room for a third one"
     assert list(containers(keep)) == [1, 3]
 
@@ -241,7 +241,7 @@ def decoded(pipeline, files, **options):
     """Containers of these files, all good."""
     engine = make_engine("cpu", pipeline, seed=0, **options)
     keep, field = DecodedRows(range(len(files)), 1 << 24), engine.field(files[0], "x", {})
-    assert engine.prepare(files, np.arange(len(files)), 0, {}, field.empty(len(files)), keep).bad == []
+    assert engine.prepare(Batch(files, np.arange(len(files)), 0, {}), field.empty(len(files)), keep).bad == []
     engine.close()
     return [*containers(keep).values()]
 
@@ -249,7 +249,7 @@ def decoded(pipeline, files, **options):
 def refusal(pipeline, container, **options):
     engine = make_engine("cpu", pipeline, seed=0, **options)
     shape = pipeline.output_shape or (9,)
-    (bad,) = engine.prepare([container], np.arange(1), 0, {}, np.empty((1, *shape), np.uint8)).bad
+    (bad,) = engine.prepare(Batch([container], np.arange(1), 0, {}), np.empty((1, *shape), np.uint8)).bad
     assert bad.row == 0
     return bad.reason
 
@@ -270,7 +270,7 @@ TURNED = T.Pipeline([T.DecodeImage(), always(as_floats)])
 def test_a_container_of_another_pipeline_is_refused(jpegs):
     engine = make_engine("cpu", SOUND, seed=0)
     keep = DecodedRows([0], 1 << 20)
-    engine.prepare([wav(np.zeros(20))], np.arange(1), 0, {}, np.empty((1, 9), np.float32), keep)
+    engine.prepare(Batch([wav(np.zeros(20))], np.arange(1), 0, {}), np.empty((1, 9), np.float32), keep)
     (sound,) = containers(keep).values()
     (resized,), (plain,) = decoded(RESIZED, jpegs[:1]), decoded(T.Pipeline([T.DecodeImage()]), jpegs[:1])
     crop = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(40)])
@@ -298,7 +298,7 @@ def test_fewer_transforms_than_the_prefix_may_be_done(jpegs):
     out = [np.empty((5, 20, 25, 3), np.uint8) for _ in range(3)]
     middle = decoded(T.Pipeline([T.DecodeImage(), T.Resize((40, 50)), FLIP]), jpegs)
     for samples, made in zip((jpegs, plain, middle), out, strict=True):
-        assert engine.prepare(samples, np.arange(5), 1, {}, made).bad == []
+        assert engine.prepare(Batch(samples, np.arange(5), 1, {}), made).bad == []
     assert out[0].tobytes() == out[1].tobytes() == out[2].tobytes()
 
 
@@ -415,7 +415,9 @@ def test_a_recording_is_not_kept_whose_window_is_another_one_when_it_is_read_alo
     monkeypatch.setattr(SoundDecoder, "__call__", misled)
     pipeline, keep = T.Pipeline([ONE, T.RandomCrop(2000)]), DecodedRows([0], 1 << 20)
     engine = make_engine("cpu", pipeline, seed=4)
-    assert engine.prepare([recordings()[0]], np.arange(1), 0, {}, np.empty((1, 2000), np.float32), keep).bad == []
+    assert (
+        engine.prepare(Batch([recordings()[0]], np.arange(1), 0, {}), np.empty((1, 2000), np.float32), keep).bad == []
+    )
     assert not containers(keep)
 
 
@@ -424,9 +426,9 @@ def test_a_window_of_a_kept_recording_is_a_slice_of_it(monkeypatch):
     pipeline = T.Pipeline([ONE, T.RandomCrop(2000)])
     engine, keep, out = make_engine("cpu", pipeline, seed=4), DecodedRows([0], 1 << 20), np.empty((1, 2000), np.float32)
     file = recordings()[0]
-    engine.prepare([file], np.arange(1), 0, {}, out, keep)
+    engine.prepare(Batch([file], np.arange(1), 0, {}), out, keep)
     (container,) = containers(keep).values()
     wanted = out.copy()
     monkeypatch.setattr(soundfile, "SoundFile", None)
-    assert engine.prepare([container], np.arange(1), 0, {}, out).bad == []
+    assert engine.prepare(Batch([container], np.arange(1), 0, {}), out).bad == []
     assert out.tobytes() == wanted.tobytes()

@@ -10,9 +10,8 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
-from mbaas.prep.engines import make_engine
-from mbaas.prep.fields_on_image import move_keypoints
-from mbaas.prep.geometry import plan
+from mbaas.prep.engines import Batch, make_engine
+from mbaas.prep.geometry import move_keypoints, plan
 from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.transforms.base import Flips, Step, Windows
 from mbaas.wire.samples import EngineName
@@ -84,7 +83,7 @@ def test_a_point_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineNam
     transforms = [T.DecodeImage(), T.RandomResizedCrop(96, scale=(0.4, 1.0)), T.RandomHorizontalFlip()]
     pipeline = T.Pipeline(transforms, boxes=T.Boxes(beside=("keypoints",), min_size=3), keypoints=T.Keypoints())
     made, out = make_engine(engine, pipeline, seed=1), np.empty((SAMPLES, 96, 96, 3), np.uint8)
-    moved = made.prepare(encoded, np.arange(SAMPLES), 0, known, out).known["keypoints"]
+    moved = made.prepare(Batch(encoded, np.arange(SAMPLES), 0, known), out).known["keypoints"]
     made.close()
     seen = 0
     for row in range(SAMPLES):

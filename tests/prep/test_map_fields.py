@@ -10,7 +10,7 @@ import pytest
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.samples.fields import Arrays, Field, Packed
 
 ROWS = 5
@@ -40,7 +40,7 @@ def prepared(*transforms: T.Transform, threads: int = 1) -> tuple[Any, dict[int,
         given = known()
         out = engine.field(npy(0.0), "x", {name: column[:1] for name, column in given.items()}).empty(ROWS)
         files = [npy(i) for i in range(ROWS)]
-        result = engine.prepare(files, np.arange(100, 100 + ROWS), 2, given, out)
+        result = engine.prepare(Batch(files, np.arange(100, 100 + ROWS), 2, given), out)
     finally:
         engine.close()
     for name, column in before.items():
@@ -128,7 +128,7 @@ def test_what_is_of_another_form_is_a_bad_sample(returned: Any, reason: str) -> 
     pipeline = T.Pipeline([T.DecodeArray(), T.Map(wrong, fields=["label", "place", "tokens"])])
     engine = make_engine("cpu", pipeline, seed=0)
     bad = engine.prepare(
-        [npy(i) for i in range(ROWS)], np.arange(ROWS), 0, known(), np.empty((ROWS, 3), np.float32)
+        Batch([npy(i) for i in range(ROWS)], np.arange(ROWS), 0, known()), np.empty((ROWS, 3), np.float32)
     ).bad
     assert [each.row for each in bad] == [0]
     assert reason in bad[0].reason
@@ -162,7 +162,7 @@ def test_images_are_mapped_with_their_fields_too() -> None:
     files[1] = b"no image"
     engine, out = make_engine("cpu", pipeline, seed=0, threads=2), np.empty((ROWS, 8, 6, 3), np.uint8)
     try:
-        result = engine.prepare(files, np.arange(ROWS), 0, known(), out)
+        result = engine.prepare(Batch(files, np.arange(ROWS), 0, known()), out)
     finally:
         engine.close()
     assert [bad.row for bad in result.bad] == [1]
@@ -189,7 +189,7 @@ def test_lists_become_longer_up_to_what_it_says() -> None:
     assert pipeline.known(FIELDS) == (*FIELDS[:2], Field("tokens", (None,), "int32", 6))
     engine = make_engine("cpu", pipeline, seed=0, threads=2)
     files, out = [npy(i) for i in range(ROWS)], np.empty((ROWS, 3), np.float32)
-    result = engine.prepare(files, np.arange(ROWS), 0, known(), out)
+    result = engine.prepare(Batch(files, np.arange(ROWS), 0, known()), out)
     engine.close()
     assert [(bad.row, bad.reason) for bad in result.bad] == [
         (4, "field 'tokens' must be int32 [6], or shorter, got int32 [8]")

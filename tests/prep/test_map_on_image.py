@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mbaas import transforms as T
-from mbaas.prep.engines import Prepared, make_engine
+from mbaas.prep.engines import Batch, Prepared, make_engine
 from mbaas.samples.fields import Arrays, Packed
 
 SAMPLES = 24
@@ -48,7 +48,7 @@ def prepared(steps: list[T.Transform], known: Arrays | None = None, threads: int
     engine = make_engine("cpu", pipeline, seed=4, threads=threads)
     known = there if known is None else known
     field = engine.field(encoded[1], "x", {name: column[1:2] for name, column in known.items()})
-    result = engine.prepare(encoded, np.arange(SAMPLES), 3, known, field.empty(SAMPLES))
+    result = engine.prepare(Batch(encoded, np.arange(SAMPLES), 3, known), field.empty(SAMPLES))
     engine.close()
     made = [result.made.value(row) if isinstance(result.made, Packed) else result.made[row] for row in range(SAMPLES)]
     return made, result
@@ -145,7 +145,7 @@ def test_a_map_sees_boxes_that_are_small_but_none_of_which_nothing_is_left(min_s
     boxes = np.repeat(known["boxes"].values, 2, axis=0)
     boxes[1::2] = [0, 0, 3, 3]
     two_each = {**known, "boxes": Packed(boxes, 2 * known["boxes"].bounds)}
-    said = engine.prepare(encoded, np.arange(SAMPLES), 3, two_each, out)
+    said = engine.prepare(Batch(encoded, np.arange(SAMPLES), 3, two_each), out)
     engine.close()
     lengths = np.concatenate(seen)[:, 2:] - np.concatenate(seen)[:, :2]
     assert (lengths > 0).all() == bool(min_size)
@@ -211,7 +211,7 @@ def test_what_lies_on_an_image_stays_where_a_map_makes_something_else_of_it() ->
     field = engine.field(encoded[0], "x", {name: column[:1] for name, column in known.items()})
     assert field.shape == (3, 60, 75)
     out = field.empty(SAMPLES)
-    said = engine.prepare(encoded, np.arange(SAMPLES), 3, known, out)
+    said = engine.prepare(Batch(encoded, np.arange(SAMPLES), 3, known), out)
     engine.close()
     assert said.bad == []
     for row in range(1, SAMPLES):

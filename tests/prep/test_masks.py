@@ -15,9 +15,8 @@ from torch.nn.functional import interpolate
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError, ResourceError
-from mbaas.prep.engines import BadRow, Prepared, make_engine
-from mbaas.prep.fields_on_image import make_masks
-from mbaas.prep.geometry import plan, stages_of
+from mbaas.prep.engines import BadRow, Batch, Prepared, make_engine
+from mbaas.prep.geometry import make_masks, plan, stages_of
 from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.transforms.base import Flips, Windows
 from mbaas.wire.samples import EngineName
@@ -79,7 +78,7 @@ def test_masks_are_those_of_pycocotools(form: str) -> None:
         bounds = np.array([0, 3, 5, 6])
         kept[bounds[row] : bounds[row + 1]] = True
         masks, bad = make_masks(texts_of(segmentations), kept, bounds, sizes, [], tuple(sizes[row].tolist()))
-        assert bad == []
+        assert bad == {}
         assert masks.lengths.tolist() == [count if number == row else 0 for number, count in enumerate(counts)]
         expected = [drawn(each, *sizes[row].tolist()) for each in segmentations[row]]
         np.testing.assert_array_equal(masks.own()[0], expected)
@@ -97,7 +96,7 @@ def test_masks_take_the_nearest_pixels_as_torch_does() -> None:
     steps = plan(stages, 0, 0, np.arange(SAMPLES), sizes)
     texts = texts_of([[written(shape, "run lengths")] for shape in shapes])
     masks, bad = make_masks(texts, np.ones(SAMPLES, bool), np.arange(SAMPLES + 1), sizes, steps, (50, 32))
-    assert bad == []
+    assert bad == {}
     for row, shape in enumerate(shapes):
         found = torch.from_numpy(np.ascontiguousarray(shape))[None, None].float()
         for step in steps:
@@ -119,7 +118,7 @@ def prepared(
     assert pipeline.output_shape is not None
     out = np.full((len(encoded), *pipeline.output_shape), 7, np.uint8)
     made = make_engine(engine, pipeline, seed=4)
-    found = made.prepare(encoded, np.arange(len(encoded)), 1, known, out)
+    found = made.prepare(Batch(encoded, np.arange(len(encoded)), 1, known), out)
     made.close()
     return out, found
 
@@ -222,7 +221,7 @@ def test_an_image_that_is_bad_is_told_once_and_a_text_must_fit_its_boxes() -> No
     assert len(found.known["masks"]) == 0
     texts = Packed(np.frombuffer(b"[1,{}7", np.uint8), np.array([0, 3, 5, 6]))
     _, bad = make_masks(texts, np.ones(3, bool), np.arange(4), np.array([[9, 9]] * 3), [], (9, 9))
-    assert [each.reason.partition(":")[0] for each in bad] == [
+    assert [reason.partition(":")[0] for reason in bad.values()] == [
         "its segmentations are no JSON",
         "it must have a segmentation for each of its 1 boxes, got no list",
         "it must have a segmentation for each of its 1 boxes, got no list",
@@ -235,7 +234,7 @@ def test_a_polygon_without_area_adds_nothing() -> None:
     sizes, rows = np.array([[9, 9]] * 3), np.ones(3, bool)
     texts = texts_of([[[line]], [[line, triangle]], [[triangle]]])
     masks, bad = make_masks(texts, rows, np.arange(4), sizes, [], (9, 9))
-    assert bad == []
+    assert bad == {}
     values = masks.own()[0]
     assert values[0].sum() == 0 < values[2].sum()
     np.testing.assert_array_equal(values[1], values[2])

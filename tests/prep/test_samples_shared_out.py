@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mbaas import transforms as T
 from mbaas.prep.decoded import read_decoded
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.prep.engines.cpu import CpuEngine
 from mbaas.prep.engines.dali_runs import GraphRuns
 from mbaas.samples.fields import Packed
@@ -41,7 +41,7 @@ def prepare(engine: Engine, raw: list[bytes], ids: NDArray[np.int64], epoch: int
     """Return the value of each sample and the bad samples."""
     field = engine.field(raw[0], "first", {})
     out = np.full_like(field.empty(len(raw)), 77)
-    made = engine.prepare(raw, ids, epoch, {}, out)
+    made = engine.prepare(Batch(raw, ids, epoch, {}), out)
     engine.close()
     column = made.made
     values = [column.value(row) if isinstance(column, Packed) else column[row] for row in range(len(raw))]
@@ -99,7 +99,7 @@ def test_both_prepare_at_the_same_time(jpegs, monkeypatch):
 
         return waiting
 
-    monkeypatch.setattr(CpuEngine, "make", meeting("cpu", "dali", CpuEngine.make))
+    monkeypatch.setattr(CpuEngine, "_make", meeting("cpu", "dali", CpuEngine._make))
     monkeypatch.setattr(GraphRuns, "_feed", meeting("dali", "cpu", GraphRuns._feed))
     made, bad = prepare(shared(), jpegs * 4, np.arange(20))
     assert (len(made), bad) == (20, [])
@@ -108,7 +108,7 @@ def test_both_prepare_at_the_same_time(jpegs, monkeypatch):
 @pytest.mark.parametrize("broken", [(CpuEngine, "_sample"), (GraphRuns, "_feed")], ids=["cpu", "dali"])
 def test_a_bug_in_either_is_raised_when_both_are_done(jpegs, monkeypatch, broken):
     """By then the memory is reused, and an engine still at work would overwrite it."""
-    done, make = [], CpuEngine.make
+    done, make = [], CpuEngine._make
 
     def noted(*arguments: Any) -> None:
         try:
@@ -119,11 +119,11 @@ def test_a_bug_in_either_is_raised_when_both_are_done(jpegs, monkeypatch, broken
     def fails(*_: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(CpuEngine, "make", noted)
+    monkeypatch.setattr(CpuEngine, "_make", noted)
     monkeypatch.setattr(*broken, fails)
     engine, out = shared(threads=2), np.zeros((20, 96, 96, 3), np.uint8)
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        engine.prepare(jpegs * 4, np.arange(20), 0, {}, out)
+        engine.prepare(Batch(jpegs * 4, np.arange(20), 0, {}), out)
     assert done == ["cpu"]
     engine.close()
 
@@ -131,10 +131,10 @@ def test_a_bug_in_either_is_raised_when_both_are_done(jpegs, monkeypatch, broken
 def test_a_change_of_threads_is_one_of_both(jpegs):
     """A pool starts no thread while one is idle; 200 samples keep each thread busy until all have started."""
     engine, out = shared(), np.zeros((200, 96, 96, 3), np.uint8)
-    engine.prepare(jpegs * 40, np.arange(200), 0, {}, out)
+    engine.prepare(Batch(jpegs * 40, np.arange(200), 0, {}), out)
     expected = out.copy()
     engine.set_threads(3)
-    engine.prepare(jpegs * 40, np.arange(200), 0, {}, out)
+    engine.prepare(Batch(jpegs * 40, np.arange(200), 0, {}), out)
     np.testing.assert_array_equal(out, expected)
     prep = [each.name for each in threading.enumerate() if each.name.startswith("prep_")]
     assert len(prep) == 3

@@ -17,7 +17,7 @@ import mbaas
 from mbaas import serving
 from mbaas import transforms as T
 from mbaas.dataset import Dataset
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.ray_cluster import actor_names, resources
 from mbaas.samples.order import Ids, in_share
 from support.trials import Recorder, record_epoch
@@ -66,7 +66,7 @@ def made_by(engine: Engine, data: Dataset, ids: Ids, epoch: int) -> NDArray[Any]
         raw.append(np.empty(length, np.uint8))
         reader.read_into(sample, raw[-1])
     out = np.empty((len(ids), 64, 64, 3), np.uint8)
-    assert engine.prepare(raw, ids, epoch, {}, out).bad == []
+    assert engine.prepare(Batch(raw, ids, epoch, {}), out).bad == []
     return out
 
 

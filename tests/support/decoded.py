@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.prep.decoded import DecodedRows
-from mbaas.prep.engines import Encoded, Engine, Prepared
+from mbaas.prep.engines import Batch, Encoded, Engine, Prepared
 from mbaas.samples.fields import Arrays, Column, memory
 
 _ROOM_BYTES = 1 << 28
@@ -54,7 +54,7 @@ def check_any_mix(
 
     def prepared(engine: Engine, samples: Sequence[Encoded], epoch: int, keep: DecodedRows | None = None) -> Prepared:
         out = np.full_like(field.empty(count), 77)
-        return engine.prepare(samples, ids, epoch, values, out, keep)
+        return engine.prepare(Batch(samples, ids, epoch, values), out, keep)
 
     try:
         wanted = {epoch: prepared(engines[0], files, epoch) for epoch in epochs}

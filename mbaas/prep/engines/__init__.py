@@ -12,19 +12,23 @@ threads, or earlier calls, nor on whether a sample arrives encoded or in its cac
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError
+from mbaas.errors import BadSampleError, ConfigError
 from mbaas.prep.decoded import DecodedRows
+from mbaas.prep.process import SampleThreads
 from mbaas.prep.sound import sound_libraries
 from mbaas.samples.fields import Arrays, Column, Field
-from mbaas.transforms import DecodeAudio, Map, MelSpectrogram, Pipeline, Transform
-from mbaas.transforms.decoders import MOST_PIXELS
+from mbaas.transforms import DecodeAudio, Pipeline
+from mbaas.transforms.arrays import UnfitError
+from mbaas.transforms.decoders import MOST_PIXELS, is_numeric
 from mbaas.wire.samples import EngineName
 
 Encoded = bytes | memoryview | NDArray[np.uint8]
@@ -63,39 +67,70 @@ class Prepared(Struct, frozen=True):
     made: Column
 
 
-class Engine(Protocol):
-    """Prepares blocks of samples. Not thread-safe: one call at a time."""
+@dataclass(frozen=True)
+class Batch:
+    """n samples to prepare.
 
-    name: EngineName
+    Attributes:
+        ids: int64[n], the samples' ids.
+        epoch: seeds the random transforms.
+        known: the samples' fields, as in the dataset; not modified in place.
+    """
+
+    encoded: Sequence[Encoded]
+    ids: NDArray[np.int64]
+    epoch: int
+    known: Arrays
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+
+class Engine(ABC):
+    """Prepares blocks of samples in ``threads`` threads. Not thread-safe: one call at a time."""
+
+    name: EngineName = "cpu"
+
+    def __init__(self, pipeline: Pipeline, seed: int, threads: int) -> None:
+        self._pipeline, self._seed = pipeline, seed
+        self._threads = SampleThreads(threads)
+        self._graphs: Sequence[Any] = ()  # `GraphRuns`, which only the dali engines import
 
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         """Return the shape and dtype of a prepared sample. Decode it only if the pipeline does not determine them.
 
-        Args:
-            encoded: the sample's bytes.
-            uri: the sample's location, for error messages.
-            known: the dataset's fields of this one sample.
-
         Raises:
             BadSampleError: ``encoded`` had to be decoded and cannot be.
-            ConfigError: Normalize follows, but samples are not uint8 [height, width, 3]; or samples are not numeric.
+            ConfigError: Normalize follows, but samples are not uint8 [height, width, 3]; or samples are not numeric, or
+                have fewer axes than those that may differ.
         """
+        try:
+            sample = self._first_sample(Batch([encoded], np.zeros(1, np.int64), 0, known))
+        except UnfitError as error:
+            raise BadSampleError(uri, str(error)) from error
+        differing, got = self._pipeline.differing, f"{sample.dtype.name} {list(sample.shape)}"
+        if not is_numeric(sample.dtype):
+            raise ConfigError(f"samples are arrays of {sample.dtype.name}, and must be numbers that torch has")
+        if self._pipeline.normalize and not is_image(sample):
+            raise ConfigError(f"Normalize needs uint8 [height, width, 3], but samples are {got}")
+        if sample.ndim < differing:
+            which = "their first length" if differing == 1 else f"their first {differing} lengths"
+            if self._pipeline.has_images:
+                which = "height and width (DecodeImage's max_pixels)"
+            has = got if sample.ndim else "a number without any"
+            raise ConfigError(f"samples may differ in {which}, but the first one is {has}")
+        shape = (*(None,) * differing, *sample.shape[differing:])
+        return Field(self._pipeline.decoder.field, shape, sample.dtype.name, self._pipeline.longest)
 
-    def prepare(
-        self,
-        encoded: Sequence[Encoded],
-        sample_ids: NDArray[np.int64],
-        epoch: int,
-        known: Arrays,
-        out: NDArray[Any],
-        keep: DecodedRows | None = None,
-    ) -> Prepared:
+    @abstractmethod
+    def _first_sample(self, batch: Batch) -> NDArray[Any]:
+        """Prepare the only sample of ``batch``; raise UnfitError if it is bad."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch, out: NDArray[Any], keep: DecodedRows | None = None) -> Prepared:
         """Prepare n samples.
 
         Args:
-            encoded, sample_ids: the samples' bytes, and their ids, int64[n].
-            epoch: seeds the random transforms.
-            known: the samples' fields, as in the dataset; not modified in place.
             out: [n, *field.shape], receives the prepared samples; rows of bad samples become zero. If samples differ in
                 size, it is contiguous memory for n samples of the largest size (`Field.empty`), filled end to end.
             keep: receives the decoded form of its wanted rows, if these are encoded and good, up to its capacity.
@@ -108,9 +143,21 @@ class Engine(Protocol):
 
     def set_threads(self, threads: int) -> None:
         """Use ``threads`` threads (at least 1) from the next call on."""
+        self._threads.close()
+        self._threads = SampleThreads(threads)
+        for graph in self._graphs:
+            graph.set_threads(threads)
 
     def close(self) -> None:
         """Release threads and device memory."""
+        self._threads.close()
+        for graph in self._graphs:
+            graph.close()
+
+
+def is_image(array: NDArray[Any]) -> bool:
+    """Return whether an array is uint8 [height, width, 3]."""
+    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
 
 
 def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
@@ -118,7 +165,6 @@ def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
 
     Args:
         kind: "auto", "cpu" or "dali". DALI also runs without a GPU, but is then slower for images than cpu.
-        gpus: number of GPUs available for prep.
 
     Raises:
         ConfigError: ``kind`` is unknown, or is "dali" for a pipeline with a transform that only the cpu engine runs.
@@ -128,20 +174,10 @@ def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
     cpu_only = pipeline.cpu_only
     if kind == "dali" and cpu_only:
         wanted = f"use 'cpu' or 'auto' for a pipeline with {cpu_only!r}"
-        raise ConfigError(f"engine 'dali' {_limit_of_dali(cpu_only, pipeline)}; {wanted}")
+        raise ConfigError(f"engine 'dali' {cpu_only.dali_limit}; {wanted}")
     if kind == "cpu" or cpu_only or (kind == "auto" and gpus == 0):
         return "cpu"
     return "dali"
-
-
-def _limit_of_dali(cpu_only: Transform, pipeline: Pipeline) -> str:
-    if pipeline.has_images:
-        return "runs neither a Map nor ColorJitter's hue"
-    if isinstance(cpu_only, Map):
-        return "runs no Map after MelSpectrogram"
-    if isinstance(cpu_only, MelSpectrogram):
-        return "makes spectrograms of an even n_fft from 4 on, and of power 1 or 2"
-    return "prepares images, and sound that becomes a MelSpectrogram"
 
 
 def check_share(dali_share: float, engine: str, pipeline: Pipeline) -> None:
@@ -192,7 +228,6 @@ def make_engine(
     Args:
         kind: the result of ``resolve_engine``.
         seed: the feed's seed, in [0, 2**63).
-        threads: threads per block.
         device_id: the GPU for DALI; None runs DALI on the CPU.
         for_dali: selects the images for DALI; the dali engine prepares the others on CPUs at the same time. None: all.
         max_pixels: larger images are rejected by their header, before memory is allocated.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -15,215 +14,105 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.base.units import size
-from mbaas.errors import BadSampleError, ConfigError
 from mbaas.prep.decoded import DecodedRow, DecodedRows, is_decoded, read_decoded
-from mbaas.prep.engines import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
+from mbaas.prep.engines import DEFAULT_MAX_BYTES, Batch, Engine, Prepared
 from mbaas.prep.header import UndecodableError
-from mbaas.prep.process import SampleThreads
+from mbaas.prep.part import Results, SampleFields, call_map
 from mbaas.prep.sound import SoundDecoder
-from mbaas.prep.user_code import SampleFields, call_map
-from mbaas.samples.fields import Arrays, Column, Field, Packed
 from mbaas.samples.order import generator, uniforms
 from mbaas.transforms import DecodeAudio, Map, Pipeline
 from mbaas.transforms.arrays import ArrayTransform, ArrayWindow, UnfitError
 from mbaas.transforms.decoders import DecodeArray, is_numeric
-from mbaas.wire.samples import EngineName
 
 Array = NDArray[Any]
 _Decode = Callable[[memoryview, NDArray[np.float64]], tuple[Array, bool]]
 """(bytes, random numbers of the second transform) -> (decoded sample, True if the second transform is included)."""
 
 
-class ArrayEngine:
+@dataclass(frozen=True)
+class ArrayPart:
+    """The samples of a block while an engine prepares them.
+
+    Attributes:
+        chance: uniform random numbers of each transform of the pipeline, float64[n, draws].
+    """
+
+    batch: Batch
+    chance: list[NDArray[np.float64]]
+    fields: SampleFields
+    results: Results
+
+
+class ArrayEngine(Engine):
     """An engine that prepares audio and other arrays, ``threads`` samples at a time. See `mbaas.prep.engines.Engine`.
 
     Raises ConfigError if a package needed by the decoder is missing.
     """
 
-    name: EngineName = "cpu"
-
     def __init__(self, pipeline: Pipeline, *, seed: int, threads: int = 1, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self._pipeline = pipeline
-        self._steps = ArraySteps(pipeline, seed=seed, max_bytes=max_bytes)
-        self._threads = SampleThreads(threads)
-
-    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
-        try:
-            sample = self._steps.sample(self._steps.part([encoded], np.zeros(1, np.int64), 0, known), 0)
-        except (UndecodableError, UnfitError) as error:
-            raise BadSampleError(uri, str(error)) from error
-        last, name = self._pipeline.forms[-1], self._pipeline.decoder.made
-        if not is_numeric(sample.dtype):
-            raise ConfigError(f"samples are arrays of {sample.dtype.name}, and must be numbers that torch has")
-        if not last.differing:
-            return Field(name, sample.shape, sample.dtype.name)
-        if sample.ndim < last.differing:
-            first = "length" if last.differing == 1 else f"{last.differing} lengths"
-            has = "a number without any" if not sample.ndim else f"{sample.dtype.name} {list(sample.shape)}"
-            raise ConfigError(f"samples may differ in their first {first}, but the first one is {has}")
-        assert last.longest is not None  # checked by the pipeline
-        shape = (*(None,) * last.differing, *sample.shape[last.differing :])
-        return Field(name, shape, sample.dtype.name, last.longest)
-
-    def prepare(
-        self,
-        encoded: Sequence[Encoded],
-        sample_ids: NDArray[np.int64],
-        epoch: int,
-        known: Arrays,
-        out: Array,
-        keep: DecodedRows | None = None,
-    ) -> Prepared:
-        part = self._steps.part(encoded, sample_ids, epoch, known)
-        results = ArrayResults(out, self._pipeline.forms[-1].differing)
-
-        def work(row: int) -> None:
-            with results.judged(row, keep):
-                results.put(row, self._steps.sample(part, row, keep))
-
-        self._threads.run(work, len(encoded))
-        return results.finish(part.fields.columns())
-
-    def set_threads(self, threads: int) -> None:
-        self.close()
-        self._threads = SampleThreads(threads)
-
-    def close(self) -> None:
-        self._threads.close()
-
-
-class ArrayResults:
-    """The results of n samples. Threads may put different samples at the same time.
-
-    Args:
-        out: [n, *shape], memory for the results; see `Engine.prepare`.
-        differing: number of leading axes whose lengths vary; they are one axis in ``out``, long enough for their
-            largest product. 0 if all samples have the same shape.
-
-    Attributes:
-        bad: samples that could not be prepared so far, in any order.
-    """
-
-    def __init__(self, out: Array, differing: int) -> None:
-        self.bad: list[BadRow] = []
-        self._out, self._differing = out, differing
-        self._shapes = np.zeros((len(out), differing), np.int64)
-
-    @contextmanager
-    def judged(self, row: int, keep: DecodedRows | None = None) -> Iterator[None]:
-        """Record a sample as bad, and drop its decoded form, if it cannot be decoded, transformed or stored."""
-        try:
-            yield
-        except (UndecodableError, UnfitError) as error:
-            self.bad.append(BadRow(row, str(error)))
-            if keep is not None:
-                keep.drop(row)
-
-    def put(self, row: int, sample: Array) -> None:
-        """Copy a sample to its row; raise UndecodableError if it does not fit."""
-        room = self._out[row, ...]  # `...` gives an array, even for a scalar
-        into = _room_for(sample, room, self._differing) if self._differing else room
-        if (sample.shape, sample.dtype) != (into.shape, into.dtype):
-            got, wanted = (f"{each.dtype.name} {list(each.shape)}" for each in (sample, into))
-            raise UndecodableError(
-                f"it is prepared to {got}, but the samples of this feed are {wanted}; a RandomCrop or a CropOrPad in "
-                "the pipeline gives all the same lengths"
-            )
-        np.copyto(into, sample)
-        self._shapes[row] = into.shape[: self._differing]
-
-    def finish(self, known: Arrays) -> Prepared:
-        """Zero the rows of bad samples; return them in order, with the fields of the good samples out of ``known``."""
-        bad = sorted(self.bad, key=lambda each: each.row)
-        if bad:
-            rows = [each.row for each in bad]
-            self._out[rows] = 0
-            good = np.setdiff1d(np.arange(len(self._out)), rows)
-            known = {name: column[good] for name, column in known.items()}
-        return Prepared(bad, known, self._made())
-
-    def _made(self) -> Column:
-        if not self._differing:
-            return self._out
-        return Packed.closed_up(self._out, self._shapes.prod(axis=1), self._shapes if self._differing > 1 else None)
-
-
-def _room_for(sample: Array, row: Array, differing: int) -> Array:
-    """Return the leading part of a row that a sample needs, in the sample's shape."""
-    first = sample.shape[:differing]
-    count = math.prod(first)
-    if len(first) == differing and count <= len(row):
-        return row[:count].reshape(*first, *row.shape[1:])
-    must = f"and must have the {differing} lengths in which samples differ"
-    if differing == 1 or len(first) == differing:
-        of = "its first length" if differing == 1 else f"the product of its first {differing} lengths"
-        must = f"and {of} must be at most {len(row):,}"
-    raise UndecodableError(f"it is prepared to {sample.dtype.name} {list(sample.shape)}, {must}")
-
-
-@dataclass(frozen=True)
-class ArrayPart:
-    """The samples of a block, before they are prepared.
-
-    Attributes:
-        encoded: bytes of the n samples.
-        sample_ids: int64[n], their ids.
-        epoch: seeds the random transforms.
-        chance: uniform random numbers of each transform of the pipeline, float64[n, draws].
-        fields: the samples' fields, which Maps may change.
-    """
-
-    encoded: Sequence[Encoded]
-    sample_ids: NDArray[np.int64]
-    epoch: int
-    chance: list[NDArray[np.float64]]
-    fields: SampleFields
-
-
-class ArraySteps:
-    """Applies the first ``count`` transforms of a pipeline (None: all) to one sample at a time. Thread-safe.
-
-    Raises ConfigError if a package needed by the decoder is missing.
-    """
-
-    def __init__(self, pipeline: Pipeline, *, seed: int, max_bytes: int, count: int | None = None) -> None:
-        self._pipeline, self._seed = pipeline, seed
-        self._stages = list(enumerate(pipeline.transforms))[:count]
-        window = self._stages[1][1] if len(self._stages) > 1 else None
+        super().__init__(pipeline, seed, threads)
+        second = pipeline.transforms[1] if len(pipeline.transforms) > 1 else None
         of_sound = isinstance(pipeline.decoder, DecodeAudio)
-        if not (of_sound and isinstance(window, ArrayWindow) and len(window.sizes) == 1):
-            window = None
+        window = second if of_sound and isinstance(second, ArrayWindow) and len(second.sizes) == 1 else None
         self._decode, self._decode_whole = (_decoder_of(pipeline, max_bytes, each) for each in (window, None))
-        # These steps may end before the pipeline's prefix does.
-        self._kept = min(pipeline.prefix, len(self._stages))
+        # Number of transforms whose result is the decoded form of a sample.
+        self._kept = pipeline.prefix
 
-    def part(self, encoded: Sequence[Encoded], sample_ids: NDArray[np.int64], epoch: int, known: Arrays) -> ArrayPart:
-        """Draw the random numbers of all samples at once; one by one would cost more than a transform."""
+    def _first_sample(self, batch: Batch) -> Array:
+        return self._sample(self._part(batch, np.empty(1)), 0)
+
+    def prepare(self, batch: Batch, out: Array, keep: DecodedRows | None = None) -> Prepared:
+        part = self._part(batch, out, keep)
+        self._make(part, range(len(batch)))
+        return part.results.finish(part.fields.columns())
+
+    def _part(self, batch: Batch, out: Array, keep: DecodedRows | None = None) -> ArrayPart:
+        # The random numbers of all samples at once; one by one would cost more than a transform.
         chance = [
-            uniforms(self._seed, epoch, sample_ids, substream=index, draws=transform.draws)
+            uniforms(self._seed, batch.epoch, batch.ids, substream=index, draws=transform.draws)
             for index, transform in enumerate(self._pipeline.transforms)
         ]
-        return ArrayPart(encoded, sample_ids, epoch, chance, SampleFields(known, self._pipeline))
+        results = Results(out, self._pipeline, keep)
+        return ArrayPart(batch, chance, SampleFields(batch.known, self._pipeline), results)
 
-    def sample(self, part: ArrayPart, row: int, keep: DecodedRows | None = None) -> Array:
-        """Prepare one sample, and keep its decoded form if ``keep`` wants it.
+    def _make(self, part: ArrayPart, rows: Sequence[int]) -> None:
+        """Prepare samples of a block; those that cannot be prepared become bad."""
+
+        def make(row: int) -> None:
+            part.results.put(row, self._sample(part, row))
+
+        self._threads.run(lambda number: part.results.attempt(rows[number], make, rows[number]), len(rows))
+
+    def _sample(self, part: ArrayPart, row: int, count: int | None = None) -> Array:
+        """Apply the first ``count`` transforms (None: all) to one sample, and keep its decoded form if it is wanted.
 
         Raises:
-            UndecodableError: it cannot be decoded, or a Map's function fails.
-            UnfitError: a transform does not accept it.
+            UnfitError: it cannot be decoded, a transform does not accept it, or a Map's function fails.
         """
-        encoded = memoryview(cast("Any", part.encoded[row]))
+        encoded, kept = memoryview(cast("Any", part.batch.encoded[row])), None
         if is_decoded(encoded):
-            return self._rest(part, row, *self._opened(encoded), None)
-        kept = DecodedRow(keep, row, self._kept) if keep is not None and keep.wants(row) else None
-        u = part.chance[1 if len(part.chance) > 1 else 0][row]
-        array, is_window = self._decode(encoded, u)
-        done = 2 if is_window else 1
-        if kept is not None and self._kept == done:
-            kept.put(array)
-        elif kept is not None and self._kept < done:
-            self._keep_whole(encoded, array, u, kept)
-        return self._rest(part, row, array, done, kept)
+            array, done = self._opened(encoded)
+        else:
+            kept = DecodedRow(part.results.keep, row, self._kept)
+            u = part.chance[1 if len(part.chance) > 1 else 0][row]
+            array, is_window = self._decode(encoded, u)
+            done = 2 if is_window else 1
+            kept.put(done, array)
+            if self._kept < done and part.results.keep.wants(row):
+                self._keep_whole(encoded, array, u, kept)
+        for index, transform in [*enumerate(self._pipeline.transforms)][done:count]:
+            if isinstance(transform, Map):
+                # Copy, because the function may change its input, which may be a view of the sample's bytes.
+                batch = part.batch
+                rng = partial(generator, self._seed, batch.epoch, int(batch.ids[row]), substream=index)
+                array = call_map(transform, self._pipeline.decoder.field, array.copy(), part.fields, row, rng)
+            elif isinstance(transform, ArrayTransform):
+                # Large values may overflow when squared; a warning would not name the sample.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    array = transform.apply(array, part.chance[index][row], self._pipeline.forms[index - 1])
+            if kept is not None:
+                kept.put(index + 1, array)
+        return array
 
     def _opened(self, container: memoryview) -> tuple[Array, int]:
         decoded = read_decoded(container)
@@ -240,26 +129,12 @@ class ArraySteps:
         try:
             whole, _ = self._decode_whole(encoded, u)
             same = np.array_equal(transform.apply(whole, u, self._pipeline.forms[0]), window)
-        except (UndecodableError, UnfitError):
+        except UnfitError:
             same = False
         if same:
-            kept.put(whole)
+            kept.put(self._kept, whole)
         else:
             kept.drop()
-
-    def _rest(self, part: ArrayPart, row: int, array: Array, done: int, kept: DecodedRow | None) -> Array:
-        for index, transform in self._stages[done:]:
-            if isinstance(transform, Map):
-                # Copy, because the function may change its input, which may be a view of the sample's bytes.
-                rng = partial(generator, self._seed, part.epoch, int(part.sample_ids[row]), substream=index)
-                array = call_map(transform, self._pipeline.decoder.made, array.copy(), part.fields, row, rng)
-            elif isinstance(transform, ArrayTransform):
-                # Large values may overflow when squared; a warning would not name the sample.
-                with np.errstate(over="ignore", invalid="ignore"):
-                    array = transform.apply(array, part.chance[index][row], self._pipeline.forms[index - 1])
-            if kept is not None and self._kept == index + 1:
-                kept.put(array)
-        return array
 
 
 def _decoder_of(pipeline: Pipeline, max_bytes: int, window: ArrayWindow | None) -> _Decode:

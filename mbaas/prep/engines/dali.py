@@ -15,25 +15,21 @@ engine rejects the file. Both find truncated files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn, math
 
-from mbaas.prep.decoded import DecodedRows
-from mbaas.prep.engines import DEFAULT_MAX_PIXELS, BadRow, Encoded, EngineOf, Prepared
-from mbaas.prep.engines.cpu import CpuEngine
+from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows
+from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, EngineOf, Prepared
+from mbaas.prep.engines.cpu import CpuEngine, ImagePart
 from mbaas.prep.engines.dali_runs import Deliver, Feed, GraphRuns, PlaceOf, types
-from mbaas.prep.geometry import Stage, plan, stages_of
+from mbaas.prep.geometry import Stage, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError
-from mbaas.prep.image_part import ImageMemory, PartInput, image_memory, read_headers
 from mbaas.prep.pixels import Image
-from mbaas.prep.user_code import SampleFields
-from mbaas.samples.fields import Arrays, Field
 from mbaas.transforms import (
     CenterCrop,
     ColorJitter,
@@ -53,7 +49,7 @@ Decoded, a batch takes 100 MB, and about as much again at each stage of the grap
 """
 
 
-ENCODED, DECODED = "encoded", "decoded"
+SAMPLES = "samples"
 """Name of a graph's first input: encoded files, or decoded images."""
 
 _HEIGHT_WIDTH = (0, 1)
@@ -61,7 +57,7 @@ _WINDOWS = (RandomResizedCrop, RandomIoUCrop, CenterCrop, RandomZoomOut)
 """Transforms whose window is an input of the graph. Resize is not among them: its window is the whole image."""
 
 
-class DaliEngine:
+class DaliEngine(CpuEngine):
     """An engine that prepares images with DALI. See `mbaas.prep.engines.Engine`."""
 
     name: EngineName = "dali"
@@ -77,189 +73,135 @@ class DaliEngine:
         for_dali: EngineOf | None = None,
         batch_pixels: int = BATCH_PIXELS,
     ) -> None:
-        # No graph is built yet: its batch size depends on the first block. A single image may have more pixels.
-        self._pipeline, self._stages = pipeline, stages_of(pipeline.prep)[0]
-        # Number of stages (which begin after the decoder) in the deterministic prefix.
-        self._in_prefix = min(pipeline.prefix - 1, len(self._stages))
-        self._seed = seed
-        self._max_pixels = max_pixels
+        super().__init__(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
         self._for_dali = for_dali
-        self._cpu = CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
         self._beside = ThreadPoolExecutor(1, "prep-beside")
-        gpu, first, rest = device_id is not None, self._stages[: self._in_prefix], self._stages[self._in_prefix :]
-        self._runs, self._first_runs, self._rest_runs = (
-            GraphRuns(outputs, threads=threads, device_id=device_id, limit=batch_pixels, unit="pixels")
-            for outputs in (
-                lambda: image_graph(self._stages, gpu=gpu),
-                lambda: image_graph(first, gpu=gpu),
-                lambda: image_graph(rest, gpu=gpu, decoded=True),
-            )
-        )
+        (stages,) = self._runs
+        # Number of stages (which begin after the decoder) in the deterministic prefix.
+        self._in_prefix = min(pipeline.prefix - 1, len(stages))
+        options: dict[str, Any] = {"threads": threads, "device_id": device_id, "limit": batch_pixels, "unit": "pixels"}
+        self._whole = _ImageGraph(stages, slice(None), **options)
+        self._first = _ImageGraph(stages, slice(self._in_prefix), **options)
+        self._rest = _ImageGraph(stages, slice(self._in_prefix, None), decoded=True, **options)
+        self._graphs = self._whole, self._first, self._rest
 
-    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
-        return self._cpu.field(encoded, uri, known)
+    def prepare(self, batch: Batch, out: NDArray[Any], keep: DecodedRows | None = None) -> Prepared:
+        part = self._part(batch, out, keep)
+        results, opened = part.results, self._opened(part)
 
-    def prepare(
-        self,
-        encoded: Sequence[Encoded],
-        sample_ids: NDArray[np.int64],
-        epoch: int,
-        known: Arrays,
-        out: NDArray[Any],
-        keep: DecodedRows | None = None,
-    ) -> Prepared:
-        block = read_headers(encoded, sample_ids, epoch, known, self._max_pixels)
-        boxes = block.boxes(self._pipeline)
-        steps = plan(self._stages, self._seed, epoch, block.sample_ids, block.sizes, boxes)
-        memory = image_memory(block, self._pipeline, steps, out)
-        opened = self._opened(block, steps)
+        def take(row: int, image: NDArray[Any]) -> None:
+            results.attempt(row, results.put, row, image)
 
-        def take(index: int, image: NDArray[Any]) -> None:
-            row = block.rows[index]
-            try:
-                memory.put(row, image, None)
-            except UndecodableError as error:
-                block.bad.append(BadRow(row, str(error)))
-
-        def place(index: int) -> NDArray[Any] | None:
-            return memory.at(block.rows[index])
-
-        fitting = ~np.isin(block.rows, [bad.row for bad in block.bad])
-        takes, is_opened = self._takes(block, steps), np.isin(np.arange(len(block.rows)), [*opened])
-        files = np.flatnonzero(fitting & takes & ~is_opened)
-        # DALI reads these arrays in place: keep them alive until the run is over.
-        encoded_of: Feed = [np.frombuffer(each, np.uint8) for each in block.encoded]
-        feeds = {ENCODED: encoded_of, **graph_inputs(self._stages, steps)}
-        going_on = {index: image for index, image in opened.items() if fitting[index] and takes[index]}
-
-        def leave_to_cpu(indices: Sequence[int]) -> None:
-            fields = SampleFields(block.known, self._pipeline, block.sizes)
-            self._cpu.make(block, steps, indices, memory, fields, keep)
-
-        with self._meanwhile(leave_to_cpu, np.flatnonzero(fitting & ~takes).tolist()):
-            refused = self._runs.run(files, block.sizes.prod(axis=1), feeds, take, place)
-            refused += self._run_rest(block, steps, going_on, take, place)
-        if keep is not None and self._for_dali is None:
-            lost = {*refused, *np.flatnonzero(np.isin(block.rows, [bad.row for bad in block.bad])).tolist()}
-            self._keep(block, steps, [index for index in files.tolist() if index not in lost], memory, keep)
-        if refused:
-            leave_to_cpu(sorted(refused))
-        return block.finish(self._pipeline, steps, memory.made())
-
-    def set_threads(self, threads: int) -> None:
-        self._cpu.set_threads(threads)
-        for runs in (self._runs, self._first_runs, self._rest_runs):
-            runs.set_threads(threads)
-
-    def close(self) -> None:
-        for runs in (self._runs, self._first_runs, self._rest_runs):
-            runs.close()
-        self._beside.shutdown()
-        self._cpu.close()
-
-    @contextmanager
-    def _meanwhile(self, work: Callable[[Sequence[int]], None], indices: Sequence[int]) -> Iterator[None]:
-        if not indices:
-            yield
-            return
-        working = self._beside.submit(work, indices)
+        good, takes = results.good, self._takes(part)
+        files = {row: _bytes_of(part, row) for row in np.flatnonzero(good & takes).tolist() if row not in opened}
+        working = self._beside.submit(self._make, part, np.flatnonzero(good & ~takes))
         try:
-            yield
+            refused = self._whole.run_on(part, files, take, results.at)
+            going_on = {row: image for row, image in opened.items() if good[row] and takes[row]}
+            refused += self._run_rest(part, going_on, take, results.at)
         finally:
             wait([working])  # because it writes to the block
         working.result()
+        if self._for_dali is None:
+            self._keep(part, [row for row in files if row not in refused and row not in results.bad])
+        if refused:
+            self._make(part, np.array(sorted(refused)))
+        return part.finish()
 
-    def _size_after_prefix(self, block: PartInput, steps: Sequence[Step], index: int) -> Size:
-        if self._in_prefix == 0:
-            return block.headers[index].size
-        step = steps[self._in_prefix - 1]
-        assert isinstance(step, Windows), "what has no chance changes sizes only"
-        height, width = step.sizes[index].tolist()
+    def close(self) -> None:
+        self._beside.shutdown()
+        super().close()
+
+    def _size_after_prefix(self, part: ImagePart, row: int) -> Size:
+        height, width = sizes_after_all(part.sizes, part.steps[: self._in_prefix])[row].tolist()
         return height, width
 
-    def _opened(self, block: PartInput, steps: Sequence[Step]) -> dict[int, Image]:
+    def _opened(self, part: ImagePart) -> dict[int, Image]:
         opened = {}
-        for index, decoded in enumerate(block.decoded):
-            if decoded is None or decoded.made_by != self.name:
-                continue
-            try:
-                decoded.check_applied(self._in_prefix + 1)
-                if decoded.applied <= self._in_prefix:
-                    raise UndecodableError(
-                        f"it is a decoded sample after {decoded.applied} transforms, and DALI goes on after "
-                        f"{self._in_prefix + 1}"
-                    )
-                decoded.check_image(self._size_after_prefix(block, steps, index))
-            except UndecodableError as error:
-                block.bad.append(BadRow(block.rows[index], str(error)))
-            else:
-                opened[index] = decoded.values
+
+        def open_row(row: int, decoded: Decoded) -> None:
+            decoded.check_applied(self._in_prefix + 1)
+            if decoded.applied <= self._in_prefix:
+                raise UndecodableError(
+                    f"it is a decoded sample after {decoded.applied} transforms, and DALI goes on after "
+                    f"{self._in_prefix + 1}"
+                )
+            decoded.check_image(self._size_after_prefix(part, row))
+            opened[row] = decoded.values
+
+        for row in np.flatnonzero(part.results.good).tolist():
+            decoded = part.decoded[row]
+            if decoded is not None and decoded.made_by == self.name:
+                part.results.attempt(row, open_row, row, decoded)
         return opened
 
     def _run_rest(
-        self,
-        block: PartInput,
-        steps: Sequence[Step],
-        decoded: Mapping[int, Image],
-        take: Deliver,
-        place: PlaceOf | None = None,
+        self, part: ImagePart, decoded: Mapping[int, Image], take: Deliver, place: PlaceOf | None = None
     ) -> list[int]:
         """Apply the random suffix to decoded samples; return the samples rejected by DALI."""
-        rest = slice(self._in_prefix, None)
-        if not decoded:
-            return []
-        if not self._stages[rest]:
-            for index, image in decoded.items():
-                take(index, image)
-            return []
-        images: Feed = [decoded.get(index, _NOTHING) for index in range(len(block.rows))]
-        feeds = {DECODED: images, **graph_inputs(self._stages[rest], steps[rest])}
-        return self._rest_runs.run(np.array([*decoded], np.intp), block.sizes.prod(axis=1), feeds, take, place)
+        if self._in_prefix < len(part.steps):
+            return self._rest.run_on(part, decoded, take, place)
+        for row, image in decoded.items():
+            take(row, image)
+        return []
 
-    def _keep(
-        self, block: PartInput, steps: Sequence[Step], indices: Sequence[int], memory: ImageMemory, keep: DecodedRows
-    ) -> None:
+    def _keep(self, part: ImagePart, rows: Sequence[int]) -> None:
         # A second graph decodes again, and ends with the deterministic prefix. A sample is kept only if the rest of the
         # pipeline gives the same result from it. The results may differ if a crop comes first: the CPU decoder then
         # decodes only a window, and its pixels may differ from the whole image.
         rooms: dict[int, Image] = {}
-        for index in indices:
-            size, original = self._size_after_prefix(block, steps, index), block.headers[index].size
-            shape, dtype = (*size, 3), np.dtype(np.uint8)
-            applied = self._in_prefix + 1
-            room = keep.room(block.rows[index], shape, dtype, applied=applied, original=original, made_by=self.name)
+        keep = part.results.keep
+        for row in rows:
+            kept = DecodedRow(keep, row, self._in_prefix + 1, part.headers[row].size, self.name)
+            room = kept.room((*self._size_after_prefix(part, row), 3))
             if room is not None:
-                rooms[index] = room
-        if not rooms:
-            return
+                rooms[row] = room
 
-        def fill(index: int, image: Image) -> None:
-            np.copyto(rooms[index], image)
+        def fill(row: int, image: Image) -> None:
+            np.copyto(rooms[row], image)
 
-        def compare(index: int, image: Image) -> None:
-            made = memory.at(block.rows[index])
+        def compare(row: int, image: Image) -> None:
+            made = part.results.at(row)
             if made is None or not np.array_equal(image, made):
-                keep.drop(block.rows[index])
+                keep.drop(row)
 
-        first = slice(self._in_prefix)
-        encoded: Feed = [np.frombuffer(each, np.uint8) for each in block.encoded]
-        feeds = {ENCODED: encoded, **graph_inputs(self._stages[first], steps[first])}
-        refused = self._first_runs.run(np.array([*rooms], np.intp), block.sizes.prod(axis=1), feeds, fill, rooms.get)
-        filled = {index: room for index, room in rooms.items() if index not in refused}
-        refused += self._run_rest(block, steps, filled, compare)
-        for index in refused:
-            keep.drop(block.rows[index])
+        files = {row: _bytes_of(part, row) for row in rooms}
+        refused = self._first.run_on(part, files, fill, rooms.get)
+        filled = {row: room for row, room in rooms.items() if row not in refused}
+        refused += self._run_rest(part, filled, compare)
+        for row in refused:
+            keep.drop(row)
 
-    def _takes(self, block: PartInput, steps: Sequence[Step]) -> NDArray[np.bool_]:
+    def _takes(self, part: ImagePart) -> NDArray[np.bool_]:
         """Return bool[n], the samples for DALI. Too large ones go to the cpu engine, for its error message."""
-        takes = np.array([not _is_left_to_cpu(header) for header in block.headers], bool)
-        takes &= np.array([each is None or each.made_by == self.name for each in block.decoded], bool)
+        takes = np.array([not _is_left_to_cpu(header) for header in part.headers], bool)
+        takes &= np.array([each is None or each.made_by == self.name for each in part.decoded], bool)
         if self._for_dali is not None:
-            takes &= self._for_dali(block.sample_ids, block.epoch)
-        for step in steps:
+            takes &= self._for_dali(part.batch.ids, part.batch.epoch)
+        for step in part.steps:
             if isinstance(step, Windows):
                 takes &= step.sizes.prod(axis=1) <= self._max_pixels
         return takes
+
+
+class _ImageGraph(GraphRuns):
+    """A graph of some ``stages``, from files or from ``decoded`` images. Other arguments as for `GraphRuns`."""
+
+    def __init__(self, stages: Sequence[Stage], some: slice, *, decoded: bool = False, **options: Any) -> None:
+        self._stages, self._some = stages[some], some
+        gpu = options["device_id"] is not None
+        super().__init__(lambda: image_graph(self._stages, gpu=gpu, decoded=decoded), **options)
+
+    def run_on(
+        self, part: ImagePart, samples: Mapping[int, NDArray[Any]], deliver: Deliver, place: PlaceOf | None
+    ) -> list[int]:
+        """Prepare these samples of a block, by row; otherwise like `run`. DALI reads ``samples`` in place."""
+        feeds: dict[str, Feed] = {SAMPLES: samples, **graph_inputs(self._stages, part.steps[self._some])}
+        return self.run(np.array([*samples], np.intp), part.sizes.prod(axis=1), feeds, deliver, place)
+
+
+def _bytes_of(part: ImagePart, row: int) -> NDArray[np.uint8]:
+    return np.frombuffer(part.encoded[row], np.uint8)
 
 
 def _is_left_to_cpu(header: Header) -> bool:
@@ -267,10 +209,6 @@ def _is_left_to_cpu(header: Header) -> bool:
     is_odd = header.format in ("webp", "bmp") or (header.format == "jpeg" and header.channels == 4)
     is_turned_png = header.format == "png" and header.orientation != 1
     return is_odd or is_turned_png or header.as_stored or header.is_animated
-
-
-_NOTHING = np.zeros((0, 0, 3), np.uint8)
-"""Placeholder for a sample that is not decoded; no run uses it."""
 
 
 def graph_inputs(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, NDArray[Any]]:
@@ -293,7 +231,7 @@ def graph_inputs(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, ND
 def image_graph(stages: Sequence[Stage], *, gpu: bool, decoded: bool = False) -> Any:
     """Build the nodes of a graph from files or ``decoded`` images to uint8 [height, width, 3] per sample."""
     if decoded:
-        made = fn.external_source(name=DECODED, no_copy=True, dtype=types.UINT8, ndim=3, layout="HWC")
+        made = fn.external_source(name=SAMPLES, no_copy=True, dtype=types.UINT8, ndim=3, layout="HWC")
         made, rest = made.gpu() if gpu else made, stages
     else:
         made, rest = _decoded(stages, gpu)
@@ -309,7 +247,7 @@ def image_graph(stages: Sequence[Stage], *, gpu: bool, decoded: bool = False) ->
 
 def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
     """Decode, and return the remaining stages; on a CPU, a first crop is part of decoding."""
-    encoded = fn.external_source(name=ENCODED, no_copy=True, dtype=types.UINT8, ndim=1)
+    encoded = fn.external_source(name=SAMPLES, no_copy=True, dtype=types.UINT8, ndim=1)
     if gpu:
         # Give the hardware decoder every JPEG it supports. Otherwise the split between decoders, and so the pixels,
         # would depend on the batch. GPU decoders decode whole images only: DALI would leave partial decoding to the

@@ -26,8 +26,8 @@ _REFUSALS = ("Failed to decode", "nvImageCodec failure")
 # From DALI's allocator (dali/core/cuda_error.h), CUDA, and nvImageCodec. A pure C++ bad_alloc becomes MemoryError.
 _OUT_OF_MEMORY = ("CUDA allocation failed", "Can't allocate", "out of memory", "bad_alloc", "ALLOCATOR_FAILURE")
 
-Feed: TypeAlias = Sequence[NDArray[Any]] | NDArray[Any]
-"""An input of a graph: item i belongs to sample i."""
+Feed: TypeAlias = Mapping[int, NDArray[Any]] | Sequence[NDArray[Any]] | NDArray[Any]
+"""An input of a graph: item i belongs to sample i; items that no run takes may be missing."""
 
 Deliver: TypeAlias = Callable[[int, NDArray[Any]], None]
 """Called with a sample's index and its result."""
@@ -39,7 +39,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Sink:
+class _Job:
+    """Samples of a block, see `GraphRuns.run`."""
+
+    sizes: NDArray[np.int64]
+    feeds: Mapping[str, Feed]
     deliver: Deliver
     place: PlaceOf | None
 
@@ -82,7 +86,7 @@ class GraphRuns:
                 delivered.
         """
         try:
-            return self._run_all(taken, sizes, feeds, _Sink(deliver, place))
+            return self._run(taken, _Job(sizes, feeds, deliver, place))
         except BaseException:
             self._graph = None  # a pending batch would be taken for the result of the next run
             raise
@@ -94,20 +98,18 @@ class GraphRuns:
     def close(self) -> None:
         self._graph = None
 
-    def _run_all(
-        self, taken: NDArray[np.intp], sizes: NDArray[np.int64], feeds: Mapping[str, Feed], sink: _Sink
-    ) -> list[int]:
+    def _run(self, taken: NDArray[np.intp], job: _Job) -> list[int]:
         refused: list[int] = []
         running, none = taken[:0], taken[:0]
         while len(taken) or len(running):
             # As many as are within the limit together, at least 1.
-            following = taken[: max(1, int(np.searchsorted(np.cumsum(sizes[taken]), self._limit, side="right")))]
+            following = taken[: max(1, int(np.searchsorted(np.cumsum(job.sizes[taken]), self._limit, side="right")))]
             if len(running) and self._is_too_many(len(following)):
                 following = none  # the graph must be rebuilt for it, once it is free
             results, suspect = None, following
             try:
                 if len(following):
-                    self._feed(feeds, following)
+                    self._feed(job.feeds, following)
                 if len(running):
                     suspect = running
                     results = self._results()
@@ -116,7 +118,7 @@ class GraphRuns:
                     self._graph.schedule_run()
             except (RuntimeError, MemoryError) as error:
                 self._recover(error)
-                refused += self._halved(suspect, feeds, sink)
+                refused += self._halved(suspect, job)
                 if suspect is following:
                     taken = taken[len(following) :]
                     if results is None:
@@ -125,27 +127,15 @@ class GraphRuns:
             else:
                 taken = taken[len(following) :]
             if results is not None:
-                self._hand_on(results, running, sink)
+                self._hand_on(results, running, job)
             running = following
         return refused
 
-    def _run(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], sink: _Sink) -> list[int]:
-        """Prepare one batch, without overlap."""
-        try:
-            self._feed(feeds, indices)
-            self._graph.schedule_run()
-            results = self._results()
-        except (RuntimeError, MemoryError) as error:
-            self._recover(error)
-            return self._halved(indices, feeds, sink)
-        self._hand_on(results, indices, sink)
-        return []
-
-    def _halved(self, indices: NDArray[np.intp], feeds: Mapping[str, Feed], sink: _Sink) -> list[int]:
+    def _halved(self, indices: NDArray[np.intp], job: _Job) -> list[int]:
         if len(indices) == 1:
             return [int(indices[0])]
         middle = len(indices) // 2
-        return [*self._run(indices[:middle], feeds, sink), *self._run(indices[middle:], feeds, sink)]
+        return [*self._run(indices[:middle], job), *self._run(indices[middle:], job)]
 
     def _recover(self, error: RuntimeError | MemoryError) -> None:
         """Re-raise the error, unless it may be caused by the samples of a batch or by their number."""
@@ -175,14 +165,14 @@ class GraphRuns:
         self._graph.release_outputs()
         return results
 
-    def _hand_on(self, results: Any, indices: NDArray[np.intp], sink: _Sink) -> None:
+    def _hand_on(self, results: Any, indices: NDArray[np.intp], job: _Job) -> None:
         left = [*range(len(indices))]
-        if self._device_id is not None and sink.place is not None:
-            left = self._put(results, indices, sink.place)
+        if self._device_id is not None and job.place is not None:
+            left = self._put(results, indices, job.place)
         if left:
             on_host = results if self._device_id is None else results.as_cpu()
             for position in left:
-                sink.deliver(int(indices[position]), on_host.at(position))
+                job.deliver(int(indices[position]), on_host.at(position))
 
     def _put(self, results: Any, indices: NDArray[np.intp], place: PlaceOf) -> list[int]:
         """Copy results from the GPU to their memory; return the positions of results that do not fit."""

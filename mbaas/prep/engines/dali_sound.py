@@ -11,6 +11,7 @@ Results that are not finite are prepared again by the cpu engine: DALI's masks t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,11 @@ from numpy.typing import NDArray
 from nvidia.dali import fn, math
 
 from mbaas.prep.decoded import DecodedRows
-from mbaas.prep.engines import DEFAULT_MAX_BYTES, BadRow, Encoded, Prepared
-from mbaas.prep.engines.arrays import Array, ArrayEngine, ArrayPart, ArrayResults, ArraySteps
+from mbaas.prep.engines import DEFAULT_MAX_BYTES, Batch, Prepared
+from mbaas.prep.engines.arrays import Array, ArrayEngine
 from mbaas.prep.engines.dali_runs import GraphRuns, types
 from mbaas.prep.geometry import Stage
-from mbaas.prep.process import SampleThreads
-from mbaas.samples.fields import Arrays, Field, Packed
+from mbaas.prep.part import SampleFields
 from mbaas.transforms import AmplitudeToDB, MelSpectrogram, Pipeline, SpecAugment
 from mbaas.transforms.arrays import ArrayWindow, Form
 from mbaas.wire.samples import EngineName
@@ -37,7 +37,7 @@ MelSpectrogram(n_fft=512, hop_length=160).
 SOUND = "sound"
 
 
-class DaliSoundEngine:
+class DaliSoundEngine(ArrayEngine):
     """An engine that makes spectrograms of audio with DALI. See `mbaas.prep.engines.Engine`."""
 
     name: EngineName = "dali"
@@ -52,14 +52,11 @@ class DaliSoundEngine:
         max_bytes: int = DEFAULT_MAX_BYTES,
         batch_values: int = BATCH_VALUES,
     ) -> None:
-        # No graph is built yet: its batch size depends on the first block. A single sample may have more values.
+        super().__init__(pipeline, seed=seed, threads=threads, max_bytes=max_bytes)
         stages = list(enumerate(pipeline.transforms))
-        first, mels = next((index, each) for index, each in stages if isinstance(each, MelSpectrogram))
-        self._pipeline, self._stages = pipeline, stages[first:]
-        self._mels, self._form = mels, pipeline.forms[first - 1]
-        self._steps = ArraySteps(pipeline, seed=seed, max_bytes=max_bytes, count=first)
-        self._threads = SampleThreads(threads)
-        self._cpu = ArrayEngine(pipeline, seed=seed, threads=threads, max_bytes=max_bytes)
+        self._first, self._mels = next((index, each) for index, each in stages if isinstance(each, MelSpectrogram))
+        self._stages, self._form = stages[self._first :], pipeline.forms[self._first - 1]
+        self._kept = min(pipeline.prefix, self._first)
         self._runs = GraphRuns(
             lambda: spectrogram_graph(self._stages, self._form, gpu=device_id is not None),
             threads=threads,
@@ -67,83 +64,35 @@ class DaliSoundEngine:
             limit=batch_values,
             unit="values",
         )
+        self._graphs = (self._runs,)
 
-    def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
-        return self._cpu.field(encoded, uri, known)
+    def prepare(self, batch: Batch, out: Array, keep: DecodedRows | None = None) -> Prepared:
+        part, again = self._part(batch, out, keep), list[int]()
+        inputs: dict[int, dict[str, Array]] = {}
+        values = np.zeros(len(batch), np.int64)  # of the spectrum
 
-    def prepare(
-        self,
-        encoded: Sequence[Encoded],
-        sample_ids: NDArray[np.int64],
-        epoch: int,
-        known: Arrays,
-        out: Array,
-        keep: DecodedRows | None = None,
-    ) -> Prepared:
-        part = self._steps.part(encoded, sample_ids, epoch, known)
-        results = ArrayResults(out, self._pipeline.forms[-1].differing)
-        inputs, values = self._decoded(part, results, keep)
-        again: list[int] = []
+        def decode(row: int) -> None:
+            sound = self._sample(part, row, self._first)
+            self._mels.check(sound, self._form)
+            chance = [numbers[row] for numbers in part.chance]
+            inputs[row] = graph_inputs(self._stages, np.ascontiguousarray(sound), chance)
+            channels = sound.size // len(sound)
+            values[row] = self._mels.frames(len(sound)) * channels * (self._mels.n_fft // 2 + 1)
 
         def take(row: int, made: Array) -> None:
-            if not np.isfinite(made).all():
+            if np.isfinite(made).all():
+                part.results.attempt(row, part.results.put, row, made)
+            else:
                 again.append(row)
-                return
-            with results.judged(row, keep):
-                results.put(row, made)
 
+        self._threads.run(lambda row: part.results.attempt(row, decode, row), len(batch))
         taken = np.flatnonzero(values)
-        names = inputs[taken[0]] if len(taken) else {}
-        feeds = {name: [each.get(name, _NOTHING) for each in inputs] for name in names}
+        names = inputs[taken[0]] if len(taken) else ()
+        feeds = {name: {row: each[name] for row, each in inputs.items()} for name in names}
         again += self._runs.run(taken, values, feeds, take)
-        if again:
-            rows = sorted(again)
-            some = {name: column[np.array(rows)] for name, column in known.items()}
-            # A separate array: indexing `out` with rows would make a copy.
-            apart = np.empty((len(rows), *out.shape[1:]), out.dtype)
-            left = self._cpu.prepare([encoded[row] for row in rows], sample_ids[rows], epoch, some, apart)
-            lost = {rows[each.row]: each.reason for each in left.bad}
-            for number, row in enumerate(rows):
-                if row not in lost:
-                    results.put(row, left.made.value(number) if isinstance(left.made, Packed) else left.made[number])
-                elif keep is not None:
-                    keep.drop(row)
-            results.bad += [BadRow(row, reason) for row, reason in lost.items()]
-        return results.finish(part.fields.columns())
-
-    def set_threads(self, threads: int) -> None:
-        self._threads.close()
-        self._threads = SampleThreads(threads)
-        self._cpu.set_threads(threads)
-        self._runs.set_threads(threads)
-
-    def close(self) -> None:
-        self._threads.close()
-        self._runs.close()
-        self._cpu.close()
-
-    def _decoded(
-        self, part: ArrayPart, results: ArrayResults, keep: DecodedRows | None
-    ) -> tuple[list[dict[str, NDArray[Any]]], NDArray[np.int64]]:
-        """Decode audio; return the graph's inputs and number of spectrum values per sample, none for bad samples."""
-        inputs: list[dict[str, NDArray[Any]]] = [{} for _ in part.encoded]
-        values = np.zeros(len(inputs), np.int64)
-
-        def work(row: int) -> None:
-            with results.judged(row, keep):
-                sound = self._steps.sample(part, row, keep)
-                self._mels.check(sound, self._form)
-                chance = [numbers[row] for numbers in part.chance]
-                inputs[row] = graph_inputs(self._stages, np.ascontiguousarray(sound), chance)
-                channels = sound.size // len(sound)
-                values[row] = self._mels.frames(len(sound)) * channels * (self._mels.n_fft // 2 + 1)
-
-        self._threads.run(work, len(inputs))
-        return inputs, values
-
-
-_NOTHING = np.zeros(0, np.float32)
-"""Placeholder for the inputs of a bad sample; no run uses it."""
+        # From the original fields, because a Map has changed those of the part.
+        self._make(replace(part, fields=SampleFields(batch.known, self._pipeline)), sorted(again))
+        return part.results.finish(part.fields.columns())
 
 
 def graph_inputs(
@@ -152,8 +101,6 @@ def graph_inputs(
     """Return the inputs of the graph for one sample.
 
     Args:
-        stages: a MelSpectrogram, and the transforms after it.
-        sound: float32 [time] or [time, channels].
         chance: random numbers of each transform of the pipeline, float64[draws].
     """
     inputs: dict[str, NDArray[Any]] = {SOUND: sound}

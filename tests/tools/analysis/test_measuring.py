@@ -26,7 +26,7 @@ from mbaas.dataset.base import SampleReader, WrappedDataset
 from mbaas.errors import BadSampleError, ConfigError
 from mbaas.model.quantity import Quantity, stated
 from mbaas.prep.decoded import container_bytes
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.samples.fields import LABEL, Field
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring import service
@@ -636,7 +636,7 @@ def test_decoded_samples_are_prepared_like_the_encoded_ones_and_only_as_many_as_
     engine, made = make_engine("cpu", pipeline, seed=0), [np.empty((70, 6, 6, 3), np.uint8) for _ in range(2)]
     for each, out in zip((raw, kept), made, strict=True):
         known = {name: column[:70] for name, column in each.known.items()}
-        engine.prepare(each.rows()[:70], each.sample_ids[:70], 3, known, out)
+        engine.prepare(Batch(each.rows()[:70], each.sample_ids[:70], 3, known), out)
     assert np.array_equal(*made)
     engine.close()
     assert decode_samples(raw, pipeline, most_bytes=100) is None

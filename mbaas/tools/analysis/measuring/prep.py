@@ -24,7 +24,7 @@ from mbaas.errors import BadSampleError
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity, measured
 from mbaas.prep.decoded import DecodedRows
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.prep.probe import first_good
 from mbaas.samples.fields import Arrays, Field
 from mbaas.samples.order import in_share
@@ -232,7 +232,7 @@ class Blocks:
             self._at, self._epoch = 0, self._epoch + 1  # a new epoch has new random crops, as in a feed
         rows = slice(self._at, self._at + len(self._out))
         raw, known = self._rows[rows], {name: column[rows] for name, column in self._known.items()}
-        self._engine.prepare(raw, self._ids[rows], self._epoch, known, self._out[: len(raw)])
+        self._engine.prepare(Batch(raw, self._ids[rows], self._epoch, known), self._out[: len(raw)])
         self._at = rows.stop
         return len(raw)
 
@@ -316,7 +316,7 @@ def decode_samples(
             block = slice(start, min(start + BLOCK_SAMPLES, len(encoded)))
             keep = DecodedRows(range(block.stop - start), left)
             known = {name: column[block] for name, column in raw.known.items()}
-            decoding.prepare(encoded[block], raw.sample_ids[block], 0, known, out[: block.stop - start], keep)
+            decoding.prepare(Batch(encoded[block], raw.sample_ids[block], 0, known), out[: block.stop - start], keep)
             rows, sizes, packed = keep.taken()
             kept.append(start + rows)
             lengths.append(sizes)

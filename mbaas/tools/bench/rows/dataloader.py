@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
 
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.samples.fields import Field, Packed
 from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec, known_of, listed, refuse_bad
 from mbaas.tools.bench.tasks.base import Samples, Task
@@ -55,7 +55,7 @@ class Minibatches(Dataset[Any]):
         if self._engine is None:  # made in the worker process
             self._engine = make_engine("cpu", self._task.pipeline(), seed=self._seed)
         out = _empty(len(ids), self._task.made)
-        prepared = self._engine.prepare(raw, ids, epoch, known_of(self._samples, ids), out.numpy())
+        prepared = self._engine.prepare(Batch(raw, ids, epoch, known_of(self._samples, ids)), out.numpy())
         refuse_bad(prepared.bad, ids, self._samples.files)
         return out, torch.from_numpy(ids), [prepared.known[name] for name in self._task.beside]
 

@@ -21,7 +21,7 @@ from mbaas.core.layout import block_samples, wanted_staging
 from mbaas.errors import MbaasError
 from mbaas.memory import pinned
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows
-from mbaas.prep.engines import make_engine
+from mbaas.prep.engines import Batch, make_engine
 from mbaas.samples.order import SampleOrder
 from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec, in_shared_memory, known_of, listed, refuse_bad
 from mbaas.wire.samples import EngineName
@@ -45,7 +45,7 @@ def service(spec: RowSpec, file: BinaryIO) -> None:
         ids = np.arange(first, min(first + TOGETHER, len(lengths)))
         raw = [np.fromfile(samples.files[i], np.uint8) for i in ids.tolist()]
         keep = DecodedRows(range(len(ids)), MOST_BYTES, memory)
-        prepared = engine.prepare(raw, ids, 0, known_of(samples, ids), out[: len(ids)], keep=keep)
+        prepared = engine.prepare(Batch(raw, ids, 0, known_of(samples, ids)), out[: len(ids)], keep=keep)
         refuse_bad(prepared.bad, ids, samples.files)
         rows, sizes, containers = keep.taken()
         if len(rows) < len(ids):
@@ -102,7 +102,7 @@ def loader(spec: RowSpec) -> Iterator[Epoch]:
         for block in range(number * blocks, (number + 1) * blocks):
             ids = order.sample_ids(block)
             out = room[: len(ids)]
-            prepared = engine.prepare([raw[i] for i in ids], ids, number, known_of(samples, ids), out)
+            prepared = engine.prepare(Batch([raw[i] for i in ids], ids, number, known_of(samples, ids)), out)
             refuse_bad(prepared.bad, ids, samples.files)
             yield [out, *(value for name in spec.task.beside for value in listed(prepared.known[name]))], ids
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from mbaas.prep.engines import Engine, make_engine
+from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.ray_cluster import actor_names, connection
 from mbaas.samples.fields import IMAGE
 from mbaas.samples.order import SampleOrder
@@ -96,7 +96,7 @@ def _prepare(todo: dict[str, Any], spec: RowSpec) -> dict[str, Any]:
     ids = np.asarray(todo[ID])
     raw = [np.fromfile(samples.files[sample], np.uint8) for sample in ids]
     out = spec.task.made.empty(len(ids))
-    prepared = engine.prepare(raw, ids, int(todo[EPOCH][0]), known_of(samples, ids), out)
+    prepared = engine.prepare(Batch(raw, ids, int(todo[EPOCH][0]), known_of(samples, ids)), out)
     refuse_bad(prepared.bad, ids, samples.files)
     return {IMAGE: out, ID: ids}
 
