@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import ray
@@ -35,45 +35,6 @@ UNREAD_S = 0.5
 Rows: TypeAlias = NDArray[np.int64]
 
 
-class FetchedBlock(Struct, frozen=True, eq=False):
-    """The arrays read for a block.
-
-    Attributes:
-        parts: arrays of its parts, or of some of their rows.
-        read_bytes: bytes used of parts on the consumer's own node, and bytes from other nodes.
-    """
-
-    parts: list[Arrays]
-    read_bytes: ReadBytes
-
-
-class BlockFetch(Protocol):
-    """A block whose parts are being fetched from other nodes."""
-
-    def read(self, timeout_s: float) -> FetchedBlock:
-        """Return the arrays of the block. May be called again after a timeout.
-
-        Raises:
-            UnreadableError: data is not available within ``timeout_s``, or is lost.
-        """
-
-
-class WholeFetch:
-    """A `BlockFetch` of whole parts; ``remote`` are the parts on other nodes."""
-
-    def __init__(self, block: DeliveredBlock, remote: list[DeliveredPart]) -> None:
-        self._block, self._remote = block, remote
-        self._memory = _held(block.parts)
-        bring(refs_of(memory for part, memory in zip(block.parts, self._memory, strict=True) if part in remote))
-
-    def read(self, timeout_s: float) -> FetchedBlock:
-        """See `BlockFetch.read`."""
-        parts = read(self._memory, timeout_s)
-        remote = sum(part.meta.nbytes for part in self._remote)
-        local = sum(part.meta.nbytes for part in self._block.parts) - remote
-        return FetchedBlock(parts, ReadBytes(local, remote))
-
-
 def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
     """Return the parts of a block that cannot be read now and must be made again."""
     unreadable = []
@@ -94,10 +55,10 @@ class RemoteRows(Struct, frozen=True, eq=False):
 
 @dataclass(eq=False)
 class FetchPlan:
-    """A rank's source for each part of a block.
+    """A consumer's source for each part of a block.
 
     Attributes:
-        own: parts on the rank's node with rows for it.
+        own: parts on the consumer's node with rows for it.
         copied: parts on other nodes that are read whole.
         asked: node id -> rows requested from its cache node.
     """
@@ -161,13 +122,19 @@ class _RowCall:
 
 
 class PartFetch:
-    """A `BlockFetch` of one rank's samples. Parts that are read whole contain other samples too.
+    """The parts of a block, being fetched from other nodes.
 
-    ``rows`` are the rank's rows of the block (int64[k], ascending). ``ask`` sends (node, rows) to the node's cache
-    node, and returns a reference to the answer.
+    ``rows`` are a rank's rows of the block (int64[k], ascending), None for all rows; parts that are read whole contain
+    others, too. ``ask`` sends (node, rows) to the node's cache node, and returns a reference to the answer.
     """
 
-    def __init__(self, rows: Rows, plan: FetchPlan, spec: SampleSpec, ask: Callable[[str, RemoteRows], Any]) -> None:
+    def __init__(
+        self,
+        plan: FetchPlan,
+        spec: SampleSpec,
+        rows: Rows | None = None,
+        ask: Callable[[str, RemoteRows], Any] = lambda _node, _rows: None,
+    ) -> None:
         self._rows, self._spec = rows, spec
         self._own, self._copied = _held(plan.own), _held(plan.copied)
         self._calls = [_RowCall(asked, ask(node, asked)) for node, asked in plan.asked.items()]
@@ -176,8 +143,12 @@ class PartFetch:
     def _bring(self) -> None:
         bring([call.ref for call in self._calls] + refs_of(self._copied))
 
-    def read(self, timeout_s: float) -> FetchedBlock:
-        """See `BlockFetch.read`."""
+    def read(self, timeout_s: float) -> tuple[list[Arrays], ReadBytes]:
+        """Return the arrays of the parts, and their used bytes. May be called again after a timeout.
+
+        Raises:
+            UnreadableError: data is not available within ``timeout_s``, or is lost.
+        """
         self._bring()
         for call in list(self._calls):
             try:
@@ -194,10 +165,11 @@ class PartFetch:
         own, remote = whole[: len(self._own)], whole[len(self._own) :]
         remote += [part for call in self._calls for part in call.answer or []]
         local_bytes = sum(_nbytes(part) * self._used_rows(part) // max(len(part["sample_id"]), 1) for part in own)
-        read_bytes = ReadBytes(local_bytes, sum(map(_nbytes, remote)))
-        return FetchedBlock(own + remote or [_no_samples(self._spec)], read_bytes)
+        return own + remote or [_no_samples(self._spec)], ReadBytes(local_bytes, sum(map(_nbytes, remote)))
 
     def _used_rows(self, part: Arrays) -> int:
+        if self._rows is None:
+            return len(part["sample_id"])
         return int(np.isin(part[ROW], self._rows).sum()) if ROW in part else len(self._rows)
 
 

@@ -117,7 +117,7 @@ def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, mo
         with pytest.raises(mbaas.WaitTimeoutError):
             record_epoch(other)
         del stays
-    told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.session"]
+    told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.stream"]
     assert 1 <= len(told) <= 4
     slowest = "the slowest consumer, stands still, is at block "
     assert all("consumer 'waits' waited " in text and slowest in text for text in told)
@@ -180,7 +180,7 @@ def test_a_coordinator_that_stands_still_is_waited_for_as_long_as_was_said(narro
             with pytest.raises(mbaas.WaitTimeoutError, match=r"'me' waited 3\.\d* s .*: the feed's coordinator does"):
                 deque(batches, maxlen=0)  # blocks received earlier, then none
             assert 3.0 <= time.monotonic() - began < 10.0
-        told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.session"]
+        told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.stream"]
         assert any("'narrow': the feed's coordinator does not answer" in text for text in told), told
         del batches
         assert record_epoch(loader).flaws(range(1003)) == []
