@@ -408,10 +408,9 @@ class CacheNode:
     async def stats(self) -> CacheStats:
         planner, meter = self._planner, self._meter
         return CacheStats(
-            incarnation=self._incarnation,
+            **structs.asdict(self._flow()),
             epochs=dict(meter.epochs),
             total=meter.total,
-            budget_bytes=planner.minio.budget_bytes,
             cached_bytes=planner.directory.nbytes,
             cached_samples=planner.directory.samples,
             cached_slabs=len(planner.directory.slab_bytes),
@@ -421,11 +420,7 @@ class CacheNode:
             readahead_blocks=planner.ahead_blocks,
             fetching_bytes=planner.transient_bytes - planner.ahead.used_bytes,
             peak_transient_bytes=self._peak_transient_bytes,
-            storage_s=meter.storage.sums().busy_s,
-            threads=self._pool.threads,
             readahead_depth_bytes=planner.ahead.depth_bytes,
-            speeds=self._tuner.speeds,
-            cpu_s=time.process_time(),
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
@@ -439,7 +434,10 @@ class CacheNode:
         for line in (*self._pool.retries.log(self._dataset.uri, now), *(self._disk.log() if self._disk else ())):
             self._tuner.log(line)
         self._look_ahead()
-        meter, tuner = self._meter, self._tuner
+        return self._flow()
+
+    def _flow(self) -> Flow:
+        meter, tuner, minio = self._meter, self._tuner, self._planner.minio
         return Flow(
             incarnation=self._incarnation,
             threads=self._pool.threads,
@@ -450,8 +448,8 @@ class CacheNode:
             logged=tuner.logged,
             log=tuple(tuner.lines),
             cpu_s=time.process_time(),
-            used_bytes=self._planner.minio.used_bytes,
-            budget_bytes=self._planner.minio.budget_bytes,
+            used_bytes=minio.used_bytes,
+            budget_bytes=minio.budget_bytes,
         )
 
     async def set_threads(self, threads: int) -> None:
@@ -519,7 +517,7 @@ class CacheNode:
                 failures.update(dict.fromkeys(rows.tolist(), OtherForm(0)))
             else:
                 failures.update(await self._pool.fill(load, slab, urgent=urgent, rows=rows))
-            if self._disk is not None and self._tuner.uses_disk:
+            if self._disk is not None and self._tuner.advisor.uses_disk:
                 await self._tuner.until_probed()  # until then the probe's file uses the disk's free space
                 await self._disk.write(load, slab, origins, failures)
             if len(failures) < len(load.rows):
@@ -538,8 +536,8 @@ class CacheNode:
         return int((origins != Origin.STORAGE).sum())
 
     async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
-        disk = self._disk if self._tuner.uses_disk else None
-        if disk is not None and self._tuner.prefers_disk:
+        disk = self._disk if self._tuner.advisor.uses_disk else None
+        if disk is not None and self._tuner.advisor.prefers_disk:
             await disk.read(load, slab, origins)
         # Includes samples that the disk had, because the other node must drop its copies.
         other = await self._fill_from_peer(load, slab, origins)
@@ -600,7 +598,7 @@ class CacheNode:
             return
         costs, memory_bytes, disk_bytes = self._decoded.costs, self._planner.minio.budget_bytes, 0
         speed = self._tuner.speeds.disk
-        if self._disk is not None and self._tuner.uses_disk and speed is not None:
+        if self._disk is not None and self._tuner.advisor.uses_disk and speed is not None:
             costs, disk_bytes = replace(costs, disk_bytes_per_s=speed * DISK_THREADS), self._disk.for_decoded_bytes
             if self._disk.holds_all:  # so no sample is read from storage again
                 costs = replace(costs, storage_s=min(costs.storage_s, costs.encoded_bytes * costs.disk_s_per_byte))

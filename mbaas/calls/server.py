@@ -43,32 +43,9 @@ FindRelay = Callable[[str, bool], Awaitable["tuple[str, str] | None"]]
 # ---- choice of relays ----
 
 
-class RelayAnswers:
-    """Answers for one relay, until an exchange fetches them."""
-
-    def __init__(self) -> None:
-        self._newest = 0
-        self._answers: dict[int, bytes] = {}
-
-    def begin(self, exchange: int) -> None:
-        """Record an exchange; older ones return empty at once."""
-        self._newest = max(self._newest, exchange)
-
-    def add(self, request: int, answer: bytes) -> None:
-        """Store an answer for the next exchange that collects."""
-        self._answers[request] = answer
-
-    def collect(self, exchange: int) -> dict[int, bytes] | None:
-        """Return the answers for an exchange; None if it must wait."""
-        if exchange < self._newest:
-            return {}
-        answers, self._answers = self._answers, {}
-        return answers or None
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class KnownRelay:
-    """A relay with its address, and answers for it.
+    """A relay with its address, and answers for it until an exchange fetches them.
 
     Attributes:
         has_news: set when an answer or a newer exchange arrives.
@@ -76,8 +53,26 @@ class KnownRelay:
 
     id: str
     address: str
-    answers: RelayAnswers = field(default_factory=RelayAnswers)
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
+    _newest: int = 0
+    _answers: dict[int, bytes] = field(default_factory=dict)
+
+    def begin(self, exchange: int) -> None:
+        """Record an exchange; older ones return empty at once."""
+        self._newest = max(self._newest, exchange)
+        self.has_news.set()
+
+    def add(self, request: int, answer: bytes) -> None:
+        """Store an answer for the next exchange that collects."""
+        self._answers[request] = answer
+        self.has_news.set()
+
+    def collect(self, exchange: int) -> dict[int, bytes] | None:
+        """Return the answers for an exchange; None if it must wait."""
+        if exchange < self._newest:
+            return {}
+        answers, self._answers = self._answers, {}
+        return answers or None
 
 
 @dataclass
@@ -180,13 +175,12 @@ class CallServer:
         known = self._relays.relay(relay)
         if known is None:
             raise StateError(f"relay {relay!r} is not known to this coordinator")
-        known.answers.begin(number)
-        known.has_news.set()
+        known.begin(number)
         for request, message in requests.items():
             self._spawn(self._answer_relayed(known, request, message))
         end = asyncio.get_running_loop().time() + POLL_S
         # When this wakes up, all answers caused by one event are there: each is made without waiting.
-        while (answers := known.answers.collect(number)) is None:
+        while (answers := known.collect(number)) is None:
             known.has_news.clear()
             try:
                 await asyncio.wait_for(known.has_news.wait(), end - asyncio.get_running_loop().time())
@@ -202,8 +196,7 @@ class CallServer:
             connection.send(answer)
 
     async def _answer_relayed(self, relay: KnownRelay, request: int, message: bytes) -> None:
-        relay.answers.add(request, await self._answer(message))
-        relay.has_news.set()
+        relay.add(request, await self._answer(message))
 
     async def _answer(self, message: bytes) -> bytes:
         request = encoding.socket_call(message)

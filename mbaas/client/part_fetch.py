@@ -17,6 +17,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.memory.part_memory import PartMemory, UnreadableError, bring, read, refs_of
+from mbaas.memory.slots import Slot
 from mbaas.ray_cluster import bugs
 from mbaas.ray_cluster.connection import get
 from mbaas.samples.fields import Arrays
@@ -88,7 +89,7 @@ def plan_fetch(
             plan.own.append(part)
         elif (
             part.node not in helpers
-            or part.address.is_on_one_node  # not readable from here; reading it reports that
+            or isinstance(part.address, Slot)  # not readable from here; reading it reports that
             or (needed is not None and len(needed) > WHOLE_SHARE * part.meta.samples)
         ):
             plan.copied.append(part)

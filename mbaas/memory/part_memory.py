@@ -65,11 +65,6 @@ class StoredObject(Struct, frozen=True, array_like=True, tag=True):
     owner: bytes
     status: bytes
 
-    @property
-    def is_on_one_node(self) -> bool:
-        """See `PartAddress`."""
-        return False
-
     def held(self) -> HeldObject:
         """Return an ordinary reference to the object, which may be lost."""
         return HeldObject(references.reference(self.object_id, self.owner, self.status))
@@ -86,19 +81,14 @@ class CountedObject(Struct, frozen=True, array_like=True, tag=True):
         if not isinstance(self.ref, ray.ObjectRef):  # for example in a message that was sent without Ray
             raise TypeError(f"ref must be a reference of Ray, got {shown(self.ref)}")
 
-    @property
-    def is_on_one_node(self) -> bool:
-        """See `PartAddress`."""
-        return False
-
     def held(self) -> HeldObject:
         """Return the reference."""
         return HeldObject(self.ref)
 
 
 PartAddress: TypeAlias = Slot | StoredObject | CountedObject
-"""The address of a part. ``held()`` opens it, or returns None if it is lost. ``is_on_one_node`` is True if only the
-node that made the part can read it."""
+"""The address of a part. ``held()`` opens it, or returns None if it is lost. A `Slot` can only be read on the node that
+made the part."""
 
 
 class HeldObject:

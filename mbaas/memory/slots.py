@@ -98,11 +98,6 @@ class Slot(Struct, frozen=True, array_like=True, tag=True):
     columns: tuple[SlotColumn, ...]
     packed: tuple[str, ...] = ()
 
-    @property
-    def is_on_one_node(self) -> bool:
-        """See `mbaas.memory.part_memory.PartAddress`."""
-        return True
-
     def held(self) -> HeldSlot | None:
         """Lock the slot. None if it was overwritten, or its worker's memory cannot be opened."""
         try:
@@ -114,11 +109,12 @@ class Slot(Struct, frozen=True, array_like=True, tag=True):
 
     def staged(self) -> HeldSlot | None:
         """Lock the slot as its coordinator, and mark it as seen for the worker; None as for `held`."""
-        held = self.held()
         try:
-            return None if held is None else held.marked_as_seen()
-        except OSError:
+            if (held := self.held()) is not None:
+                held.opened.see(self)
+        except OSError:  # the worker's memory cannot be written
             return None
+        return held
 
 
 # ---- writer ----
@@ -321,28 +317,19 @@ class HeldSlot:
     """A slot that is not overwritten while this object, or an array read from it, exists; see `Slot.held`.
 
     Attributes:
-        slot: the slot.
+        slot, opened: the slot, and its worker's memory.
     """
 
     ref: None = None
 
     def __init__(self, slot: Slot, opened: _Opened, fd: int) -> None:
-        self.slot, self._opened = slot, opened
+        self.slot, self.opened = slot, opened
         weakref.finalize(self, os.close, fd).atexit = False
 
     @property
     def is_in_live_worker(self) -> bool:
         """True while its worker exists, so that processes of its node can open the memory."""
-        return self._opened.is_there
-
-    def marked_as_seen(self) -> HeldSlot:
-        """Tell the worker that a coordinator has locked the slot.
-
-        Raises:
-            OSError: the worker's memory cannot be written.
-        """
-        self._opened.see(self.slot)
-        return self
+        return self.opened.is_there
 
     def sent(self) -> Slot:
         """Return its address, for consumers on this node."""
@@ -350,7 +337,7 @@ class HeldSlot:
 
     def read(self, timeout_s: float = 0.0) -> Arrays:  # noqa: ARG002 - as `PartMemory.read`; nothing to wait for
         """Return the arrays, read-only; the slot stays locked while any of the arrays or their views exist."""
-        whole = self._opened.bytes_of(self.slot)
+        whole = self.opened.bytes_of(self.slot)
         # Every array below is a view of this one, which NumPy frees with the last view.
         weakref.finalize(whole, _release, self).atexit = False
         found: Arrays = {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
 
 from mbaas.wire.blocks import DeliveredBlock, UnreadablePart
 from mbaas.wire.ledgers import EpochLedger
-from mbaas.wire.samples import EngineName, SampleSpec, Seconds
+from mbaas.wire.samples import EngineName, SampleSpec, Seconds, Sum
 
 POLL_S = 10.0
 """Longest time until the coordinator answers a waiting call, if only with the reason for the wait."""
@@ -341,17 +341,11 @@ class SentError(Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class ReadBytes:
+class ReadBytes(Sum):
     """Bytes of prepared samples that a consumer read, from its own node and from others."""
 
     local: Whole = 0
     remote: Whole = 0
-
-    def __add__(self, other: ReadBytes) -> ReadBytes:
-        return ReadBytes(self.local + other.local, self.remote + other.remote)
-
-    def __sub__(self, other: ReadBytes) -> ReadBytes:
-        return ReadBytes(self.local - other.local, self.remote - other.remote)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -12,10 +12,6 @@ from numpy.typing import NDArray
 from mbaas.model.balance import assign
 from mbaas.samples.order import MOST_NUMBER, Ids, Shuffle, Whole
 from mbaas.samples.placement import Placement
-
-if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
-    pass
-
 from mbaas.wire.consumers import ConsumerName, NodeId, PollSeconds
 
 # ---- ranks of data-parallel trials ----

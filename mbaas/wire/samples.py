@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
 from mbaas.model.forms import SampleCosts
 from mbaas.samples.fields import SAMPLE_ID, Field
 from mbaas.samples.order import MOST_NUMBER, Whole
-
-if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
-    pass
-
 
 EngineName = Literal["cpu", "dali"]
 """The engines that prepare samples."""
@@ -25,22 +21,33 @@ Seconds = Annotated[float, Meta(ge=0, le=MOST_NUMBER)]
 # ---- sources of raw samples: local memory, another node's memory, a disk tier, storage ----
 
 
+SumT = TypeVar("SumT", bound="Sum")
+
+
+class Sum:
+    """Values that are added and subtracted field by field: a dataclass or a Struct."""
+
+    __slots__ = ()
+
+    def __add__(self: SumT, other: SumT) -> SumT:
+        fields: Any = type(self).__match_args__  # type: ignore[attr-defined]
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in fields))
+
+    def __sub__(self: SumT, other: SumT) -> SumT:
+        fields: Any = type(self).__match_args__  # type: ignore[attr-defined]
+        return type(self)(*(getattr(self, name) - getattr(other, name) for name in fields))
+
+
 @dataclass(frozen=True)
-class Amount:
+class Amount(Sum):
     """A number of samples, and their bytes."""
 
     samples: int = 0
     nbytes: int = 0
 
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.samples + other.samples, self.nbytes + other.nbytes)
-
-    def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.samples - other.samples, self.nbytes - other.nbytes)
-
 
 @dataclass(frozen=True)
-class FetchCounts:
+class FetchCounts(Sum):
     """Raw samples by source; the counts of several blocks, nodes or epochs can be added.
 
     Attributes:
@@ -56,24 +63,6 @@ class FetchCounts:
     disk: Amount = Amount()
     storage: Amount = Amount()
     decoded: Amount = Amount()
-
-    def __add__(self, other: FetchCounts) -> FetchCounts:
-        return FetchCounts(
-            self.local + other.local,
-            self.remote + other.remote,
-            self.disk + other.disk,
-            self.storage + other.storage,
-            self.decoded + other.decoded,
-        )
-
-    def __sub__(self, other: FetchCounts) -> FetchCounts:
-        return FetchCounts(
-            self.local - other.local,
-            self.remote - other.remote,
-            self.disk - other.disk,
-            self.storage - other.storage,
-            self.decoded - other.decoded,
-        )
 
     @property
     def all(self) -> Amount:

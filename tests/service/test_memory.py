@@ -11,7 +11,7 @@ from service_feeds import augmented
 
 import mbaas
 from mbaas import serving
-from mbaas.client import session
+from mbaas.client import stream
 from mbaas.coordinator import kept_claims
 from mbaas.ray_cluster import resources
 from mbaas.samples.order import SampleOrder, Shuffle, id_hash
@@ -31,7 +31,7 @@ STEP_S = 1.5
 
 
 @pytest.fixture(scope="module")
-def narrow(ray_session, photos_data):
+def narrow(ray_stream, photos_data):
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": BUDGET_BYTES}
     with mbaas.serve(
         "narrow", photos_data, augmented(), cache_bytes=0, staging=mbaas.Staging(readahead_bytes=0), **options
@@ -108,7 +108,7 @@ def test_trials_that_each_hold_a_minibatch_in_an_epoch_of_their_own_all_go_on(na
 
 def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, monkeypatch, caplog):
     """Warnings start at 0.1 s, when a call returns without a block. A call takes at most half of ``wait_timeout_s``."""
-    monkeypatch.setattr(session, "FIRST_WARNING_S", 0.1)
+    monkeypatch.setattr(stream, "FIRST_WARNING_S", 0.1)
     with (
         mbaas.join(narrow.name, consumer="stands still", format="numpy") as loader,
         mbaas.join(narrow.name, consumer="waits", format="numpy", wait_timeout_s=2.0) as other,
@@ -145,9 +145,7 @@ def test_what_a_consumer_gave_back_is_free_again(narrow):
 @pytest.mark.parametrize(
     ("cpus", "most", "staged"), [(4, None, 2**30), (32, None, 35 * 2**27), (4, 16, 35 * 2**27), (200, None, 15 * 10**9)]
 )
-def test_a_feed_stages_what_all_workers_that_it_may_have_need(
-    ray_session, photos_data, monkeypatch, cpus, most, staged
-):
+def test_a_feed_stages_what_all_workers_that_it_may_have_need(ray_stream, photos_data, monkeypatch, cpus, most, staged):
     """128 MiB for each of two blocks per worker and for three more, at least 1 GiB and at most 15 % of 100 GB."""
     monkeypatch.setattr(resources, "cpus", lambda: cpus)
     monkeypatch.setattr(resources, "store_bytes", lambda **_: {"a": 100 * 10**9})
@@ -170,8 +168,8 @@ def test_a_feed_without_room_for_what_its_workers_make_says_so(feed_name, photos
 
 def test_a_coordinator_that_stands_still_is_waited_for_as_long_as_was_said(narrow, monkeypatch, caplog):
     """The first answer is late after 1.5 s plus 0.5 s of grace, and the wait ends after 3.5 s."""
-    monkeypatch.setattr(session, "ANSWER_S", 0.5)
-    monkeypatch.setattr(session, "FIRST_WARNING_S", 0.1)
+    monkeypatch.setattr(stream, "ANSWER_S", 0.5)
+    monkeypatch.setattr(stream, "FIRST_WARNING_S", 0.1)
     with mbaas.join(narrow.name, consumer="me", format="numpy", wait_timeout_s=3.0) as loader:
         batches, pid = iter(loader), coordinator_pid(narrow.name)
         next(batches)
