@@ -18,8 +18,7 @@ import numpy as np
 import ray
 
 from mbaas.client.batches import BatchCutter, BlockView, RecycledMemory
-from mbaas.client.collate import check_names, collating
-from mbaas.client.convert import Converter, Minibatch, make_converter
+from mbaas.client.convert import Converter, Minibatch, check_names, collating, make_converter
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import Find, JoinOptions, await_feed_restart, feed_info
 from mbaas.client.ledger import EpochProgress
@@ -40,8 +39,7 @@ from mbaas.errors import ConfigError, FeedGoneError, StateError, shown
 from mbaas.samples.fields import Arrays
 from mbaas.samples.order import Ids
 from mbaas.wire.consumers import ConsumerName, ConsumerReport, Resumption, Start
-from mbaas.wire.ledgers import EpochLedger
-from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample
+from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, EpochLedger
 
 HEARTBEAT_S = 3.0
 """Longest pause between two heartbeats; each costs about 2 ms of CPU."""

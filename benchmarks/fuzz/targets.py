@@ -76,9 +76,8 @@ from mbaas.wire.consumers import (
     SocketCall,
     Start,
 )
-from mbaas.wire.ledgers import EpochLedger
 from mbaas.wire.ranks import RankCall, RankReport
-from mbaas.wire.samples import BadSample, EngineName
+from mbaas.wire.samples import BadSample, EngineName, EpochLedger
 
 MAX_PIXELS = 400_000
 """Pixel limit of the engines: low, so that unbounded memory use shows."""

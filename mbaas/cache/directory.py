@@ -30,7 +30,7 @@ class MinIO:
         if budget_bytes < 0:
             raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes
-        self.used_bytes = 0  # in [0, budget_bytes]
+        self.used_bytes = 0  # in [0, budget_bytes]; less when samples cannot be read or are no longer cached
 
     @property
     def free_bytes(self) -> int:
@@ -41,14 +41,6 @@ class MinIO:
         admitted = fitting(lengths, self.free_bytes)
         self.used_bytes += int(lengths[admitted].sum())
         return admitted
-
-    def take(self, nbytes: int) -> None:
-        """Charge bytes that are known to fit."""
-        self.used_bytes += nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        """Free the bytes of samples that could not be read, or are no longer cached here."""
-        self.used_bytes -= nbytes
 
 
 def fitting(lengths: NDArray[np.int64], free_bytes: int) -> NDArray[np.bool_]:

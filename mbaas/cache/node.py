@@ -212,7 +212,7 @@ class CacheNode:
         """Cache decoded samples that a prep worker of this node hands in; see `CacheReader.hand_in`."""
         hand_in = self._planner.begin_hand_in(request, sample_ids, lengths, unfit)
         if is_last:
-            self._planner.end_hand_ins(request)
+            self._planner.tier.release(request)
         self._check()
         if len(hand_in.sample_ids):
             await self._put_decoded(hand_in, extract(packed, lengths, hand_in.chosen))
@@ -237,7 +237,7 @@ class CacheNode:
             # One array instead of many slabs: Ray would transfer whole slabs, including samples that were not
             # requested.
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
-            self._planner.end_hand_ins(request)  # workers on other nodes hand in nothing
+            self._planner.tier.release(request)  # workers on other nodes hand in nothing
             # In the thread of the puts, because this also makes a copy on the heap.
             copy = functools.partial(views, slabs, rows.slab, rows.offset, rows.length)
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, lambda: joined(copy()))
@@ -289,7 +289,7 @@ class CacheNode:
                     self._meter.count(epoch, EpochCounts(fetched=rows.counts))
                 yield rows
             finally:
-                self._drop_slabs(self._planner.end_fetch(request))
+                self._planner.end_fetch(request)
                 self._check()
 
     async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
@@ -344,7 +344,7 @@ class CacheNode:
         return MovedIn(samples)
 
     async def hand_over(
-        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
+        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool, lends: bool
     ) -> HandOver:
         """Give samples to their new home node, and drop the local copies unless it requested the other form.
 
@@ -353,35 +353,24 @@ class CacheNode:
             lacking: bool[n], samples whose bytes the other node needs; it already has the rest.
             lengths: int64[n], bytes per sample reserved by the other node.
             decoded: the other node expects decoded samples.
+            lends: the local copies stay: the other node is the former home, and reads a part that was cut by an older
+                placement. Samples that are still being read are waited for.
         """
-        present: NDArray[np.bool_] = self._planner.directory.slabs(sample_ids) > 0
-        handed = await self._copy_out(sample_ids, lacking, lengths, decoded=decoded)
-        # Another call may have handed over some of the samples while this one awaited slabs.
-        still = present & (handed.other < 0) & (self._planner.directory.slabs(sample_ids) > 0)
-        emptied = self._planner.hand_over(sample_ids[still])
-        self._drop_permanent(emptied)
-        if self._compacting is None or self._compacting.done():
-            self._compacting = asyncio.create_task(self._compact())
-        return handed
-
-    async def lend(
-        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
-    ) -> HandOver:
-        """Copy samples to their former home node, for a part that was cut by an older placement.
-
-        The originals stay here. Takes the arguments of `hand_over`. Waits for samples that are still being read.
-        """
-        to_come = [self._filling[slab] for slab in self._planner.slabs_to_come(sample_ids) if slab in self._filling]
-        if to_come:
-            await asyncio.wait(to_come)
-        return await self._copy_out(sample_ids, lacking, lengths, decoded=decoded)
-
-    async def _copy_out(
-        self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
-    ) -> HandOver:
-        included, other = self._planner.in_form(sample_ids, wanted, lengths, decoded=decoded)
-        samples = await self._views(self._planner.directory.lookup(sample_ids[included]))
-        return HandOver(included, joined(samples), other)
+        if lends:
+            to_come = [self._filling[slab] for slab in self._planner.slabs_to_come(sample_ids) if slab in self._filling]
+            if to_come:
+                await asyncio.wait(to_come)
+        planner, directory = self._planner, self._planner.directory
+        present: NDArray[np.bool_] = directory.slabs(sample_ids) > 0
+        included, other = planner.in_form(sample_ids, lacking, lengths, decoded=decoded)
+        packed = joined(await self._views(directory.lookup(sample_ids[included])))
+        if not lends:
+            # Another call may have handed over some of the samples while this one awaited slabs.
+            planner.withdraw(sample_ids[present & (other < 0) & (directory.slabs(sample_ids) > 0)])
+            self._check()
+            if self._compacting is None or self._compacting.done():
+                self._compacting = asyncio.create_task(self._compact())
+        return HandOver(included, packed, other)
 
     async def _views(self, locations: Locations) -> list[Slab]:
         numbers = np.unique(locations["slab"]).tolist()
@@ -401,7 +390,8 @@ class CacheNode:
                 except Exception as error:
                     bugs.log_bug(error, "while slabs were compacted")
                     return
-                self._drop_permanent(self._planner.end_compaction(compaction))
+                self._planner.end_compaction(compaction)
+                self._check()
 
     # ---- monitoring ----
 
@@ -496,9 +486,7 @@ class CacheNode:
                     return rows
 
     def _look_ahead(self) -> None:
-        change = self._planner.look_ahead()
-        self._drop_slabs(change.dropped)
-        self._start(change.loads, urgent=False)
+        self._start(self._planner.look_ahead(), urgent=False)
         self._check()
 
     def _start(self, loads: Iterable[Load], *, urgent: bool) -> None:
@@ -527,7 +515,7 @@ class CacheNode:
             # cancelled, which is not an `Exception` and is not reported.
             bugs.log_bug(error, "while a slab was filled")
             self._filling.pop(load.slab)
-            self._drop_slabs(self._planner.failed(load, error))
+            self._planner.failed(load, error)
             self._check()
             return 0
         self._filling.pop(load.slab)
@@ -553,8 +541,9 @@ class CacheNode:
         lacking = origins == Origin.STORAGE
         try:
             with self._meter.remote.using():
-                method = peer.lend if load.lends else peer.hand_over
-                asked = method.remote(load.sample_ids, lacking, load.lengths, decoded=load.decoded)
+                asked = peer.hand_over.remote(
+                    load.sample_ids, lacking, load.lengths, decoded=load.decoded, lends=load.lends
+                )
                 handed: HandOver
                 (handed,) = await asyncio.wait_for(asyncio.gather(asked), PEER_TIMEOUT_S)
                 self._meter.remote.moved(len(handed.packed))
@@ -573,17 +562,6 @@ class CacheNode:
 
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)
-
-    def _drop_permanent(self, slabs: list[int]) -> None:
-        self._drops_slabs = self._drops_slabs or bool(slabs)
-        self._drop_slabs(slabs)
-        self._check()
-
-    def _drop_slabs(self, slabs: Iterable[int]) -> None:
-        for slab in slabs:
-            self._refs.pop(slab, None)
-            if task := self._filling.pop(slab, None):
-                task.cancel()
 
     def _reply(self, rows: RowLocations, known: KnownSlabs | None) -> FetchReply:
         if known is not None and known.incarnation != self._incarnation:
@@ -624,9 +602,11 @@ class CacheNode:
             self._tuner.log(clause)
 
     def _check(self) -> None:
-        if dropped := self._planner.take_dropped():
-            self._drops_slabs = True
-            self._drop_slabs(dropped)
+        for slab in self._planner.take_dropped():
+            self._drops_slabs |= slab > 0
+            self._refs.pop(slab, None)
+            if task := self._filling.pop(slab, None):
+                task.cancel()
         self._peak_transient_bytes = max(self._peak_transient_bytes, self._planner.transient_bytes)
         if VALIDATE:
             self._planner.validate()

@@ -1,8 +1,8 @@
 """The decisions of a cache node: hits, reads, admission, sample form and read-ahead.
 
-Pure: events arrive as method calls, which return `Load`s to fill and slabs to drop. Each decision is made when a part
-is scheduled, from the known sample lengths. Two parts in flight therefore never read a cached sample twice: the later
-part counts a hit and waits.
+Pure: events arrive as method calls, which return `Load`s to fill; `take_dropped` returns slabs to drop. Each decision
+is made when a part is scheduled, from the known sample lengths. Two parts in flight therefore never read a cached
+sample twice: the later part counts a hit and waits.
 """
 
 from __future__ import annotations
@@ -30,13 +30,6 @@ MIN_MEASURED = 32
 
 Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes per sample: int64[n] -> int64[n]."""
-
-
-class ReadAheadChange(Struct, frozen=True):
-    """Changes requested by read-ahead: slabs to fill, and slabs to drop, possibly before they are full."""
-
-    loads: list[Load]
-    dropped: list[int]
 
 
 class UpcomingPart(Struct, frozen=True, eq=False):
@@ -101,7 +94,7 @@ class Planner:
         self._num_samples = order.num_samples if num_samples is None else num_samples
         self.directory = Directory(self._num_samples)
         self.minio = MinIO(cache_bytes)
-        self.tier = DecodedTier(undecoded_share=undecoded_share)
+        self.tier = DecodedTier(self.minio, undecoded_share=undecoded_share)
         self.ahead = ReadAhead(readahead_bytes)
         self.placements = placements if placements is not None else PlacementHistory(order)
         self._order = order
@@ -115,13 +108,13 @@ class Planner:
         self._awaited_in: dict[int, int] = {}  # sample -> slab, for the permanent slabs in _loading
         self._other_forms: dict[int, int] = {}  # reset by each placement: sample -> bytes if decoded elsewhere, or 0
         self._interim: set[int] = set()  # permanent slabs whose samples were to be handed in decoded, when filled
-        self._dropped: list[int] = []  # evicted slabs, until `take_dropped`
+        self._dropped: list[int] = []  # until `take_dropped`
 
     # ---- fetches ----
 
     def begin_fetch(self, request: PartRequest) -> list[Load]:
         """Begin a fetch of a part, which lasts until `end_fetch`. Return the slabs to fill."""
-        self.minio.give_back(self.tier.fetched(request))
+        self.tier.fetched(request)
         # Room for the next promises. Not during read-ahead, where bytes are counted beforehand.
         self._make_room(self._decoded_bytes(request), decoded=True)
         # A part that was read ahead, or that another worker is fetching, has a plan and its reads are in progress.
@@ -168,11 +161,12 @@ class Planner:
         ids = self._plans[request].sample_ids
         return np.flatnonzero(member_mask(ids, expected)), nbytes
 
-    def end_fetch(self, request: PartRequest) -> list[int]:
-        """End a fetch of a part, successful or not. Return the transient slabs to drop."""
+    def end_fetch(self, request: PartRequest) -> None:
+        """End a fetch of a part, successful or not."""
         plan = self._plans[request]
         plan.fetches -= 1
-        return [] if plan.fetches else self._forget(plan)
+        if not plan.fetches:
+            self._forget(plan)
 
     # ---- slabs ----
 
@@ -191,31 +185,28 @@ class Planner:
         elsewhere = {i: why.decoded_bytes for i, why in failures.items() if isinstance(why, OtherForm)}
         self._other_forms.update(zip(load.sample_ids[list(elsewhere)].tolist(), elsewhere.values(), strict=True))
         if load.request is not None and elsewhere:  # samples that arrive decoded need no hand-in
-            self._end_promise(load.request, load.sample_ids[[i for i, nbytes in elsewhere.items() if nbytes]])
+            self.tier.keep_promise(load.request, load.sample_ids[[i for i, nbytes in elsewhere.items() if nbytes]])
         if plan := self._plan_of(load):
             plan.filled(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
 
-    def failed(self, load: Load, failure: Exception) -> list[int]:
-        """Record that a slab cannot be filled. Return other slabs of its part to drop, if the part was read ahead."""
+    def failed(self, load: Load, failure: Exception) -> None:
+        """Record that a slab cannot be filled. If its part was read ahead, its other slabs are dropped, too."""
         self._end_loading(load)
         if load.permanent:
             self._give_back(load, load.nbytes)
-        plan = self._plan_of(load)
-        if plan is None:
-            return []
-        plan.failure = failure
-        if plan.fetches:
-            return []
-        # No fetch has received the failure, and it may be temporary. A later fetch of the block starts afresh.
-        self.ahead.retreat(plan.request.block)
-        return [slab for slab in self._forget(plan) if slab != load.slab]
+        if plan := self._plan_of(load):
+            plan.failure = failure
+            if not plan.fetches:
+                # No fetch has received the failure, and it may be temporary. A later fetch of the block starts afresh.
+                self.ahead.retreat(plan.request.block)
+                self._forget(plan)
 
     # ---- read-ahead ----
 
-    def look_ahead(self) -> ReadAheadChange:
+    def look_ahead(self) -> list[Load]:
         """Drop read-ahead that is no longer expected, and schedule further blocks within the budget."""
-        stale = [p for p in self._plans.values() if not p.fetches and not self._expected(p.request)]
-        dropped = [slab for plan in stale for slab in self._forget(plan)]
+        for plan in [p for p in self._plans.values() if not p.fetches and not self._expected(p.request)]:
+            self._forget(plan)
         loads: list[Load] = []
         for sequence in self.ahead.sequences:
             while sequence.frontier <= sequence.head + self._depth:
@@ -226,7 +217,7 @@ class Planner:
                     break  # even if a later, smaller block would fit: this one is needed first
                 sequence.frontier += 1
                 loads += self._schedule(request, ahead=True) if nbytes else []
-        return ReadAheadChange(loads, dropped)
+        return loads
 
     def upcoming(self, blocks: int) -> list[UpcomingPart]:
         """Return the missing samples of the next unscheduled blocks, in the most recently fetched sequence."""
@@ -291,10 +282,19 @@ class Planner:
         other = np.where(wanted & ~alike, np.where(kept["decoded"], kept["length"], 0), -1)
         return alike & (kept["length"] == lengths), other
 
-    def hand_over(self, sample_ids: Ids) -> list[int]:
-        """Drop samples that moved to another node. Return the slabs that are empty now."""
-        # Memory is freed by whole slabs: a dropped sample's bytes stay until its slab is empty or compacted.
-        return self._withdraw(sample_ids)
+    def withdraw(self, sample_ids: Ids) -> None:
+        """Stop caching samples, for example because they moved to another node. Slabs that are empty now are dropped.
+
+        Memory is freed by whole slabs: a withdrawn sample's bytes stay until its slab is empty or compacted.
+        """
+        emptied = self.directory.withdraw(sample_ids)
+        self.minio.used_bytes -= sum(emptied.values())
+        self._interim -= emptied.keys()
+        for slab in self.tier.slabs.keys() & emptied.keys():
+            self.tier.dropped(slab)
+        for plan in self._plans.values() if emptied else ():
+            plan.forget_slabs(emptied)
+        self._dropped += emptied
 
     def begin_compaction(self) -> Compaction | None:
         """Choose slabs of one form to compact, those with the most withdrawn bytes first; None if no slab is worth it.
@@ -316,26 +316,26 @@ class Planner:
                 return Compaction(next(self._numbers), ids, self.directory.lookup(ids), decoded)
         return None
 
-    def end_compaction(self, compaction: Compaction) -> list[int]:
-        """Record that a compaction's slab is readable. Return the slabs to drop.
+    def end_compaction(self, compaction: Compaction) -> None:
+        """Record that a compaction's slab is readable.
 
-        These are the old slabs, or the new one if too few of its samples are still where they were.
+        The old slabs are dropped, or the new one if too few of its samples are still where they were.
         """
         ids, slab, nbytes = compaction.sample_ids, compaction.slab, compaction.nbytes
         unmoved = self.directory.lookup(ids) == compaction.locations
         ids, locations = ids[unmoved], compaction.locations[unmoved]
         freed = sum(self.directory.slab_bytes[old] for old in np.unique(locations["slab"]).tolist())
         if nbytes > freed:
-            return [slab]
-        emptied = self._withdraw(ids)
-        self.minio.take(nbytes)
+            self._dropped.append(slab)
+            return
+        self.withdraw(ids)
+        self.minio.used_bytes += nbytes
         if compaction.decoded:
             self.tier.take(slab, nbytes)
         offsets, lengths = pack(compaction.locations["length"])[unmoved], locations["length"]
         self.directory.publish(
             slab, ids, offsets=offsets, lengths=lengths, decoded=compaction.decoded, slab_bytes=nbytes
         )
-        return emptied
 
     def placement_changed(self) -> None:
         """Forget the sample forms found on other nodes under the previous placement."""
@@ -356,7 +356,7 @@ class Planner:
         """Choose the samples to cache from a worker's hand-in.
 
         If any are chosen, `hand_in_cached` or `hand_in_failed` must follow. A worker may hand in a part in pieces;
-        `end_hand_ins` cancels the rest.
+        `DecodedTier.release` cancels the rest.
 
         Args:
             request: the part that the worker prepared.
@@ -364,44 +364,38 @@ class Planner:
             unfit: requested samples that cannot be cached decoded.
         """
         done = np.array([*sample_ids.tolist(), *unfit], np.int64)
-        promised = self._end_promise(request, done)[: len(sample_ids)]
+        promised = self.tier.keep_promise(request, done)[: len(sample_ids)]
         self.tier.unfit.update(unfit)
         new = self.placements.admits(sample_ids) & ~self.directory.lookup(sample_ids)["decoded"]
         new &= ~member_mask(sample_ids, self._awaited_in)
         self._make_room(min(int(lengths[new].sum()), self.tier.free_bytes), decoded=True)
-        hand_in = self.tier.admit(
+        return self.tier.admit(
             next(self._numbers),
             sample_ids,
             lengths,
             new=new,
             promised=promised,
             to_disk=self._absent(sample_ids) & self.placements.is_home(sample_ids),
-            free=self.minio.free_bytes,
         )
-        self.minio.take(hand_in.nbytes)
-        return hand_in
 
     def hand_in_cached(self, hand_in: HandIn) -> None:
         """Record that a hand-in's slab is readable. Encoded copies of its samples are dropped."""
         self.tier.arrived(hand_in)
         ids, lengths = hand_in.sample_ids, hand_in.lengths
-        self._dropped += self._withdraw(ids[self.directory.slabs(ids) > 0])
+        self.withdraw(ids[self.directory.slabs(ids) > 0])
         self.directory.publish(hand_in.slab, ids, offsets=pack(lengths), lengths=lengths, decoded=True)
         # Some may have moved to another node in the meantime.
-        self._dropped += self._withdraw(ids[~self.placements.admits(ids)])
+        self.withdraw(ids[~self.placements.admits(ids)])
         if (decoded := self.directory.decoded).samples >= MIN_MEASURED:
             self.tier.sample_bytes = decoded.nbytes / decoded.samples
 
     def hand_in_failed(self, hand_in: HandIn) -> None:
         self.tier.arrived(hand_in)
         self.tier.dropped(hand_in.slab)
-        self.minio.give_back(hand_in.nbytes)
-
-    def end_hand_ins(self, request: PartRequest) -> None:
-        """Record that the part has no further hand-ins."""
-        self.minio.give_back(self.tier.release(request))
+        self.minio.used_bytes -= hand_in.nbytes
 
     def take_dropped(self) -> list[int]:
+        """Return the slabs to drop since the last call, possibly before they are full."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -455,14 +449,7 @@ class Planner:
         # For disk: samples that do not fit in memory and are not cached there.
         on_disk = ids[~np.isin(ids, in_memory) & self._absent(ids) & self.placements.is_home(ids)]
         on_disk = on_disk[self.tier.wanted(on_disk, self.tier.disk_free_bytes)]
-        self.minio.take(self.tier.promise(request, in_memory, on_disk))
-
-    def _end_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
-        """End the promise for some samples of a part. Return the samples that had memory reserved: bool[n]."""
-        before = self.tier.promised_bytes
-        in_memory = self.tier.keep_promise(request, sample_ids)
-        self.minio.give_back(before - self.tier.promised_bytes)
-        return in_memory
+        self.tier.promise(request, in_memory, on_disk)
 
     def _read(self, plan: PartPlan, rows: NDArray[np.int64], *, ahead: bool = False) -> list[Load]:
         """Plan reads for the rows of a part that are not hits: source, form, and whether to cache each one."""
@@ -586,7 +573,7 @@ class Planner:
                 return
             # The fewest live samples first, because the space of withdrawn samples is wasted.
             slab = min(slabs, key=lambda slab: (self.directory.live_samples(slab), slab))
-            self._dropped += self._withdraw(self.directory.samples_in(slab))
+            self.withdraw(self.directory.samples_in(slab))
 
     def _drop_interim(self, nbytes: int) -> None:
         """Free `nbytes` from slabs cached only until their hand-in, except slabs that a part still waits for."""
@@ -596,25 +583,15 @@ class Planner:
         for slab in sorted(self._interim - read):
             if self.minio.free_bytes >= nbytes:
                 return
-            self._dropped += self._withdraw(self.directory.samples_in(slab))
+            self.withdraw(self.directory.samples_in(slab))
 
     @property
     def _encoded_excess(self) -> int:
         encoded = self.minio.used_bytes - self.tier.used_bytes - self.tier.promised_bytes
         return encoded - (self.minio.budget_bytes - self.tier.target_bytes)
 
-    def _withdraw(self, sample_ids: Ids) -> list[int]:
-        emptied = self.directory.withdraw(sample_ids)
-        self.minio.give_back(sum(emptied.values()))
-        self._interim -= emptied.keys()
-        for slab in self.tier.slabs.keys() & emptied.keys():
-            self.tier.dropped(slab)
-        for plan in self._plans.values() if emptied else ():
-            plan.forget_slabs(emptied)
-        return [*emptied]
-
     def _give_back(self, load: Load, nbytes: int) -> None:
-        self.minio.give_back(nbytes)
+        self.minio.used_bytes -= nbytes
         if load.decoded:
             self.tier.shrunk(load.slab, nbytes)
 
@@ -649,13 +626,13 @@ class Planner:
         plan = self._plans.get(load.request) if load.request is not None else None
         return plan if plan and any(load is own for own in plan.loads) else None
 
-    def _forget(self, plan: PartPlan) -> list[int]:
-        """End a plan and return its transient slabs. Permanent slabs continue to be read."""
+    def _forget(self, plan: PartPlan) -> None:
+        """End a plan and drop its transient slabs. Permanent slabs continue to be read."""
         del self._plans[plan.request]
         for slab in plan.transient_slabs():
             self.ahead.release(slab)
             self._loading.pop(slab, None)
-        return plan.transient_slabs()
+            self._dropped.append(slab)
 
     def validate(self) -> None:
         """Check all invariants, in O(dataset) time; for tests. Raises AssertionError."""

@@ -8,8 +8,7 @@
 `part_fetch`    reads the parts of a block, whole or only some rows
 `sharding`      ends of minibatches, and the share of a rank in each
 `batches`       cuts minibatches out of blocks, as views where possible, and reuses private memory
-`convert`       minibatches as NumPy views, private tensors, or tensors on a device
-`collate`       fields whose values differ in length, images that differ in size
+`convert`       minibatches as NumPy views, private tensors, or tensors on a device; fields that differ in length
 `trainers`      iterators over an epoch, also for trainers of accelerate and Hugging Face
 `heartbeat`     renews leases and reports
 `saved_state`   the JSON schema of a loader's state, and its checks

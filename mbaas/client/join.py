@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from mbaas.base import units
 from mbaas.calls.client import call_patiently
-from mbaas.client.collate import Collate
+from mbaas.client.convert import Collate
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, shown
 from mbaas.wire.consumers import ConsumerName, FeedInfo, JoinStart

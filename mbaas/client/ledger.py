@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mbaas.client.saved_state import SavedState, levels_of, shuffle_of
 from mbaas.samples.order import Ids, Shuffle, id_hash, id_hash_of_range
-from mbaas.wire.ledgers import MOST_SHUFFLED, EpochLedger
+from mbaas.wire.samples import MOST_SHUFFLED, EpochLedger
 
 _WORD = 2**64
 """Modulus of the hashes, as in `id_hash`, so that they can be added and subtracted."""

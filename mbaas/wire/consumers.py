@@ -21,8 +21,7 @@ if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
     from mbaas.settings import FeedSettings
 
 from mbaas.wire.blocks import DeliveredBlock, UnreadablePart
-from mbaas.wire.ledgers import EpochLedger
-from mbaas.wire.samples import EngineName, SampleSpec, Seconds, Sum
+from mbaas.wire.samples import EngineName, EpochLedger, SampleSpec, Seconds, Sum
 
 POLL_S = 10.0
 """Longest time until the coordinator answers a waiting call, if only with the reason for the wait."""

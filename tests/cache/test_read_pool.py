@@ -18,6 +18,7 @@ from mbaas.cache import read_pool
 from mbaas.cache.read_pool import (
     CHUNK_SAMPLES,
     FIRST_PAUSE,
+    HOLD_S,
     LATE_S,
     SPARE_THREADS,
     STUCK_S,
@@ -26,7 +27,6 @@ from mbaas.cache.read_pool import (
     Read,
     ReadPool,
 )
-from mbaas.cache.retries import HOLD_S
 from mbaas.cache.slab import Load, TemporaryReason
 from mbaas.cache.stats import RECENT_EPOCHS, EpochCounts, Meter, TierMeter
 from mbaas.dataset import SampleReader

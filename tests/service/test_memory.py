@@ -31,7 +31,7 @@ STEP_S = 1.5
 
 
 @pytest.fixture(scope="module")
-def narrow(ray_stream, photos_data):
+def narrow(ray_session, photos_data):
     options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": BUDGET_BYTES}
     with mbaas.serve(
         "narrow", photos_data, augmented(), cache_bytes=0, staging=mbaas.Staging(readahead_bytes=0), **options
@@ -145,7 +145,9 @@ def test_what_a_consumer_gave_back_is_free_again(narrow):
 @pytest.mark.parametrize(
     ("cpus", "most", "staged"), [(4, None, 2**30), (32, None, 35 * 2**27), (4, 16, 35 * 2**27), (200, None, 15 * 10**9)]
 )
-def test_a_feed_stages_what_all_workers_that_it_may_have_need(ray_stream, photos_data, monkeypatch, cpus, most, staged):
+def test_a_feed_stages_what_all_workers_that_it_may_have_need(
+    ray_session, photos_data, monkeypatch, cpus, most, staged
+):
     """128 MiB for each of two blocks per worker and for three more, at least 1 GiB and at most 15 % of 100 GB."""
     monkeypatch.setattr(resources, "cpus", lambda: cpus)
     monkeypatch.setattr(resources, "store_bytes", lambda **_: {"a": 100 * 10**9})

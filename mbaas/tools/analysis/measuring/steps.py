@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from mbaas.base.named_functions import import_named
-from mbaas.client.collate import collating
-from mbaas.client.convert import Minibatch, make_converter
+from mbaas.client.convert import Minibatch, collating, make_converter
 from mbaas.errors import ConfigError
 from mbaas.model.quantity import Quantity, measured
 from mbaas.samples.fields import SAMPLE_ID, Packed
