@@ -124,12 +124,6 @@ class Position(Generic[BlockT]):
         """Offset of the current epoch's number from the epoch whose order it has; 0 outside side epochs."""
         return self._aside(self.own_epoch_of(self.cursor).first // self.blocks_per_epoch)
 
-    def _enter_own_epoch(self, block: int) -> None:
-        newest = self.own_epochs[-1]
-        # the block may start an own epoch, elsewhere than expected
-        if block >= newest.end or (block != self.following and self.is_beginning(self.following)):
-            self.own_epochs.append(self._own_epoch_at(block))
-
     # ---- requests and deliveries ----
 
     def next_call(self) -> int:
@@ -161,7 +155,10 @@ class Position(Generic[BlockT]):
     def take_in(self, blocks: Iterable[BlockT]) -> None:
         """Add delivered blocks, which start at ``following`` or at another epoch's start."""
         for block in blocks:
-            self._enter_own_epoch(block.number)
+            newest = self.own_epochs[-1]
+            # the block may start an own epoch, elsewhere than expected
+            if block.number >= newest.end or (block.number != self.following and self.is_beginning(self.following)):
+                self.own_epochs.append(self._own_epoch_at(block.number))
             number = block.number // self.blocks_per_epoch
             self._shuffles.pop(number, None)
             self._shuffles[number] = block.shuffle  # re-inserted at the end: the newest delivery

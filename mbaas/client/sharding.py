@@ -147,7 +147,8 @@ class RankSharding:
         elif block > own_epoch.first:  # minibatches never cross an epoch's end
             end, open_ids = self._shards[block - 1].open, self._shards[block - 1].open_ids
         # offset from positions in the stream's epoch to positions in the consumer's
-        before = own_epoch.begin if self._is_in_first(block, own_epoch) else own_epoch.begin - self.order.num_samples
+        is_in_first = self.order.epoch_of(block) == self.order.epoch_of(own_epoch.first)
+        before = own_epoch.begin if is_in_first else own_epoch.begin - self.order.num_samples
         own, ends = np.ones(len(used), np.bool_), []
         for first, last in self._runs(end.samples, len(used)):
             samples, elsewhere = end.samples + last - first, end.elsewhere
@@ -171,10 +172,6 @@ class RankSharding:
                 ends.append(end)
             end, open_ids = NO_SAMPLES, NO_IDS
         return BlockShard(good, used[own], tuple(ends), dropped, end, open_ids, is_last)
-
-    def _is_in_first(self, block: int, own_epoch: OwnEpoch) -> bool:
-        """Return whether a block is in the same epoch of the stream as the first block of ``own_epoch``."""
-        return self.order.epoch_of(block) == self.order.epoch_of(own_epoch.first)
 
     def _runs(self, filled: int, count: int) -> Iterator[tuple[int, int]]:
         """Yield [first, last) of the samples of each minibatch. The first already has ``filled`` samples."""

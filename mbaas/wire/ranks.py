@@ -18,12 +18,9 @@ from mbaas.wire.consumers import ConsumerName, NodeId, PollSeconds
 
 
 class RankPlan(Struct, frozen=True):
-    """Division of an epoch's minibatches among ranks.
+    """Division of an epoch's minibatches among ranks, by each rank's node.
 
-    Attributes:
-        nodes: the id of each rank's node.
-        placement: None if only one node prepares samples.
-        shuffle: of the epoch, as found by the first rank that had a block of this epoch; None before that.
+    ``placement`` is None if only one node prepares samples. ``shuffle`` is None until a rank has a block of the epoch.
     """
 
     nodes: tuple[str, ...]
@@ -31,12 +28,9 @@ class RankPlan(Struct, frozen=True):
     shuffle: Shuffle | None = None
 
     def ranks(self, sample_ids: Ids, first: int = 0) -> NDArray[np.int64]:
-        """Return the rank that gets each sample: int64[n] -> int64[n], in [0, ranks).
+        """Return the rank of each sample of a minibatch, or of a part of one: int64[n] -> int64[n], in [0, ranks).
 
-        Args:
-            sample_ids: the samples of a minibatch, or of a part of one.
-            first: samples of the minibatch that were assigned before these, so that the whole minibatch is divided
-                evenly.
+        ``first`` samples of the minibatch were assigned before these; the whole minibatch is divided evenly.
         """
         p = len(self.nodes)
         # `assign` gives the remainder to the first ranks, so each run begins with another rank.
@@ -55,10 +49,7 @@ class RankReport(Struct, frozen=True):
     """One rank's report of itself, sent with every session.
 
     Attributes:
-        name: trial and rank.
         batch_size: samples in a minibatch of all ranks; ranks with another size belong to another trial.
-        session: number of its session.
-        node: id of its node.
         cursor: the first block of its session.
         floats: True if it may begin at another epoch, together with the others.
         aside: difference between the number of its epoch and the epoch whose order it uses; 0 except in epochs outside
@@ -92,12 +83,7 @@ class RankReport(Struct, frozen=True):
 
 
 class RankCall(Struct, frozen=True):
-    """A rank's request for the division of an epoch's minibatches.
-
-    Attributes:
-        poll_s: seconds to wait for missing ranks.
-        shuffle: of the epoch, if the rank has a block of it.
-    """
+    """A rank's request for the division of an epoch's minibatches, with a wait of ``poll_s`` seconds for missing ranks."""
 
     report: RankReport
     epoch: Whole

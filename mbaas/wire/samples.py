@@ -48,14 +48,10 @@ class Amount(Sum):
 
 @dataclass(frozen=True)
 class FetchCounts(Sum):
-    """Raw samples by source; the counts of several blocks, nodes or epochs can be added.
+    """Raw samples by source: memory of the node that needed them, of another node, a disk tier, or storage.
 
-    Attributes:
-        local: samples from the memory of the node that needed them.
-        remote: samples from the memory of another node.
-        disk: samples from a disk tier.
-        storage: samples read from storage, including unreadable ones, which have no bytes.
-        decoded: the subset of all samples that was already decoded, whose pipeline starts after its prefix.
+    ``storage`` includes unreadable samples, which have no bytes. ``decoded`` is the subset that was already decoded,
+    whose pipeline starts after its prefix. The counts of several blocks, nodes or epochs can be added.
     """
 
     local: Amount = Amount()
@@ -83,10 +79,9 @@ class FetchCounts(Sum):
 class SampleSpec(Struct, frozen=True):
     """Fields of every prepared sample of a feed.
 
-    Attributes:
-        made: the field that prep makes from a sample's bytes: for images uint8 (height, width, 3), unless a Map changes
-            that. If samples differ in one or more lengths, `Field.longest` bounds all of the samples.
-        known: the fields of the dataset.
+    ``made`` is the field that prep makes from a sample's bytes: for images uint8 (height, width, 3), unless a Map
+    changes that. If samples differ in lengths, `Field.longest` bounds all of them. ``known`` are the fields of the
+    dataset.
     """
 
     made: Field
@@ -117,12 +112,10 @@ class BadSample:
 
 
 class DecodedCosts(Struct, frozen=True):
-    """Costs and savings of decoded samples, averaged over the samples that were tried.
+    """Costs of decoded samples, averaged over the samples that were tried.
 
-    Attributes:
-        sample_s: time of one thread to prepare a sample from its stored form, in seconds.
-        rest_s: the same from its decoded form.
-        dataset_bytes: estimated bytes of all samples decoded: the upper end of a 95 % confidence interval.
+    ``sample_s`` and ``rest_s`` are the times of one thread to prepare a sample from its stored and from its decoded
+    form. ``dataset_bytes`` estimates all samples decoded: the upper end of a 95 % confidence interval.
     """
 
     sample_bytes: float
@@ -134,10 +127,8 @@ class DecodedCosts(Struct, frozen=True):
 class Probe(Struct, frozen=True):
     """Measurements of a feed's samples, made before the feed is laid out.
 
-    Attributes:
-        sample_s: time of a worker to prepare one sample, in seconds.
-        read_s: seconds per sample that a node reads from storage, many at once.
-        decoded: None if no decoded sample could be made.
+    ``sample_s`` is the time of a worker to prepare one sample, ``read_s`` that of a node to read one, many at once.
+    ``decoded`` is None if no decoded sample could be made.
     """
 
     spec: SampleSpec
@@ -147,14 +138,10 @@ class Probe(Struct, frozen=True):
 
 
 class DecodedSamples(Struct, frozen=True):
-    """Identity, costs and savings of a feed's decoded samples.
+    """Identity and costs of a feed's decoded samples; ``threads`` prepare on a node, in total.
 
-    Attributes:
-        prefix: the transforms that made them, and the engine: equal for feeds with the same decoded samples.
-        costs: of one sample.
-        threads: that prepare on a node, in total.
-        undecoded_share: fraction of the samples that DALI prepares next to the cpu engine, and which are never cached
-            decoded; see `mbaas.samples.order.in_share`.
+    ``prefix`` is equal for feeds with the same decoded samples: transforms and engine. ``undecoded_share`` is the
+    fraction that DALI prepares next to the cpu engine, never cached decoded (`mbaas.samples.order.in_share`).
     """
 
     prefix: str
@@ -208,13 +195,10 @@ class EpochLedger:
 
 
 class LedgerEntry(Struct, frozen=True):
-    """The ledger of one epoch of one consumer.
+    """The ledger of one epoch of one consumer, which arrived ``at`` Unix time in seconds.
 
-    Attributes:
-        loader: id that distinguishes loaders of the same name.
-        number: epochs that the loader had finished before. This differs from ``ledger.epoch`` if a trial loads an older
-            state and repeats an epoch.
-        at: arrival of the ledger, Unix time in seconds.
+    ``loader`` distinguishes loaders of the same name. ``number`` counts the epochs that the loader had finished before;
+    it differs from ``ledger.epoch`` if a trial loads an older state and repeats an epoch.
     """
 
     consumer: str

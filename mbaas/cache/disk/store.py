@@ -43,6 +43,8 @@ ROW = np.dtype(
 SPOT = np.dtype([("address", "<i8"), ("length", "<u4"), ("crc", "<u4")])
 """Location of a sample in memory: as in `ROW`, or address `ABSENT` or `COMING`."""
 
+_SPOT_COLUMNS = [*(SPOT.names or ())]
+
 Rows = NDArray[np.void]
 Addresses = NDArray[np.int64]
 
@@ -279,17 +281,13 @@ class DiskStore:
             part = ids[start : start + _CHUNK_ROWS]
             rows, spots = np.zeros(len(part), ROW), self._table[part]
             rows["sample"] = part
-            for column in SPOT.names or ():
-                rows[column] = spots[column]
+            rows[_SPOT_COLUMNS] = spots
             rows["check"] = _check_of(rows, self._salt)
             file.write(rows.tobytes())
 
     def _enter(self, rows: Rows) -> None:
         """Add rows to the table; if a sample has several, the last one counts."""
-        spots = np.zeros(len(rows), SPOT)
-        for column in SPOT.names or ():
-            spots[column] = rows[column]
-        self._table[rows["sample"]] = spots
+        self._table[rows["sample"]] = rows[_SPOT_COLUMNS]
 
     def _make_room(self, nbytes: int) -> None:
         """Remove stale folders, oldest first, until ``nbytes`` are free or none is left."""
