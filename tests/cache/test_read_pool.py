@@ -330,7 +330,7 @@ def test_a_tier_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
     assert early.nbytes == done.nbytes == 30
     assert 0 < early.busy_s < early.thread_s <= later.thread_s <= done.thread_s <= 2 * done.busy_s
     assert tier.sums() == done, "nobody waits"
-    assert done.since(early).nbytes == 0
+    assert (done - early).nbytes == 0
 
 
 def test_the_meter_counts_from_many_threads_and_keeps_the_newest_epochs() -> None:
