@@ -23,12 +23,10 @@ LAPSE_FETCHES = 256
 
 
 class HandIn(Struct, frozen=True, eq=False):
-    """Decoded samples to be cached in one slab.
+    """Decoded samples to be cached in one slab, whose number is positive.
 
-    Attributes:
-        slab: slab number, positive.
-        chosen, to_disk: bool[n], samples of the hand-in to cache in memory, and others that may go to disk.
-        sample_ids, lengths: int64[k], the samples cached in memory, and their bytes.
+    ``chosen`` and ``to_disk``, bool[n], are the samples of the hand-in to cache in memory, and others that may go to
+    disk. ``sample_ids`` and ``lengths``, int64[k], are those cached in memory, and their bytes.
     """
 
     slab: int

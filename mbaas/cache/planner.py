@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.decoded_tier import DecodedTier, HandIn
@@ -32,19 +31,6 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes per sample: int64[n] -> int64[n]."""
 
 
-class UpcomingPart(Struct, frozen=True, eq=False):
-    """A part of an upcoming block with this node as its home.
-
-    Attributes:
-        samples: number of samples in the part.
-        lacking, lengths: int64[k], samples that are neither cached nor being read into the cache, and their bytes.
-    """
-
-    samples: int
-    lacking: Ids
-    lengths: NDArray[np.int64]
-
-
 class _Sources(NamedTuple):
     """Sources and form of n samples to read."""
 
@@ -53,14 +39,12 @@ class _Sources(NamedTuple):
     holders: NDArray[np.integer[Any]]  # index of another node that may have the sample; -1 for none
     decoded: NDArray[np.bool_]  # bool[n], form at the source
 
-    def only(self, chosen: NDArray[np.bool_]) -> _Sources:
-        return _Sources(self.sample_ids[chosen], self.lengths[chosen], self.holders[chosen], self.decoded[chosen])
-
 
 class Planner:
     """The state of one cache node.
 
     Attributes:
+        lengths: bytes of stored samples.
         directory: the samples of all full permanent slabs.
         minio: byte budget, charged with permanent slabs, full or being read, and with promises and hand-ins of decoded
             samples.
@@ -100,7 +84,7 @@ class Planner:
         self._order = order
         # At most one epoch: it contains every sample once, and most samples will be cached by its end.
         self._depth = min(DEPTH_BLOCKS, max(2, order.blocks_per_epoch))
-        self._lengths = lengths
+        self.lengths = lengths
         self._decoded_on_disk = decoded_on_disk if decoded_on_disk is not None else np.zeros_like
         self._numbers = itertools.count(1)  # for slabs of both kinds
         self._plans: dict[PartRequest, PartPlan] = {}  # parts that are being fetched or were read ahead
@@ -219,15 +203,17 @@ class Planner:
                 loads += self._schedule(request, ahead=True) if nbytes else []
         return loads
 
-    def upcoming(self, blocks: int) -> list[UpcomingPart]:
-        """Return the missing samples of the next unscheduled blocks, in the most recently fetched sequence."""
+    def upcoming(self, blocks: int) -> list[tuple[int, Ids]]:
+        """Return this node's parts of the next unscheduled blocks, in the most recently fetched sequence.
+
+        For each, its number of samples, and those that are neither cached nor being read into the cache.
+        """
         if not self.ahead.sequences:
             return []
         sequence = self.ahead.sequences[0]
         following = range(sequence.frontier, sequence.frontier + blocks)
         parts = [self.placements.stored(self._own_ahead(sequence, block)) for block in following]
-        lacking = [ids[self._absent(ids)] for ids in parts]
-        return [UpcomingPart(len(ids), lack, self._lengths(lack)) for ids, lack in zip(parts, lacking, strict=True)]
+        return [(len(ids), ids[self._absent(ids)]) for ids in parts]
 
     def _own_ahead(self, sequence: FetchSequence, block: int) -> PartRequest:
         shuffle, epochs = sequence.shuffle, self._order.epoch_of(block) - self._order.epoch_of(sequence.head)
@@ -256,10 +242,11 @@ class Planner:
         """Cache samples that other nodes hold, before they are requested. Return the slabs to fill."""
         # Checked again, because the placement may have changed since the caller listed the samples.
         ids = sample_ids[self._absent(sample_ids) & self.placements.admits(sample_ids)]
-        found = self._found_at(self.placements.former_holders(ids), ids, self._lengths(ids))
+        found = self._found_at(self.placements.former_holders(ids), ids, self.lengths(ids))
         every = np.ones(len(ids), np.bool_)
-        found = found.only(self._admit(found, every, lasting=every))  # the rest stays on its node
-        return self._loads(None, np.arange(len(found.sample_ids)), found, np.ones(len(found.sample_ids), np.bool_))
+        rows = np.flatnonzero(self._admit(found, every, lasting=every))  # the rest stays on its node
+        found = _Sources._make(column[rows] for column in found)
+        return self._loads(None, np.arange(len(rows)), found, every[rows], interim=~every[rows], lent=~every[rows])
 
     def in_form(
         self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
@@ -423,7 +410,7 @@ class Planner:
 
     def _schedule(self, request: PartRequest, *, ahead: bool = False) -> list[Load]:
         ids = self.placements.stored(request)
-        plan = self._plans[request] = PartPlan(request, ids, self._lengths(ids).copy())
+        plan = self._plans[request] = PartPlan(request, ids, self.lengths(ids).copy())
         self._promise(plan)
         loads = self._read(plan, np.arange(len(ids)), ahead=ahead)
         for load in loads if ahead else ():
@@ -465,11 +452,7 @@ class Planner:
         interim = self.tier.expects(ids)
         own = member_mask(ids, self.tier.for_memory(plan.request))
         keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
-        loads = []
-        for lends, chosen in ((False, ~lent), (True, lent)):
-            loads += self._loads(
-                plan.request, missing[chosen], found.only(chosen), keep[chosen], interim=interim[chosen], lends=lends
-            )
+        loads = self._loads(plan.request, missing, found, keep, interim=interim, lent=lent)
         for load in loads:
             plan.add(load)
         return loads
@@ -486,7 +469,7 @@ class Planner:
         holders = np.where(admits, self.placements.former_holders(ids), -1)
         lenders = np.where(admits, -1, self.placements.lenders(request, ids))
         lent = lenders >= 0
-        return self._found_at(np.where(lent, lenders, holders), ids, self._lengths(ids)), admits, lent
+        return self._found_at(np.where(lent, lenders, holders), ids, self.lengths(ids)), admits, lent
 
     def _decoded_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids) -> NDArray[np.int64]:
         """Return bytes of samples that are decoded on this disk or probably on another node, 0 for others: int64[n]."""
@@ -527,19 +510,18 @@ class Planner:
         found: _Sources,
         keep: NDArray[np.bool_],
         *,
-        interim: NDArray[np.bool_] | None = None,
-        lends: bool = False,
+        interim: NDArray[np.bool_],
+        lent: NDArray[np.bool_],
     ) -> list[Load]:
         """Plan slabs for samples, one slab per combination of source node, caching and form."""
-        name = self.placements.lender if lends else self.placements.holder
-        interim = np.zeros(len(rows), np.bool_) if interim is None else interim
         loads = []
         # One integer per combination, so that `np.unique` groups the samples.
-        kinds = ((found.holders.astype(np.int64) * 2 + keep) * 2 + found.decoded) * 2 + interim
+        kinds = (((found.holders.astype(np.int64) * 2 + keep) * 2 + found.decoded) * 2 + interim) * 2 + lent
         for kind in np.unique(kinds)[::-1].tolist():
             chosen = np.flatnonzero(kinds == kind)
             first, number = chosen[0], next(self._numbers)
-            holder = int(found.holders[first])
+            holder, lends = int(found.holders[first]), bool(lent[first])
+            name = self.placements.lender if lends else self.placements.holder
             load = Load(
                 slab=number if keep[first] else -number,
                 request=request,

@@ -176,8 +176,7 @@ class CacheReader:
 
         Args:
             request: a part whose fetch reply requested them.
-            sample_ids, lengths: int64[n], lengths in bytes.
-            packed: the samples end to end; copied to the object store before this returns.
+            sample_ids, lengths, packed: int64[n], bytes; the samples end to end, copied to the object store at once.
             unfit: requested samples that cannot be cached decoded.
             is_last: no further hand-in follows for this part.
         """

@@ -191,14 +191,11 @@ class RowPool:
     async def pick(
         self, rank: str, parts: Sequence[Arrays], rows: Ints, bad_rows: Ints, *, left_s: float
     ) -> list[Arrays]:
-        """Copy the rows in ``rows`` out of each part, into smaller parts with new arrays.
+        """Copy the rows in ``rows`` (int64[k], ascending) out of each part of a block, into smaller parts with new
+        arrays.
 
-        Args:
-            rank: the requesting rank; each rank has its own queue.
-            parts: parts of one block.
-            rows: rows of the block to copy, int64[k], ascending.
-            bad_rows: rows that were left out when the block was prepared.
-            left_s: seconds until the rank stalls without these rows.
+        ``bad_rows`` were left out when the block was prepared. Each ``rank`` has its own queue, and stalls in
+        ``left_s`` seconds without these rows.
         """
         due, chunks, picked = time.monotonic() + left_s, [], []
         for part in parts:

@@ -109,13 +109,10 @@ class Load:
 
 @dataclass(frozen=True, eq=False)
 class Compaction:
-    """A copy of the remaining samples of some slabs into a new slab, which frees the bytes of withdrawn samples.
+    """A copy of the remaining samples of some slabs into the new ``slab``, which frees the bytes of withdrawn samples.
 
-    Attributes:
-        slab: number of the new slab.
-        sample_ids: int64[k], all samples left in the old slabs, stored end to end in the new one.
-        locations: LOCATION[k], where they are in the old slabs.
-        decoded: they are decoded.
+    ``sample_ids``, int64[k], are all samples left in the old slabs, at ``locations``, LOCATION[k]; in the new one end
+    to end.
     """
 
     slab: int

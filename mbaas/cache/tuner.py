@@ -158,12 +158,12 @@ class ReadAheadTuner:
     def _upcoming(self, blocks: int) -> UpcomingBytes:
         parts = self._planner.upcoming(blocks)
         from_storage, from_disk = np.zeros((2, len(parts)))
-        for row, part in enumerate(parts):
-            on_disk = np.zeros(len(part.lacking), np.bool_)
+        for row, (_, lacking) in enumerate(parts):
+            on_disk, lengths = np.zeros(len(lacking), np.bool_), self._planner.lengths(lacking)
             if self._disk is not None and self.advisor.uses_disk:
-                on_disk = self._disk.has(part.lacking)
-            from_disk[row], from_storage[row] = part.lengths[on_disk].sum(), part.lengths[~on_disk].sum()
-        return UpcomingBytes(sum(part.samples for part in parts), from_storage, from_disk)
+                on_disk = self._disk.has(lacking)
+            from_disk[row], from_storage[row] = lengths[on_disk].sum(), lengths[~on_disk].sum()
+        return UpcomingBytes(sum(samples for samples, _ in parts), from_storage, from_disk)
 
     def log(self, line: str) -> None:
         """Append a line to the log, which the coordinator copies into its own."""

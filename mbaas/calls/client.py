@@ -52,10 +52,8 @@ RECEIVED_BYTES = 2**16
 def call(ref: Any, timeout_s: float, what: str) -> Any:
     """Return the result of a call to the coordinator, or raise the mbaas error raised there.
 
-    Raises:
-        WaitTimeoutError: no answer within ``timeout_s``.
-        FeedRestartingError: the coordinator died and is restarting.
-        FeedGoneError: the coordinator is gone for good.
+    Raises `WaitTimeoutError` without an answer within ``timeout_s``, `FeedRestartingError` if the coordinator died and
+    is restarting, `FeedGoneError` if it is gone for good.
     """
     try:
         return answer(ref, timeout_s, what)
@@ -80,15 +78,12 @@ def answer(ref: Any, timeout_s: float, what: str) -> Any:
 
 
 def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Return the result of `call`, repeating it while the coordinator is starting or restarting.
+    """Return the result of `call`, repeating it while the coordinator is starting or restarting, for ``timeout_s`` in
+    total.
 
-    Args:
-        ask: makes a call and returns its reference; the call may be made twice.
-        timeout_s: total timeout in seconds; each call gets at least `ANSWER_S`.
-
-    Raises:
-        FeedRestartingError: the coordinator was still away at the timeout.
-        FeedGoneError: it is gone for good, perhaps with its cluster.
+    ``ask`` makes a call and returns its reference. Each call gets at least `ANSWER_S`. Raises `FeedRestartingError`
+    if the coordinator was still away at the timeout, `FeedGoneError` if it is gone for good, perhaps with its
+    cluster.
     """
     end = time.monotonic() + timeout_s
     while True:

@@ -37,12 +37,7 @@ ConsumerT = TypeVar("ConsumerT", bound=Hashable)
 
 
 class Exchange(Struct, frozen=True):
-    """One call to the coordinator.
-
-    Attributes:
-        number: counts the exchanges of one relay, from 1.
-        requests: number of a request -> the consumer's message.
-    """
+    """One call to the coordinator, numbered from 1; ``requests``: number of a request -> the consumer's message."""
 
     number: int
     requests: dict[int, bytes]
@@ -51,8 +46,7 @@ class Exchange(Struct, frozen=True):
 class PendingRequests(Generic[ConsumerT]):
     """Pending requests of a machine's consumers, and the decision when the next exchange is due.
 
-    Attributes:
-        consumers: consumers that sent a request and did not leave.
+    ``consumers`` sent a request and did not leave.
     """
 
     def __init__(self) -> None:

@@ -93,12 +93,8 @@ class RelayDirectory:
         self._calls: dict[str, _Calls] = {}  # by node, ordered by the last search for a relay
 
     def is_search_due(self, node: str, consumers: int, now: float) -> bool:
-        """Count a call through Ray; return whether to search for a relay now, and count that search as done.
-
-        Args:
-            node: of the calling consumer.
-            consumers: number of consumers there.
-            now: in seconds.
+        """Count a call of a node's consumers through Ray; return whether to search for a relay now, which counts as
+        done.
         """
         calls = self._calls.get(node) or self._count(node, _Calls(now))
         calls.number += 1
@@ -169,8 +165,7 @@ class CallServer:
     async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
         """Accept calls of a relay, and return available answers by call number, waiting for the first.
 
-        Raises:
-            StateError: the relay is unknown: it was found by an earlier coordinator.
+        Raises `StateError` if the relay is unknown: it was found by an earlier coordinator.
         """
         known = self._relays.relay(relay)
         if known is None:

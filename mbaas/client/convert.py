@@ -55,15 +55,10 @@ def make_converter(
     has_images: bool = True,
     memory: RecycledMemory | None = None,
 ) -> Converter:
-    """Return the converter for ``format`` and ``device``; see `mbaas.join`.
+    """Return the converter for ``format`` and ``device``; see `mbaas.join`. Raises `ConfigError` if they are invalid.
 
-    Args:
-        has_images: True if DecodeImage is the first step for field "image", which then becomes channels-first in torch.
-            All other fields keep their axes, whatever their shape.
-        memory: memory for private copies; default: a new `RecycledMemory`.
-
-    Raises:
-        ConfigError: an unknown format or device, or a device with format "numpy".
+    ``has_images`` is True if DecodeImage is the first step for field "image", which then becomes channels-first in
+    torch. All other fields keep their axes, whatever their shape. ``memory`` is for private copies.
     """
     if format not in FORMATS:
         raise ConfigError(f"format must be one of {', '.join(map(repr, FORMATS))}, got {format!r}")

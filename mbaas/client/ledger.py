@@ -81,7 +81,6 @@ class EpochProgress:
     """One epoch of one loader, up to the last minibatch given to the trial.
 
     Attributes:
-        rank, world_size: the loader's rank, and the number of ranks.
         feed_epoch: the feed's epoch number at its start; None until its first block arrives.
         begin: position in that epoch's order at which it began.
         position: position of the next sample in the loader's own epoch.
@@ -89,7 +88,6 @@ class EpochProgress:
         tally: samples of this rank.
         elsewhere: other ranks' samples of the same minibatches, and samples before the start position of this loader.
         dropped: samples at the epoch's end that are in no minibatch.
-        left_out: ids of bad samples.
     """
 
     rank: int

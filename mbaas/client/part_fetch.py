@@ -72,13 +72,9 @@ class FetchPlan:
 def plan_fetch(
     block: DeliveredBlock, rows: Rows, ids: Ids, *, placement: Placement | None, node: str, helpers: Collection[str]
 ) -> FetchPlan:
-    """Choose the source for each part with some of ``rows``.
+    """Choose the source for each part with some of ``rows``: int64[k], ascending; ``ids`` are their sample ids.
 
-    Args:
-        rows: int64[k], rows of the block, ascending.
-        ids: int64[k], their sample ids.
-        placement: placement that divides the epoch among ranks.
-        helpers: nodes with a cache node that sends rows.
+    ``placement`` divides the epoch among ranks; ``helpers`` are nodes with a cache node that sends rows.
     """
     plan = FetchPlan()
     asked: dict[str, list[tuple[DeliveredPart, Rows]]] = {}

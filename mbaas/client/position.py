@@ -82,7 +82,7 @@ class Position(Generic[BlockT]):
     # ---- the consumer's epochs ----
 
     def is_beginning(self, block: int) -> bool:
-        """Return whether ``block``, received or about to be requested, is the first of an own epoch of the consumer."""
+        """Return whether ``block`` is the first of an own epoch of the consumer."""
         return self.own_epoch_of(block).first == block
 
     def own_epoch_of(self, block: int) -> OwnEpoch:
@@ -144,9 +144,9 @@ class Position(Generic[BlockT]):
     def runs_short(self, *, are_remote: bool) -> bool:
         """Return whether to request more blocks now.
 
-        If blocks come from other nodes, request when one is left, so that the next travels while this one is used.
-        Never request ahead across an epoch's end: it may be the consumer's last, and the request would delay others
-        while the trial does other work.
+        If blocks come from other nodes, when one is left, so that the next travels while this one is used. Never ahead
+        across an epoch's end: it may be the consumer's last, and the request would delay others while the trial does
+        other work.
         """
         if self.is_beginning(self.following):
             return False

@@ -29,13 +29,10 @@ Rows = NDArray[np.int64]
 
 
 class BatchEnd(Struct, frozen=True):
-    """The end of a minibatch.
+    """The end of a minibatch: ``position`` of the next sample in the consumer's own epoch, and ``shuffle`` of the
+    stream's.
 
-    Attributes:
-        position: position of the next sample in the consumer's own epoch.
-        size: number of this rank's samples.
-        elsewhere: samples of other ranks.
-        shuffle: shuffle of the stream's epoch that contains the end.
+    ``size`` is the number of this rank's samples, ``elsewhere`` are those of other ranks.
     """
 
     position: int
@@ -59,12 +56,11 @@ class BlockShard(Struct, frozen=True):
     """A consumer's rows of one block, and the minibatches in it.
 
     Attributes:
-        good: rows of the block without bad samples.
-        rows: this rank's rows among these.
+        good, rows: rows of the block without bad samples; this rank's among these.
         ends: ends of minibatches in the block. An epoch's last minibatch ends in its last block.
         dropped: samples at the epoch's end that are in no minibatch.
-        open: end so far of the minibatch that continues in the next block.
-        open_ids: its sample ids so far, over all ranks, if the minibatch may be dropped.
+        open, open_ids: end so far of the minibatch that continues in the next block; its sample ids, over all ranks, if
+            it may be dropped.
         is_last: True for the last block of the consumer's own epoch.
     """
 

@@ -49,10 +49,9 @@ class StreamStats:
 
     Attributes:
         wait_s: seconds without an available block.
-        fetch_stall_s: part of ``wait_s`` that is fetch stall (`StallAttribution`).
-        peer_stall_s: part of ``wait_s`` caused by prep that was idle because of other trials (`mbaas.core.peer_idle`).
+        fetch_stall_s, peer_stall_s: the parts that are fetch stall (`StallAttribution`), or caused by prep that was
+            idle because of other trials (`mbaas.core.peer_idle`).
         prepared: samples in blocks that no consumer had received before.
-        read_bytes: bytes of prepared samples that were read.
     """
 
     wait_s: float = 0.0

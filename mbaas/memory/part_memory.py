@@ -53,8 +53,7 @@ class PartMemory(Protocol):
     def read(self, timeout_s: float) -> Arrays:
         """Return the arrays, read-only; the memory stays valid while any of them or their views exist.
 
-        Raises:
-            UnreadableError: they are not available within ``timeout_s``, or are lost.
+        Raises `UnreadableError` if they are not available within ``timeout_s``, or are lost.
         """
 
 
@@ -99,17 +98,17 @@ class HeldObject:
 
     @property
     def is_in_live_worker(self) -> bool:
-        """See `PartMemory.is_in_live_worker`."""
+        """See `PartMemory`."""
         return False
 
     def sent(self) -> StoredObject | CountedObject:
-        """See `PartMemory.sent`."""
+        """See `PartMemory`."""
         if (described := references.description(self.ref)) is None:
             return CountedObject(self.ref)
         return StoredObject(self.ref.binary(), *described)
 
     def read(self, timeout_s: float) -> Arrays:
-        """See `PartMemory.read`."""
+        """See `PartMemory`."""
         (arrays,) = read([self], timeout_s)
         return arrays
 
@@ -117,8 +116,7 @@ class HeldObject:
 def read(parts: Sequence[PartMemory | None], timeout_s: float) -> list[Arrays]:
     """Return the arrays of several parts, with one call to Ray for all that are in its store.
 
-    Raises:
-        UnreadableError: a part is None, is not available within ``timeout_s``, or is lost.
+    Raises `UnreadableError` if a part is None, is not available within ``timeout_s``, or is lost.
     """
     import ray
 

@@ -68,9 +68,7 @@ def _counts_in(header: mmap.mmap) -> NDArray[np.int64]:
 
 
 class SlotColumn(Struct, frozen=True, array_like=True):
-    """Position of an array in a slot: its field (a `Packed` field has several arrays), offset in bytes, dtype and
-    shape.
-    """
+    """Position of an array in a slot: field (a `Packed` field has several arrays), offset in bytes, dtype and shape."""
 
     name: str
     at: Whole
@@ -83,8 +81,7 @@ class Slot(Struct, frozen=True, array_like=True, tag=True):
 
     Attributes:
         path: path under which processes of the same node open the memory.
-        token: 16 random bytes at the beginning of the memory, because another process or machine may use the same path.
-        begin, nbytes: position of the slot in the memory.
+        token: random bytes at its beginning, because another process or machine may use the same path.
         written: generation of the slot: the number of writes before the arrays were complete.
         packed: names of the fields that are `Packed`.
     """
@@ -121,13 +118,9 @@ class Slot(Struct, frozen=True, array_like=True, tag=True):
 
 
 class SlotMemory:
-    """A worker's slots; not thread-safe. They take up memory when they are first written.
+    """A worker's slots of at least ``slot_bytes``; not thread-safe. They take up memory when they are first written.
 
-    Args:
-        slot_bytes: least capacity of a slot.
-
-    Raises:
-        OSError: the system has no such memory or locks.
+    Raises `OSError` if the system has no such memory or locks.
     """
 
     def __init__(self, slot_bytes: int) -> None:
@@ -145,9 +138,9 @@ class SlotMemory:
         self._made_at: dict[int, float] = {}  # of slots handed out and not seen by a coordinator yet
 
     def take(self, most: int) -> SlotWriter | None:
-        """Return a free slot to write to, or None if there are already ``most`` slots and none is free.
+        """Return a free slot to write to, the most recently written one, because its memory is in the CPU caches.
 
-        The most recently written one is preferred, because its memory is in the CPU caches.
+        None if there are already ``most`` slots and none is free.
         """
         for number in self._newest_first:
             if not self._is_awaited(number) and _try_lock(self._fd, _EXCLUSIVE, number):
@@ -184,15 +177,8 @@ class SlotMemory:
 
 
 class SlotWriter:
-    """A slot that a worker writes; it becomes free again unless it is handed out.
-
-    Args:
-        memory: the memory with the slot.
-        number: of the slot.
-        room: uint8 [bytes], its memory.
-
-    Attributes:
-        room: as above: whole pages.
+    """A slot that a worker writes, in ``room``: whole pages, uint8 [bytes]. It becomes free again unless it is handed
+    out.
     """
 
     def __init__(self, memory: SlotMemory, number: int, room: NDArray[np.uint8]) -> None:
@@ -314,11 +300,7 @@ def forget_all() -> None:
 
 
 class HeldSlot:
-    """A slot that is not overwritten while this object, or an array read from it, exists; see `Slot.held`.
-
-    Attributes:
-        slot, opened: the slot, and its worker's memory.
-    """
+    """A slot that is not overwritten while this object, or an array read from it, exists; see `Slot.held`."""
 
     ref: None = None
 
@@ -328,11 +310,11 @@ class HeldSlot:
 
     @property
     def is_in_live_worker(self) -> bool:
-        """True while its worker exists, so that processes of its node can open the memory."""
+        """See `PartMemory`."""
         return self.opened.is_there
 
     def sent(self) -> Slot:
-        """Return its address, for consumers on this node."""
+        """See `PartMemory`."""
         return self.slot
 
     def read(self, timeout_s: float = 0.0) -> Arrays:  # noqa: ARG002 - as `PartMemory.read`; nothing to wait for

@@ -63,7 +63,7 @@ def checked_name(name: str) -> str:
 
 
 class ConsumerName(Struct, frozen=True):
-    """Identity of a consumer: a trial (rank 0 of 1), or one rank of a data-parallel trial, whose ranks share its name."""
+    """Identity of a consumer: a trial (rank 0 of 1), or one rank of a data-parallel trial."""
 
     trial: Annotated[str, Meta(min_length=1)]
     rank: Whole = 0

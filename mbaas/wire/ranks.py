@@ -83,7 +83,7 @@ class RankReport(Struct, frozen=True):
 
 
 class RankCall(Struct, frozen=True):
-    """A rank's request for the division of an epoch's minibatches, with a wait of ``poll_s`` seconds for missing ranks."""
+    """A rank's request for the division of an epoch's minibatches; waits ``poll_s`` seconds for missing ranks."""
 
     report: RankReport
     epoch: Whole
