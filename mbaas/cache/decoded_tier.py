@@ -57,30 +57,21 @@ _NO_PROMISE = _Promise(frozenset(), frozenset(), 0, 0)
 
 @dataclass
 class DecodedTier:
-    """Byte counts of one node's decoded samples.
+    """Byte counts of one node's decoded samples."""
 
-    Attributes:
-        minio: the node's byte budget, charged with promises and hand-ins.
-        sample_bytes: mean bytes of a decoded sample; 0 if none are to be cached.
-        target_bytes, disk_free_bytes: memory for decoded samples, and free disk space.
-        undecoded_share: fraction of samples that DALI prepares alongside the CPU engine; never cached decoded.
-        used_bytes: total of all slabs. Above the target if the target fell, or if samples were larger than expected.
-        promised_bytes: memory reserved by promises.
-        slabs: slab -> bytes, including slabs in creation.
-        unfit: samples that no worker could hand in; not requested again.
-        coming: slab -> a hand-in that is not readable yet.
-    """
-
-    minio: MinIO
-    sample_bytes: float = 0.0
+    minio: MinIO  # the node's byte budget, charged with promises and hand-ins
+    sample_bytes: float = 0.0  # mean bytes of a decoded sample; 0 if none are to be cached
+    # target_bytes, disk_free_bytes: memory for decoded samples, and free disk space
     target_bytes: int = 0
     disk_free_bytes: int = 0
+    # fraction of samples that DALI prepares alongside the CPU engine; never cached decoded
     undecoded_share: float = 0.0
+    # total of all slabs. Above the target if the target fell, or if samples were larger than expected.
     used_bytes: int = 0
-    promised_bytes: int = 0
-    slabs: dict[int, int] = field(default_factory=dict)
-    unfit: set[int] = field(default_factory=set)
-    coming: dict[int, HandIn] = field(default_factory=dict)
+    promised_bytes: int = 0  # memory reserved by promises
+    slabs: dict[int, int] = field(default_factory=dict)  # slab -> bytes, including slabs in creation
+    unfit: set[int] = field(default_factory=set)  # samples that no worker could hand in; not requested again
+    coming: dict[int, HandIn] = field(default_factory=dict)  # slab -> a hand-in that is not readable yet
     _promises: dict[PartRequest, _Promise] = field(default_factory=dict)
     _expected: set[int] = field(default_factory=set)  # the samples of all promises and of `coming`
     _fetches: int = 0

@@ -68,19 +68,15 @@ class Directory:
 
     Only full slabs are published. The bytes of a withdrawn sample stay until its whole slab is withdrawn, or until the
     rest of the slab is copied elsewhere.
-
-    Attributes:
-        samples, nbytes: number of cached samples, and their bytes.
-        decoded: the subset that is cached decoded.
-        slab_bytes: slab -> bytes, including withdrawn samples.
-        withdrawn_bytes: slab -> bytes of withdrawn samples, for slabs that have any.
     """
 
     num_samples: int
+    # samples, nbytes: number of cached samples, and their bytes
     samples: int = 0
     nbytes: int = 0
-    decoded: Amount = field(default_factory=Amount)
-    slab_bytes: dict[int, int] = field(default_factory=dict)
+    decoded: Amount = field(default_factory=Amount)  # the subset that is cached decoded
+    slab_bytes: dict[int, int] = field(default_factory=dict)  # slab -> bytes, including withdrawn samples
+    # slab -> bytes of withdrawn samples, for slabs that have any
     withdrawn_bytes: dict[int, int] = field(default_factory=dict)
     _live: dict[int, int] = field(default_factory=dict)  # slab -> samples that were not withdrawn
     _locations: Locations = field(init=False, repr=False)

@@ -80,17 +80,11 @@ SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
 
 class HandOver(NamedTuple):
-    """Samples handed to another node, out of the n it requested.
+    """Samples handed to another node, out of the n it requested."""
 
-    Attributes:
-        included: bool[n], samples whose bytes are in `packed`.
-        packed: their bytes, end to end.
-        other: int64[n], samples cached here in the other form; see `Planner.in_form`.
-    """
-
-    included: NDArray[np.bool_]
-    packed: Slab
-    other: NDArray[np.int64]
+    included: NDArray[np.bool_]  # bool[n], samples whose bytes are in `packed`
+    packed: Slab  # their bytes, end to end
+    other: NDArray[np.int64]  # int64[n], samples cached here in the other form; see `Planner.in_form`
 
 
 class CacheNode:

@@ -26,19 +26,12 @@ MAX_SEQUENCES = 4
 
 @dataclass
 class FetchSequence:
-    """Fetches that move forward through the order, slightly out of order, because several workers make them.
+    """Fetches that move forward through the order, slightly out of order, because several workers make them."""
 
-    Attributes:
-        head: the furthest fetched block.
-        frontier: the next block to examine; each block in (head, frontier) is scheduled or needs no read.
-        shuffle: shuffle of the head's epoch.
-        last_fetch: number of its newest fetch, counted over all sequences.
-    """
-
-    head: int
-    frontier: int
-    last_fetch: int
-    shuffle: Shuffle | None = None
+    head: int  # the furthest fetched block
+    frontier: int  # the next block to examine; each block in (head, frontier) is scheduled or needs no read
+    last_fetch: int  # number of its newest fetch, counted over all sequences
+    shuffle: Shuffle | None = None  # shuffle of the head's epoch
 
     def covers(self, block: int) -> bool:
         """Return whether this sequence scheduled the block and may still fetch it."""

@@ -95,15 +95,10 @@ def part_rows(part: Arrays, bad_rows: Ints) -> Ints:
 
 
 class Queue(Struct, frozen=True):
-    """Work that a rank waits for.
+    """Work that a rank waits for."""
 
-    Attributes:
-        work_s: seconds of work for one thread.
-        left_s: seconds until the rank stalls; 0 or less if it is stalled.
-    """
-
-    work_s: float
-    left_s: float
+    work_s: float  # seconds of work for one thread
+    left_s: float  # seconds until the rank stalls; 0 or less if it is stalled
 
     def late_s(self, threads: int) -> float:
         """Predict the rank's lateness in seconds with ``threads`` threads; negative if it is in time."""

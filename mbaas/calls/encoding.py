@@ -36,7 +36,7 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def decoded(call: bytes | msgspec.Raw, kind: type[MessageT]) -> MessageT:
-    """Return an encoded call. Raises `ConfigError` with the field, its value and the allowed values if it is invalid."""
+    """Return an encoded call. Raises `ConfigError` with the field, its value and the allowed ones if it is invalid."""
     of_kind: Any = kind
     try:
         found: MessageT = _decoder(of_kind).decode(call)

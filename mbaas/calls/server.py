@@ -45,15 +45,11 @@ FindRelay = Callable[[str, bool], Awaitable["tuple[str, str] | None"]]
 
 @dataclass(eq=False)
 class KnownRelay:
-    """A relay with its address, and answers for it until an exchange fetches them.
-
-    Attributes:
-        has_news: set when an answer or a newer exchange arrives.
-    """
+    """A relay with its address, and answers for it until an exchange fetches them."""
 
     id: str
     address: str
-    has_news: asyncio.Event = field(default_factory=asyncio.Event)
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)  # set when an answer or a newer exchange arrives
     _newest: int = 0
     _answers: dict[int, bytes] = field(default_factory=dict)
 

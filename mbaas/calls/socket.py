@@ -49,7 +49,7 @@ def listen() -> tuple[socket.socket, str]:
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:
-    """Return a socket connected to an address. Raises `OSError` without a listener there, or for one of another user."""
+    """Return a socket connected to an address. Raises `OSError` without a listener of this user there."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connected.settimeout(timeout_s)

@@ -56,17 +56,11 @@ class RemoteRows(Struct, frozen=True, eq=False):
 
 @dataclass(eq=False)
 class FetchPlan:
-    """A consumer's source for each part of a block.
+    """A consumer's source for each part of a block."""
 
-    Attributes:
-        own: parts on the consumer's node with rows for it.
-        copied: parts on other nodes that are read whole.
-        asked: node id -> rows requested from its cache node.
-    """
-
-    own: list[DeliveredPart] = field(default_factory=list)
-    copied: list[DeliveredPart] = field(default_factory=list)
-    asked: dict[str, RemoteRows] = field(default_factory=dict)
+    own: list[DeliveredPart] = field(default_factory=list)  # parts on the consumer's node with rows for it
+    copied: list[DeliveredPart] = field(default_factory=list)  # parts on other nodes that are read whole
+    asked: dict[str, RemoteRows] = field(default_factory=dict)  # node id -> rows requested from its cache node
 
 
 def plan_fetch(

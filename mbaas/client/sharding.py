@@ -53,24 +53,18 @@ NO_SAMPLES = BatchEnd(0, 0)
 
 
 class BlockShard(Struct, frozen=True):
-    """A consumer's rows of one block, and the minibatches in it.
+    """A consumer's rows of one block, and the minibatches in it."""
 
-    Attributes:
-        good, rows: rows of the block without bad samples; this rank's among these.
-        ends: ends of minibatches in the block. An epoch's last minibatch ends in its last block.
-        dropped: samples at the epoch's end that are in no minibatch.
-        open, open_ids: end so far of the minibatch that continues in the next block; its sample ids, over all ranks, if
-            it may be dropped.
-        is_last: True for the last block of the consumer's own epoch.
-    """
-
+    # good, rows: rows of the block without bad samples; this rank's among these
     good: Rows
     rows: Rows
-    ends: tuple[BatchEnd, ...]
-    dropped: Tally
+    ends: tuple[BatchEnd, ...]  # ends of minibatches in the block. An epoch's last minibatch ends in its last block.
+    dropped: Tally  # samples at the epoch's end that are in no minibatch
+    # open, open_ids: end so far of the minibatch that continues in the next block; its sample ids, over all ranks, if
+    # it may be dropped
     open: BatchEnd
     open_ids: Ids
-    is_last: bool
+    is_last: bool  # True for the last block of the consumer's own epoch
 
 
 class RankSharding:

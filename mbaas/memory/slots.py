@@ -77,23 +77,16 @@ class SlotColumn(Struct, frozen=True, array_like=True):
 
 
 class Slot(Struct, frozen=True, array_like=True, tag=True):
-    """Address of a block's arrays in the memory of the worker that made them.
+    """Address of a block's arrays in the memory of the worker that made them."""
 
-    Attributes:
-        path: path under which processes of the same node open the memory.
-        token: random bytes at its beginning, because another process or machine may use the same path.
-        written: generation of the slot: the number of writes before the arrays were complete.
-        packed: names of the fields that are `Packed`.
-    """
-
-    path: str
-    token: bytes
+    path: str  # path under which processes of the same node open the memory
+    token: bytes  # random bytes at its beginning, because another process or machine may use the same path
     number: Whole
     begin: Whole
     nbytes: Whole
-    written: Whole
+    written: Whole  # generation of the slot: the number of writes before the arrays were complete
     columns: tuple[SlotColumn, ...]
-    packed: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()  # names of the fields that are `Packed`
 
     def held(self) -> HeldSlot | None:
         """Lock the slot. None if it was overwritten, or its worker's memory cannot be opened."""

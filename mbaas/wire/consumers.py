@@ -90,42 +90,30 @@ class Claims:
 
 
 class FeedInfo(Struct, frozen=True):
-    """Everything that a consumer needs to know about a feed.
-
-    Attributes:
-        fingerprint: hash of dataset, pipeline, seed and order; a saved state belongs to one fingerprint.
-        normalize: the pipeline's `Normalize`, which runs in the consumer, or None.
-        has_images: True if samples are images, which become channels-first in torch; other fields keep their axes.
-        engine: that prepares the samples; another engine would produce different pixels.
-        categories: field -> the strings that its numbers stand for, of categorical fields.
-    """
+    """Everything that a consumer needs to know about a feed."""
 
     settings: FeedSettings
     order: SampleOrder
     spec: SampleSpec
-    fingerprint: str
-    normalize: Any
-    has_images: bool
+    fingerprint: str  # hash of dataset, pipeline, seed and order; a saved state belongs to one fingerprint
+    normalize: Any  # the pipeline's `Normalize`, which runs in the consumer, or None
+    has_images: bool  # True if samples are images, which become channels-first in torch; other fields keep their axes
     class_names: tuple[str, ...]
-    engine: EngineName
+    engine: EngineName  # that prepares the samples; another engine would produce different pixels
+    # field -> the strings that its numbers stand for, of categorical fields
     categories: Mapping[str, tuple[str, ...]] = {}
 
 
 class Resumption(Struct, frozen=True):
-    """Position of a consumer in the middle of its own epoch, and that epoch's shuffle.
+    """Position of a consumer in the middle of its own epoch, and that epoch's shuffle."""
 
-    Attributes:
-        start: the first block that it needs.
-        epoch: number of the stream's epoch with the shuffle: that of ``start``; or the one before, if the consumer
-            needs the next epoch from its beginning.
-        taken: True if it has received part of its own epoch; otherwise it may begin elsewhere.
-    """
-
-    start: Whole
+    start: Whole  # the first block that it needs
     own_epoch: OwnEpoch
+    # number of the stream's epoch with the shuffle: that of ``start``; or the one before, if the consumer needs the
+    # next epoch from its beginning
     epoch: Whole
     shuffle: Shuffle
-    taken: bool = True
+    taken: bool = True  # True if it has received part of its own epoch; otherwise it may begin elsewhere
 
     def moved(self, epochs: int, blocks_per_epoch: int) -> Resumption:
         """Return the same position in a stream whose epoch numbers are higher by ``epochs``."""
@@ -134,20 +122,13 @@ class Resumption(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """Position where a consumer begins.
+    """Position where a consumer begins."""
 
-    Attributes:
-        block: the first block; None for the next shared beginning of an epoch.
-        flexible: True if it may begin a later epoch than the one at ``block``, to share it with others.
-        now: True if it begins immediately at the position of the others, even in mid-epoch; with a ``block``, from
-            there on.
-        resumed: span and shuffle of its own epoch, if ``block`` is in the middle of it.
-    """
-
-    block: Whole | None = None
-    flexible: bool = False
+    block: Whole | None = None  # the first block; None for the next shared beginning of an epoch
+    flexible: bool = False  # True if it may begin a later epoch than the one at ``block``, to share it with others
+    # True if it begins immediately at the position of the others, even in mid-epoch; with a ``block``, from there on
     now: bool = False
-    resumed: Resumption | None = None
+    resumed: Resumption | None = None  # span and shuffle of its own epoch, if ``block`` is in the middle of it
 
     @property
     def is_exact(self) -> bool:
@@ -187,22 +168,18 @@ class _SessionCall(Struct, frozen=True):
 
 
 class Ask(_SessionCall, frozen=True):
-    """A consumer requests up to ``want`` blocks from ``cursor`` on.
-
-    Attributes:
-        released, done: the memory of all blocks below is released; all blocks below are finished.
-        number: counts a session's calls about its cursor, so that a call overtaken by a later one has no effect; 0:
-            none.
-        began: first block of the consumer's epoch at ``cursor``; None if the consumer does not track epochs.
-        unheld: (first, end) of blocks between ``released`` and ``cursor`` that it has read and does not hold.
-    """
+    """A consumer requests up to ``want`` blocks from ``cursor`` on."""
 
     cursor: Whole
+    # released, done: the memory of all blocks below is released; all blocks below are finished
     released: Whole
     done: Whole
     want: Annotated[int, Meta(ge=1, le=MOST_WANTED)] = 1
+    # counts a session's calls about its cursor, so that a call overtaken by a later one has no effect; 0: none
     number: Whole = 0
+    # first block of the consumer's epoch at ``cursor``; None if the consumer does not track epochs
     began: Whole | None = None
+    # (first, end) of blocks between ``released`` and ``cursor`` that it has read and does not hold
     unheld: tuple[Whole, Whole] | None = None
 
 
@@ -237,38 +214,28 @@ class Leave(Struct, frozen=True):
 
 
 class BlockCall(Struct, frozen=True):
-    """A consumer's call for blocks.
-
-    Attributes:
-        poll_s: seconds until an answer is due, even an empty one.
-        unreadable: delivered parts that it could not read.
-    """
+    """A consumer's call for blocks."""
 
     ask: Ask
-    poll_s: PollSeconds
+    poll_s: PollSeconds  # seconds until an answer is due, even an empty one
+    # delivered parts that it could not read
     unreadable: Annotated[tuple[UnreadablePart, ...], Meta(max_length=MOST_WANTED)] = ()
 
 
 class Delivery(Struct, frozen=True, array_like=True):
-    """The answer to a call for blocks.
+    """The answer to a call for blocks."""
 
-    Attributes:
-        blocks: in the order of the feed; empty if none is ready, or on an error.
-        peer_idle_s: idle time of prep because of other consumers since the last answer with blocks, in seconds.
-        as_copy: True if blocks must be copied when read, so that their memory is not pinned.
-        waits_for: the reason for an empty answer, as a clause.
-        progress: a number that changes whenever the feed makes progress; a wait without progress has a deadline.
-        error, expelled: why this session gets no more blocks; if expelled, the consumer may join again at its cursor.
-        socket: in an answer through Ray: address on the consumer's machine for further calls (`mbaas.calls.socket`).
-    """
-
-    blocks: tuple[DeliveredBlock, ...] = ()
+    blocks: tuple[DeliveredBlock, ...] = ()  # in the order of the feed; empty if none is ready, or on an error
+    # idle time of prep because of other consumers since the last answer with blocks, in seconds
     peer_idle_s: Seconds = 0.0
-    as_copy: bool = False
-    waits_for: str = ""
+    as_copy: bool = False  # True if blocks must be copied when read, so that their memory is not pinned
+    waits_for: str = ""  # the reason for an empty answer, as a clause
+    # a number that changes whenever the feed makes progress; a wait without progress has a deadline
     progress: Whole = 0
+    # error, expelled: why this session gets no more blocks; if expelled, the consumer may join again at its cursor
     error: MbaasError | None = None
     expelled: bool = False
+    # in an answer through Ray: address on the consumer's machine for further calls (`mbaas.calls.socket`)
     socket: str | None = None
 
 

@@ -46,25 +46,19 @@ class RankPlan(Struct, frozen=True):
 
 
 class RankReport(Struct, frozen=True):
-    """One rank's report of itself, sent with every session.
-
-    Attributes:
-        batch_size: samples in a minibatch of all ranks; ranks with another size belong to another trial.
-        cursor: the first block of its session.
-        floats: True if it may begin at another epoch, together with the others.
-        aside: difference between the number of its epoch and the epoch whose order it uses; 0 except in epochs outside
-            of the stream (`mbaas.samples.order.ASIDE`).
-        due: the next block according to its state, if that was saved between two epochs.
-    """
+    """One rank's report of itself, sent with every session."""
 
     name: ConsumerName
+    # samples in a minibatch of all ranks; ranks with another size belong to another trial
     batch_size: Annotated[int, Meta(ge=1, le=MOST_NUMBER)]
     session: Whole
     node: NodeId
-    cursor: Whole
-    floats: bool
+    cursor: Whole  # the first block of its session
+    floats: bool  # True if it may begin at another epoch, together with the others
+    # difference between the number of its epoch and the epoch whose order it uses; 0 except in epochs outside of the
+    # stream (`mbaas.samples.order.ASIDE`)
     aside: Whole = 0
-    due: Whole | None = None
+    due: Whole | None = None  # the next block according to its state, if that was saved between two epochs
 
     @property
     def consumer(self) -> str:
@@ -92,20 +86,11 @@ class RankCall(Struct, frozen=True):
 
 
 class RankOrders(Struct, frozen=True):
-    """The answer to a `RankCall`.
+    """The answer to a `RankCall`."""
 
-    Attributes:
-        plan: the plan for the requested epoch; None while ranks are missing.
-        start: its first block; its own cursor unless its session floats.
-        missing: ranks that have not joined; includes the requesting rank if its session is not open.
-        caches: node id -> handle of its cache node, which returns rows.
-        others: missing ranks that joined with another batch size -> that size.
-        ahead: ranks that are past the epoch, whose plan is no longer available.
-    """
-
-    plan: RankPlan | None
-    start: int
-    missing: tuple[int, ...]
-    caches: Mapping[str, Any]
-    others: Mapping[int, int] = {}
-    ahead: tuple[int, ...] = ()
+    plan: RankPlan | None  # the plan for the requested epoch; None while ranks are missing
+    start: int  # its first block; its own cursor unless its session floats
+    missing: tuple[int, ...]  # ranks that have not joined; includes the requesting rank if its session is not open
+    caches: Mapping[str, Any]  # node id -> handle of its cache node, which returns rows
+    others: Mapping[int, int] = {}  # missing ranks that joined with another batch size -> that size
+    ahead: tuple[int, ...] = ()  # ranks that are past the epoch, whose plan is no longer available

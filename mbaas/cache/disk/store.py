@@ -60,26 +60,17 @@ _MAX_VIEWS = 1024  # the kernel's limit for one preadv (IOV_MAX)
 
 
 class DiskStats(Struct, frozen=True):
-    """Statistics of a disk store.
+    """Statistics of a disk store."""
 
-    Attributes:
-        budget_bytes: limit for this dataset's folder and stale folders together.
-        used_bytes: bytes charged for this dataset's folder, including damaged samples.
-        stale_bytes: bytes of unused folders of other datasets, which are removed, oldest first, when space is needed.
-        samples: readable samples.
-        damaged_samples: samples with wrong or unreadable bytes since the folder was opened. Above 0 means a failing
-            disk, or another program writing to the folder.
-        write_failure: error that stopped all writing, or "".
-        removal_failure: error of a stale folder's removal; its bytes are permanently taken from the budget.
-    """
-
-    budget_bytes: int
-    used_bytes: int
-    stale_bytes: int
-    samples: int
+    budget_bytes: int  # limit for this dataset's folder and stale folders together
+    used_bytes: int  # bytes charged for this dataset's folder, including damaged samples
+    stale_bytes: int  # bytes of unused folders of other datasets, which are removed, oldest first, when space is needed
+    samples: int  # readable samples
+    # samples with wrong or unreadable bytes since the folder was opened. Above 0 means a failing disk, or another
+    # program writing to the folder.
     damaged_samples: int
-    write_failure: str
-    removal_failure: str
+    write_failure: str  # error that stopped all writing, or ""
+    removal_failure: str  # error of a stale folder's removal; its bytes are permanently taken from the budget
 
     @property
     def free_bytes(self) -> int:
