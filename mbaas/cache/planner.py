@@ -41,17 +41,7 @@ class _Sources(NamedTuple):
 
 
 class Planner:
-    """The state of one cache node.
-
-    Attributes:
-        lengths: bytes of stored samples.
-        directory: the samples of all full permanent slabs.
-        minio: byte budget, charged with permanent slabs, full or being read, and with promises and hand-ins of decoded
-            samples.
-        tier: the samples cached decoded, and their share of memory; 0 bytes until `set_decoded_target` is called.
-        ahead: slabs of blocks that were not requested yet; permanent slabs only until they are full.
-        placements: this node's part of each block, and the nodes that cache other samples.
-    """
+    """The state of one cache node."""
 
     def __init__(
         self,
@@ -76,10 +66,14 @@ class Planner:
             undecoded_share: fraction of samples that are never cached decoded; see `DecodedSamples`.
         """
         self._num_samples = order.num_samples if num_samples is None else num_samples
-        self.directory = Directory(self._num_samples)
+        self.directory = Directory(self._num_samples)  # the samples of all full permanent slabs
+        # Charged with permanent slabs, full or being read, and with promises and hand-ins of decoded samples.
         self.minio = MinIO(cache_bytes)
+        # The samples cached decoded, and their share of memory; 0 bytes until `set_decoded_target` is called.
         self.tier = DecodedTier(self.minio, undecoded_share=undecoded_share)
+        # Slabs of blocks that were not requested yet; permanent slabs only until they are full.
         self.ahead = ReadAhead(readahead_bytes)
+        # This node's part of each block, and the nodes that cache other samples.
         self.placements = placements if placements is not None else PlacementHistory(order)
         self._order = order
         # At most one epoch: it contains every sample once, and most samples will be cached by its end.

@@ -21,48 +21,36 @@ With one block per epoch, two calls can bring eight epochs while an older one is
 
 
 class Numbered(Protocol):
-    """A delivered block."""
+    """A delivered block: its number, and the shuffle of the stream's epoch that contains it."""
 
     @property
-    def number(self) -> int:
-        """Its number."""
+    def number(self) -> int: ...
 
     @property
-    def shuffle(self) -> Shuffle:
-        """The shuffle of the stream's epoch that contains it."""
+    def shuffle(self) -> Shuffle: ...
 
 
 BlockT = TypeVar("BlockT", bound=Numbered)
 
 
 class Position(Generic[BlockT]):
-    """One consumer's position in a feed.
+    """One consumer's position in a feed; ``most`` is most blocks per call, except across an epoch's end."""
 
-    Args:
-        most: most blocks per call, except across an epoch's end.
-
-    Attributes:
-        cursor: the next block that the consumer needs.
-        done: all blocks below this are used up, as reported by the consumer.
-        received: blocks from ``cursor`` on, in order, without gaps.
-        following: the first block that was not received yet.
-        own_epochs: ranges of the consumer's own epochs; the last one contains ``following``.
-        moves: True if the consumer may start an epoch elsewhere than at the end of its last one. It then returns to the
-            others' epochs after a side epoch.
-        given_up: first of the blocks that were delivered and dropped unused; None without such blocks. The coordinator
-            must learn of them. Otherwise they would count as held while the consumer uses an older block, and could
-            fill the budget.
-        blocks_per_epoch, block_samples: blocks in an epoch, and samples in a block.
-    """
-
+    # True if the consumer may start an epoch elsewhere than at the end of its last one. It then returns to the others'
+    # epochs after a side epoch.
     moves = True
 
     def __init__(self, most: int) -> None:
-        self.cursor = self.done = self.following = 0
+        # The next block that the consumer needs, the first one that was not received yet, and the one below which all
+        # are used up.
+        self.cursor = self.following = self.done = 0
+        # First of the blocks that were delivered and dropped unused. The coordinator must learn of them: otherwise they
+        # would count as held while the consumer uses an older block, and could fill the budget.
         self.given_up: int | None = None
         self.blocks_per_epoch = self.block_samples = 1
+        # Ranges of the consumer's own epochs; the last one contains ``following``.
         self.own_epochs: deque[OwnEpoch] = deque([OwnEpoch(0, 1)], maxlen=KEPT_EPOCHS)
-        self.received: deque[BlockT] = deque()
+        self.received: deque[BlockT] = deque()  # from ``cursor`` on, in order, without gaps
         self._shuffles: dict[int, Shuffle] = {}  # of the stream's epochs that were received last
         self._most = most
         self._words = 0

@@ -131,19 +131,10 @@ class Stream(Position[ReceivedBlock]):
     for too long is expelled even if it is alive. In both cases a new session begins exactly at the old position.
 
     Args:
-        coordinator: the feed's actor.
-        name: the consumer's name, unique within the feed.
         sharding: the caller renumbers its blocks after the first session has begun, and this object after others.
         stats: counts waits and reads.
-        start: its first block.
         wait_timeout_s: longest wait without progress of the feed, in seconds.
         born: creation time of its loader, Unix time in nanoseconds.
-
-    Attributes:
-        info: description of the feed.
-        number: the session's number, set by the coordinator.
-        node: id of the consumer's node.
-        are_remote: True if the last delivery has parts on other nodes.
     """
 
     def __init__(
@@ -167,7 +158,8 @@ class Stream(Position[ReceivedBlock]):
         self._lock = threading.Lock()  # for ``received`` and held blocks, which the heartbeat's thread reads too
         # Half, because two answers must arrive before the deadline: only their difference shows progress of the feed.
         self._poll_s = min(POLL_S, wait_timeout_s / 2)
-        self.are_remote = self._expelled = False
+        self.are_remote = False  # the last delivery has parts on other nodes
+        self._expelled = False
         # Called with the offset when blocks are renumbered. Not at the first attempt to join, which the caller repeats.
         self._renumber: Callable[[int], None] = lambda _by: None
         self._join(start, wait_timeout_s)
