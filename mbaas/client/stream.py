@@ -396,8 +396,8 @@ class Stream(Position[ReceivedBlock]):
         return received.fetch
 
     def _begin_fetch(self, block: DeliveredBlock, slack_s: float) -> PartFetch:  # noqa: ARG002 - for RankStream
-        remote = self._remote_parts(block)
-        return PartFetch(FetchPlan([part for part in block.parts if part not in remote], remote), self.info.spec)
+        own = [part for part in block.parts if part.node == self.node]
+        return PartFetch(FetchPlan(own, self._remote_parts(block)), self.info.spec)
 
     def _remote_parts(self, block: DeliveredBlock) -> list[DeliveredPart]:
         return [part for part in block.parts if part.node != self.node]
