@@ -18,11 +18,11 @@ import numpy as np
 import ray
 
 from mbaas.client.batches import BatchCutter, BlockView, RecycledMemory
-from mbaas.client.collate import check_names, collating
-from mbaas.client.convert import Converter, Minibatch, make_converter
+from mbaas.client.convert import Converter, Minibatch, check_names, collating, make_converter
 from mbaas.client.heartbeat import Heartbeat
-from mbaas.client.join import Find, JoinOptions, await_feed_restart, feed_info, open_stream
+from mbaas.client.join import Find, JoinOptions, await_feed_restart, feed_info
 from mbaas.client.ledger import EpochProgress
+from mbaas.client.rank_stream import RankStream
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.client.stalls import StreamStats
@@ -39,8 +39,7 @@ from mbaas.errors import ConfigError, FeedGoneError, StateError, shown
 from mbaas.samples.fields import Arrays
 from mbaas.samples.order import Ids
 from mbaas.wire.consumers import ConsumerName, ConsumerReport, Resumption, Start
-from mbaas.wire.ledgers import EpochLedger
-from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample
+from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, EpochLedger
 
 HEARTBEAT_S = 3.0
 """Longest pause between two heartbeats; each costs about 2 ms of CPU."""
@@ -169,13 +168,13 @@ class Loader:
         stream: Stream | None = None
         while stream is None:
             try:
-                stream = open_stream(
+                stream = (Stream if self._name.world_size == 1 else RankStream)(
                     self._coordinator,
                     self._name,
+                    sharding,
+                    self._stats,
                     start=start,
-                    sharding=sharding,
                     wait_timeout_s=self._wait_timeout_s,
-                    stats=self._stats,
                     born=self._born,
                 )
             except FeedGoneError as error:
@@ -390,7 +389,9 @@ class Loader:
                 began = time.perf_counter()
                 self._await_feed_restart(error)
                 self._farewell.detach()  # its session ended with the coordinator
-                self._open(self._stream.start_again(), self._sharding)  # ranks know the epoch's plan, and send it
+                self._open(
+                    self._stream.start_at(self._stream.cursor), self._sharding
+                )  # ranks know the epoch's plan, and send it
                 self._stats.wait_s += time.perf_counter() - began  # a wait for the feed: not a fetch or prep stall
 
     def _say_much_is_left_out(self) -> None:
@@ -411,7 +412,7 @@ class Loader:
             self._unreported.append(self.ledger)
         self.epoch += 1
         self._begin_epoch()
-        self._stream.use_up(self._stream.cursor)
+        self._stream.done = self._stream.cursor  # the next call or heartbeat reports it
         self._heartbeat.epoch_ends()
 
     def _check_open(self) -> None:
@@ -444,7 +445,7 @@ class Loader:
             return dict(self._at_end)
         feed_epoch = self._progress.feed_epoch
         if feed_epoch is None:  # nothing received yet: any epoch not begun will do
-            feed_epoch = self._stream.next_epoch()
+            feed_epoch = self._stream.next_epoch(self._stream.cursor)
         return {
             "version": STATE_VERSION,
             "fingerprint": self._info.fingerprint,

@@ -8,8 +8,7 @@ from mbaas.model.costs import LoadingCosts
 from mbaas.model.forms import SampleCosts
 from mbaas.model.tiers import FetchSpeeds
 from mbaas.wire.consumers import Claims, ConsumerReport
-from mbaas.wire.ledgers import EpochLedger
-from mbaas.wire.samples import Amount, FetchCounts
+from mbaas.wire.samples import Amount, EpochLedger, FetchCounts
 
 
 @dataclass(frozen=True)

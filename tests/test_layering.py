@@ -495,7 +495,7 @@ def test_the_rule_for_trials_can_be_broken(line: str, reason: str) -> None:
         ("cache", "from mbaas.prep.engines import Engine"),
         ("cache", "from mbaas.core.staging.state import StagingState"),
         ("prep", "from mbaas.core.staging.state import StagingState"),
-        ("prep", "from mbaas.client.session import Session"),
+        ("prep", "from mbaas.client.stream import Stream"),
         ("prep", "from mbaas.coordinator.coordinator import Coordinator"),
         ("samples", "import mbaas.dataset.base"),
         ("core", "from mbaas import feed"),

@@ -74,9 +74,8 @@ from mbaas.wire.consumers import (
     SocketCall,
     Start,
 )
-from mbaas.wire.ledgers import EpochLedger
 from mbaas.wire.ranks import RankCall, RankReport
-from mbaas.wire.samples import BadSample
+from mbaas.wire.samples import BadSample, EpochLedger
 
 MAX_FILE_BYTES = 1 << 20
 """Size limit of samples: low, so that unbounded memory use shows."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from mbaas.client.session import WANTED_BLOCKS
+from mbaas.client.stream import WANTED_BLOCKS
 from mbaas.errors import ConfigError
 
 OWN_CUTS = 6

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from mbaas.cache.directory import fitting, member_mask
+from mbaas.cache.directory import MinIO, fitting, member_mask
 from mbaas.samples.order import Ids, in_share
 from mbaas.samples.placement import PartRequest
 
@@ -23,12 +23,10 @@ LAPSE_FETCHES = 256
 
 
 class HandIn(Struct, frozen=True, eq=False):
-    """Decoded samples to be cached in one slab.
+    """Decoded samples to be cached in one slab, whose number is positive.
 
-    Attributes:
-        slab: slab number, positive.
-        chosen, to_disk: bool[n], samples of the hand-in to cache in memory, and others that may go to disk.
-        sample_ids, lengths: int64[k], the samples cached in memory, and their bytes.
+    ``chosen`` and ``to_disk``, bool[n], are the samples of the hand-in to cache in memory, and others that may go to
+    disk. ``sample_ids`` and ``lengths``, int64[k], are those cached in memory, and their bytes.
     """
 
     slab: int
@@ -59,28 +57,21 @@ _NO_PROMISE = _Promise(frozenset(), frozenset(), 0, 0)
 
 @dataclass
 class DecodedTier:
-    """Byte counts of one node's decoded samples.
+    """Byte counts of one node's decoded samples."""
 
-    Attributes:
-        sample_bytes: mean bytes of a decoded sample; 0 if none are to be cached.
-        target_bytes, disk_free_bytes: memory for decoded samples, and free disk space.
-        undecoded_share: fraction of samples that DALI prepares alongside the CPU engine; never cached decoded.
-        used_bytes: total of all slabs. Above the target if the target fell, or if samples were larger than expected.
-        promised_bytes: memory reserved by promises.
-        slabs: slab -> bytes, including slabs in creation.
-        unfit: samples that no worker could hand in; not requested again.
-        coming: slab -> a hand-in that is not readable yet.
-    """
-
-    sample_bytes: float = 0.0
+    minio: MinIO  # the node's byte budget, charged with promises and hand-ins
+    sample_bytes: float = 0.0  # mean bytes of a decoded sample; 0 if none are to be cached
+    # target_bytes, disk_free_bytes: memory for decoded samples, and free disk space
     target_bytes: int = 0
     disk_free_bytes: int = 0
+    # fraction of samples that DALI prepares alongside the CPU engine; never cached decoded
     undecoded_share: float = 0.0
+    # total of all slabs. Above the target if the target fell, or if samples were larger than expected.
     used_bytes: int = 0
-    promised_bytes: int = 0
-    slabs: dict[int, int] = field(default_factory=dict)
-    unfit: set[int] = field(default_factory=set)
-    coming: dict[int, HandIn] = field(default_factory=dict)
+    promised_bytes: int = 0  # memory reserved by promises
+    slabs: dict[int, int] = field(default_factory=dict)  # slab -> bytes, including slabs in creation
+    unfit: set[int] = field(default_factory=set)  # samples that no worker could hand in; not requested again
+    coming: dict[int, HandIn] = field(default_factory=dict)  # slab -> a hand-in that is not readable yet
     _promises: dict[PartRequest, _Promise] = field(default_factory=dict)
     _expected: set[int] = field(default_factory=set)  # the samples of all promises and of `coming`
     _fetches: int = 0
@@ -107,18 +98,21 @@ class DecodedTier:
             wanted[np.flatnonzero(~excluded)[:most]] = True
         return wanted
 
-    def promise(self, request: PartRequest, sample_ids: Ids, to_disk: Ids) -> int:
-        """Reserve space for hand-ins: `sample_ids` in memory, `to_disk` on disk. Return the bytes taken from memory."""
+    def promise(self, request: PartRequest, sample_ids: Ids, to_disk: Ids) -> None:
+        """Reserve space for hand-ins: `sample_ids` in memory, `to_disk` on disk."""
         if not len(sample_ids) + len(to_disk):
-            return 0
+            return
         assert request not in self._promises, f"room for {request} was promised before"
         in_memory = frozenset(sample_ids.tolist())
         expected = in_memory.union(to_disk.tolist())
         promise = _Promise(expected, in_memory, math.floor(self.sample_bytes), self._fetches)
         self._promises[request] = promise
         self._expected |= expected
-        self.promised_bytes += promise.nbytes
-        return promise.nbytes
+        self._reserve(promise.nbytes)
+
+    def _reserve(self, nbytes: int) -> None:
+        self.promised_bytes += nbytes
+        self.minio.used_bytes += nbytes
 
     def expects(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples are promised, or were handed in and are not readable yet: bool[n]."""
@@ -132,19 +126,17 @@ class DecodedTier:
     def for_memory(self, request: PartRequest) -> frozenset[int]:
         return self._promises.get(request, _NO_PROMISE).in_memory
 
-    def fetched(self, request: PartRequest) -> int:
-        """Record the start of a part's fetch. Return the bytes of promises that lapse."""
+    def fetched(self, request: PartRequest) -> None:
+        """Record the start of a part's fetch. Old promises lapse."""
         self._fetches += 1
         if (promise := self._promises.get(request)) is not None:
             promise.since = self._fetches
         # Promises are in order of creation, nearly the order of fetches, so the first recent one ends the search.
-        lapsed = 0
         while self._promises:
             oldest = next(iter(self._promises))
             if self._fetches - self._promises[oldest].since <= LAPSE_FETCHES:
-                break
-            lapsed += self.release(oldest)
-        return lapsed
+                return
+            self.release(oldest)
 
     def keep_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
         """End the promise for some samples of a part. Return the samples that had memory reserved: bool[n]."""
@@ -152,20 +144,19 @@ class DecodedTier:
         if promise is None:
             return np.zeros(len(sample_ids), np.bool_)
         in_memory, handed = member_mask(sample_ids, promise.in_memory), promise.sample_ids & {*sample_ids.tolist()}
-        self.promised_bytes -= promise.nbytes
+        self._reserve(-promise.nbytes)
         self._expected -= handed
         promise.sample_ids, promise.in_memory = promise.sample_ids - handed, promise.in_memory - handed
-        self.promised_bytes += promise.nbytes
+        self._reserve(promise.nbytes)
         if not promise.sample_ids:
             del self._promises[request]
         return in_memory
 
-    def release(self, request: PartRequest) -> int:
-        """End a part's promise, if any. Return the bytes that were reserved."""
+    def release(self, request: PartRequest) -> None:
+        """End a part's promise, if any: it has no further hand-ins."""
         promise = self._promises.pop(request, _NO_PROMISE)
         self._expected -= promise.sample_ids
-        self.promised_bytes -= promise.nbytes
-        return promise.nbytes
+        self._reserve(-promise.nbytes)
 
     # ---- hand-ins ----
 
@@ -178,7 +169,6 @@ class DecodedTier:
         new: NDArray[np.bool_],
         promised: NDArray[np.bool_],
         to_disk: NDArray[np.bool_],
-        free: int,
     ) -> HandIn:
         """Choose the samples of a hand-in that are cached in memory, in a new slab, and charge their bytes.
 
@@ -186,8 +176,8 @@ class DecodedTier:
             new: bool[n], samples that should be in memory and are not there yet.
             promised: bool[n], samples whose reserved memory was just released; see `keep_promise`.
             to_disk: bool[n], samples that may go to disk if they are not chosen for memory.
-            free: bytes of the node's memory that are neither used nor promised.
         """
+        free = self.minio.free_bytes
         new = new & ~self.expects(sample_ids)
         # Samples may be larger than the reserved mean, and no other tier caches them.
         beyond = min(free, max(self.free_bytes, int(2 * promised.sum() * self.sample_bytes)))
@@ -199,6 +189,7 @@ class DecodedTier:
             self.coming[slab] = hand_in
             self._expected.update(hand_in.sample_ids.tolist())
             self.take(slab, hand_in.nbytes)
+            self.minio.used_bytes += hand_in.nbytes
         return hand_in
 
     def arrived(self, hand_in: HandIn) -> None:

@@ -30,7 +30,7 @@ class MinIO:
         if budget_bytes < 0:
             raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes
-        self.used_bytes = 0  # in [0, budget_bytes]
+        self.used_bytes = 0  # in [0, budget_bytes]; less when samples cannot be read or are no longer cached
 
     @property
     def free_bytes(self) -> int:
@@ -41,14 +41,6 @@ class MinIO:
         admitted = fitting(lengths, self.free_bytes)
         self.used_bytes += int(lengths[admitted].sum())
         return admitted
-
-    def take(self, nbytes: int) -> None:
-        """Charge bytes that are known to fit."""
-        self.used_bytes += nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        """Free the bytes of samples that could not be read, or are no longer cached here."""
-        self.used_bytes -= nbytes
 
 
 def fitting(lengths: NDArray[np.int64], free_bytes: int) -> NDArray[np.bool_]:
@@ -76,19 +68,15 @@ class Directory:
 
     Only full slabs are published. The bytes of a withdrawn sample stay until its whole slab is withdrawn, or until the
     rest of the slab is copied elsewhere.
-
-    Attributes:
-        samples, nbytes: number of cached samples, and their bytes.
-        decoded: the subset that is cached decoded.
-        slab_bytes: slab -> bytes, including withdrawn samples.
-        withdrawn_bytes: slab -> bytes of withdrawn samples, for slabs that have any.
     """
 
     num_samples: int
+    # samples, nbytes: number of cached samples, and their bytes
     samples: int = 0
     nbytes: int = 0
-    decoded: Amount = field(default_factory=Amount)
-    slab_bytes: dict[int, int] = field(default_factory=dict)
+    decoded: Amount = field(default_factory=Amount)  # the subset that is cached decoded
+    slab_bytes: dict[int, int] = field(default_factory=dict)  # slab -> bytes, including withdrawn samples
+    # slab -> bytes of withdrawn samples, for slabs that have any
     withdrawn_bytes: dict[int, int] = field(default_factory=dict)
     _live: dict[int, int] = field(default_factory=dict)  # slab -> samples that were not withdrawn
     _locations: Locations = field(init=False, repr=False)

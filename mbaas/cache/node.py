@@ -80,17 +80,11 @@ SlabRef: TypeAlias = "ray.ObjectRef[Slab]"
 
 
 class HandOver(NamedTuple):
-    """Samples handed to another node, out of the n it requested.
+    """Samples handed to another node, out of the n it requested."""
 
-    Attributes:
-        included: bool[n], samples whose bytes are in `packed`.
-        packed: their bytes, end to end.
-        other: int64[n], samples cached here in the other form; see `Planner.in_form`.
-    """
-
-    included: NDArray[np.bool_]
-    packed: Slab
-    other: NDArray[np.int64]
+    included: NDArray[np.bool_]  # bool[n], samples whose bytes are in `packed`
+    packed: Slab  # their bytes, end to end
+    other: NDArray[np.int64]  # int64[n], samples cached here in the other form; see `Planner.in_form`
 
 
 class CacheNode:
@@ -212,7 +206,7 @@ class CacheNode:
         """Cache decoded samples that a prep worker of this node hands in; see `CacheReader.hand_in`."""
         hand_in = self._planner.begin_hand_in(request, sample_ids, lengths, unfit)
         if is_last:
-            self._planner.end_hand_ins(request)
+            self._planner.tier.release(request)
         self._check()
         if len(hand_in.sample_ids):
             await self._put_decoded(hand_in, extract(packed, lengths, hand_in.chosen))
@@ -237,7 +231,7 @@ class CacheNode:
             # One array instead of many slabs: Ray would transfer whole slabs, including samples that were not
             # requested.
             slabs = await asyncio.gather(*(ref for ref in reply.slab_refs if ref is not None))
-            self._planner.end_hand_ins(request)  # workers on other nodes hand in nothing
+            self._planner.tier.release(request)  # workers on other nodes hand in nothing
             # In the thread of the puts, because this also makes a copy on the heap.
             copy = functools.partial(views, slabs, rows.slab, rows.offset, rows.length)
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, lambda: joined(copy()))
@@ -289,7 +283,7 @@ class CacheNode:
                     self._meter.count(epoch, EpochCounts(fetched=rows.counts))
                 yield rows
             finally:
-                self._drop_slabs(self._planner.end_fetch(request))
+                self._planner.end_fetch(request)
                 self._check()
 
     async def relay(self, coordinator_id: str, coordinator: Any) -> tuple[str, str] | None:
@@ -344,7 +338,7 @@ class CacheNode:
         return MovedIn(samples)
 
     async def hand_over(
-        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
+        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool, lends: bool
     ) -> HandOver:
         """Give samples to their new home node, and drop the local copies unless it requested the other form.
 
@@ -353,35 +347,24 @@ class CacheNode:
             lacking: bool[n], samples whose bytes the other node needs; it already has the rest.
             lengths: int64[n], bytes per sample reserved by the other node.
             decoded: the other node expects decoded samples.
+            lends: the local copies stay: the other node is the former home, and reads a part that was cut by an older
+                placement. Samples that are still being read are waited for.
         """
-        present: NDArray[np.bool_] = self._planner.directory.slabs(sample_ids) > 0
-        handed = await self._copy_out(sample_ids, lacking, lengths, decoded=decoded)
-        # Another call may have handed over some of the samples while this one awaited slabs.
-        still = present & (handed.other < 0) & (self._planner.directory.slabs(sample_ids) > 0)
-        emptied = self._planner.hand_over(sample_ids[still])
-        self._drop_permanent(emptied)
-        if self._compacting is None or self._compacting.done():
-            self._compacting = asyncio.create_task(self._compact())
-        return handed
-
-    async def lend(
-        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
-    ) -> HandOver:
-        """Copy samples to their former home node, for a part that was cut by an older placement.
-
-        The originals stay here. Takes the arguments of `hand_over`. Waits for samples that are still being read.
-        """
-        to_come = [self._filling[slab] for slab in self._planner.slabs_to_come(sample_ids) if slab in self._filling]
-        if to_come:
-            await asyncio.wait(to_come)
-        return await self._copy_out(sample_ids, lacking, lengths, decoded=decoded)
-
-    async def _copy_out(
-        self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
-    ) -> HandOver:
-        included, other = self._planner.in_form(sample_ids, wanted, lengths, decoded=decoded)
-        samples = await self._views(self._planner.directory.lookup(sample_ids[included]))
-        return HandOver(included, joined(samples), other)
+        if lends:
+            to_come = [self._filling[slab] for slab in self._planner.slabs_to_come(sample_ids) if slab in self._filling]
+            if to_come:
+                await asyncio.wait(to_come)
+        planner, directory = self._planner, self._planner.directory
+        present: NDArray[np.bool_] = directory.slabs(sample_ids) > 0
+        included, other = planner.in_form(sample_ids, lacking, lengths, decoded=decoded)
+        packed = joined(await self._views(directory.lookup(sample_ids[included])))
+        if not lends:
+            # Another call may have handed over some of the samples while this one awaited slabs.
+            planner.withdraw(sample_ids[present & (other < 0) & (directory.slabs(sample_ids) > 0)])
+            self._check()
+            if self._compacting is None or self._compacting.done():
+                self._compacting = asyncio.create_task(self._compact())
+        return HandOver(included, packed, other)
 
     async def _views(self, locations: Locations) -> list[Slab]:
         numbers = np.unique(locations["slab"]).tolist()
@@ -401,17 +384,17 @@ class CacheNode:
                 except Exception as error:
                     bugs.log_bug(error, "while slabs were compacted")
                     return
-                self._drop_permanent(self._planner.end_compaction(compaction))
+                self._planner.end_compaction(compaction)
+                self._check()
 
     # ---- monitoring ----
 
     async def stats(self) -> CacheStats:
         planner, meter = self._planner, self._meter
         return CacheStats(
-            incarnation=self._incarnation,
+            **structs.asdict(self._flow()),
             epochs=dict(meter.epochs),
             total=meter.total,
-            budget_bytes=planner.minio.budget_bytes,
             cached_bytes=planner.directory.nbytes,
             cached_samples=planner.directory.samples,
             cached_slabs=len(planner.directory.slab_bytes),
@@ -421,11 +404,7 @@ class CacheNode:
             readahead_blocks=planner.ahead_blocks,
             fetching_bytes=planner.transient_bytes - planner.ahead.used_bytes,
             peak_transient_bytes=self._peak_transient_bytes,
-            storage_s=meter.storage.sums().busy_s,
-            threads=self._pool.threads,
             readahead_depth_bytes=planner.ahead.depth_bytes,
-            speeds=self._tuner.speeds,
-            cpu_s=time.process_time(),
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
@@ -439,7 +418,10 @@ class CacheNode:
         for line in (*self._pool.retries.log(self._dataset.uri, now), *(self._disk.log() if self._disk else ())):
             self._tuner.log(line)
         self._look_ahead()
-        meter, tuner = self._meter, self._tuner
+        return self._flow()
+
+    def _flow(self) -> Flow:
+        meter, tuner, minio = self._meter, self._tuner, self._planner.minio
         return Flow(
             incarnation=self._incarnation,
             threads=self._pool.threads,
@@ -450,8 +432,8 @@ class CacheNode:
             logged=tuner.logged,
             log=tuple(tuner.lines),
             cpu_s=time.process_time(),
-            used_bytes=self._planner.minio.used_bytes,
-            budget_bytes=self._planner.minio.budget_bytes,
+            used_bytes=minio.used_bytes,
+            budget_bytes=minio.budget_bytes,
         )
 
     async def set_threads(self, threads: int) -> None:
@@ -498,9 +480,7 @@ class CacheNode:
                     return rows
 
     def _look_ahead(self) -> None:
-        change = self._planner.look_ahead()
-        self._drop_slabs(change.dropped)
-        self._start(change.loads, urgent=False)
+        self._start(self._planner.look_ahead(), urgent=False)
         self._check()
 
     def _start(self, loads: Iterable[Load], *, urgent: bool) -> None:
@@ -519,7 +499,7 @@ class CacheNode:
                 failures.update(dict.fromkeys(rows.tolist(), OtherForm(0)))
             else:
                 failures.update(await self._pool.fill(load, slab, urgent=urgent, rows=rows))
-            if self._disk is not None and self._tuner.uses_disk:
+            if self._disk is not None and self._tuner.advisor.uses_disk:
                 await self._tuner.until_probed()  # until then the probe's file uses the disk's free space
                 await self._disk.write(load, slab, origins, failures)
             if len(failures) < len(load.rows):
@@ -529,7 +509,7 @@ class CacheNode:
             # cancelled, which is not an `Exception` and is not reported.
             bugs.log_bug(error, "while a slab was filled")
             self._filling.pop(load.slab)
-            self._drop_slabs(self._planner.failed(load, error))
+            self._planner.failed(load, error)
             self._check()
             return 0
         self._filling.pop(load.slab)
@@ -538,8 +518,8 @@ class CacheNode:
         return int((origins != Origin.STORAGE).sum())
 
     async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
-        disk = self._disk if self._tuner.uses_disk else None
-        if disk is not None and self._tuner.prefers_disk:
+        disk = self._disk if self._tuner.advisor.uses_disk else None
+        if disk is not None and self._tuner.advisor.prefers_disk:
             await disk.read(load, slab, origins)
         # Includes samples that the disk had, because the other node must drop its copies.
         other = await self._fill_from_peer(load, slab, origins)
@@ -555,8 +535,9 @@ class CacheNode:
         lacking = origins == Origin.STORAGE
         try:
             with self._meter.remote.using():
-                method = peer.lend if load.lends else peer.hand_over
-                asked = method.remote(load.sample_ids, lacking, load.lengths, decoded=load.decoded)
+                asked = peer.hand_over.remote(
+                    load.sample_ids, lacking, load.lengths, decoded=load.decoded, lends=load.lends
+                )
                 handed: HandOver
                 (handed,) = await asyncio.wait_for(asyncio.gather(asked), PEER_TIMEOUT_S)
                 self._meter.remote.moved(len(handed.packed))
@@ -576,17 +557,6 @@ class CacheNode:
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)
 
-    def _drop_permanent(self, slabs: list[int]) -> None:
-        self._drops_slabs = self._drops_slabs or bool(slabs)
-        self._drop_slabs(slabs)
-        self._check()
-
-    def _drop_slabs(self, slabs: Iterable[int]) -> None:
-        for slab in slabs:
-            self._refs.pop(slab, None)
-            if task := self._filling.pop(slab, None):
-                task.cancel()
-
     def _reply(self, rows: RowLocations, known: KnownSlabs | None) -> FetchReply:
         if known is not None and known.incarnation != self._incarnation:
             known = None  # slabs of an earlier incarnation: the numbers have other meanings now
@@ -600,7 +570,7 @@ class CacheNode:
             return
         costs, memory_bytes, disk_bytes = self._decoded.costs, self._planner.minio.budget_bytes, 0
         speed = self._tuner.speeds.disk
-        if self._disk is not None and self._tuner.uses_disk and speed is not None:
+        if self._disk is not None and self._tuner.advisor.uses_disk and speed is not None:
             costs, disk_bytes = replace(costs, disk_bytes_per_s=speed * DISK_THREADS), self._disk.for_decoded_bytes
             if self._disk.holds_all:  # so no sample is read from storage again
                 costs = replace(costs, storage_s=min(costs.storage_s, costs.encoded_bytes * costs.disk_s_per_byte))
@@ -626,9 +596,11 @@ class CacheNode:
             self._tuner.log(clause)
 
     def _check(self) -> None:
-        if dropped := self._planner.take_dropped():
-            self._drops_slabs = True
-            self._drop_slabs(dropped)
+        for slab in self._planner.take_dropped():
+            self._drops_slabs |= slab > 0
+            self._refs.pop(slab, None)
+            if task := self._filling.pop(slab, None):
+                task.cancel()
         self._peak_transient_bytes = max(self._peak_transient_bytes, self._planner.transient_bytes)
         if VALIDATE:
             self._planner.validate()

@@ -1,8 +1,8 @@
 """The decisions of a cache node: hits, reads, admission, sample form and read-ahead.
 
-Pure: events arrive as method calls, which return `Load`s to fill and slabs to drop. Each decision is made when a part
-is scheduled, from the known sample lengths. Two parts in flight therefore never read a cached sample twice: the later
-part counts a hit and waits.
+Pure: events arrive as method calls, which return `Load`s to fill; `take_dropped` returns slabs to drop. Each decision
+is made when a part is scheduled, from the known sample lengths. Two parts in flight therefore never read a cached
+sample twice: the later part counts a hit and waits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.decoded_tier import DecodedTier, HandIn
@@ -32,26 +31,6 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes per sample: int64[n] -> int64[n]."""
 
 
-class ReadAheadChange(Struct, frozen=True):
-    """Changes requested by read-ahead: slabs to fill, and slabs to drop, possibly before they are full."""
-
-    loads: list[Load]
-    dropped: list[int]
-
-
-class UpcomingPart(Struct, frozen=True, eq=False):
-    """A part of an upcoming block with this node as its home.
-
-    Attributes:
-        samples: number of samples in the part.
-        lacking, lengths: int64[k], samples that are neither cached nor being read into the cache, and their bytes.
-    """
-
-    samples: int
-    lacking: Ids
-    lengths: NDArray[np.int64]
-
-
 class _Sources(NamedTuple):
     """Sources and form of n samples to read."""
 
@@ -60,21 +39,9 @@ class _Sources(NamedTuple):
     holders: NDArray[np.integer[Any]]  # index of another node that may have the sample; -1 for none
     decoded: NDArray[np.bool_]  # bool[n], form at the source
 
-    def only(self, chosen: NDArray[np.bool_]) -> _Sources:
-        return _Sources(self.sample_ids[chosen], self.lengths[chosen], self.holders[chosen], self.decoded[chosen])
-
 
 class Planner:
-    """The state of one cache node.
-
-    Attributes:
-        directory: the samples of all full permanent slabs.
-        minio: byte budget, charged with permanent slabs, full or being read, and with promises and hand-ins of decoded
-            samples.
-        tier: the samples cached decoded, and their share of memory; 0 bytes until `set_decoded_target` is called.
-        ahead: slabs of blocks that were not requested yet; permanent slabs only until they are full.
-        placements: this node's part of each block, and the nodes that cache other samples.
-    """
+    """The state of one cache node."""
 
     def __init__(
         self,
@@ -99,15 +66,19 @@ class Planner:
             undecoded_share: fraction of samples that are never cached decoded; see `DecodedSamples`.
         """
         self._num_samples = order.num_samples if num_samples is None else num_samples
-        self.directory = Directory(self._num_samples)
+        self.directory = Directory(self._num_samples)  # the samples of all full permanent slabs
+        # Charged with permanent slabs, full or being read, and with promises and hand-ins of decoded samples.
         self.minio = MinIO(cache_bytes)
-        self.tier = DecodedTier(undecoded_share=undecoded_share)
+        # The samples cached decoded, and their share of memory; 0 bytes until `set_decoded_target` is called.
+        self.tier = DecodedTier(self.minio, undecoded_share=undecoded_share)
+        # Slabs of blocks that were not requested yet; permanent slabs only until they are full.
         self.ahead = ReadAhead(readahead_bytes)
+        # This node's part of each block, and the nodes that cache other samples.
         self.placements = placements if placements is not None else PlacementHistory(order)
         self._order = order
         # At most one epoch: it contains every sample once, and most samples will be cached by its end.
         self._depth = min(DEPTH_BLOCKS, max(2, order.blocks_per_epoch))
-        self._lengths = lengths
+        self.lengths = lengths
         self._decoded_on_disk = decoded_on_disk if decoded_on_disk is not None else np.zeros_like
         self._numbers = itertools.count(1)  # for slabs of both kinds
         self._plans: dict[PartRequest, PartPlan] = {}  # parts that are being fetched or were read ahead
@@ -115,13 +86,13 @@ class Planner:
         self._awaited_in: dict[int, int] = {}  # sample -> slab, for the permanent slabs in _loading
         self._other_forms: dict[int, int] = {}  # reset by each placement: sample -> bytes if decoded elsewhere, or 0
         self._interim: set[int] = set()  # permanent slabs whose samples were to be handed in decoded, when filled
-        self._dropped: list[int] = []  # evicted slabs, until `take_dropped`
+        self._dropped: list[int] = []  # until `take_dropped`
 
     # ---- fetches ----
 
     def begin_fetch(self, request: PartRequest) -> list[Load]:
         """Begin a fetch of a part, which lasts until `end_fetch`. Return the slabs to fill."""
-        self.minio.give_back(self.tier.fetched(request))
+        self.tier.fetched(request)
         # Room for the next promises. Not during read-ahead, where bytes are counted beforehand.
         self._make_room(self._decoded_bytes(request), decoded=True)
         # A part that was read ahead, or that another worker is fetching, has a plan and its reads are in progress.
@@ -168,11 +139,12 @@ class Planner:
         ids = self._plans[request].sample_ids
         return np.flatnonzero(member_mask(ids, expected)), nbytes
 
-    def end_fetch(self, request: PartRequest) -> list[int]:
-        """End a fetch of a part, successful or not. Return the transient slabs to drop."""
+    def end_fetch(self, request: PartRequest) -> None:
+        """End a fetch of a part, successful or not."""
         plan = self._plans[request]
         plan.fetches -= 1
-        return [] if plan.fetches else self._forget(plan)
+        if not plan.fetches:
+            self._forget(plan)
 
     # ---- slabs ----
 
@@ -191,31 +163,28 @@ class Planner:
         elsewhere = {i: why.decoded_bytes for i, why in failures.items() if isinstance(why, OtherForm)}
         self._other_forms.update(zip(load.sample_ids[list(elsewhere)].tolist(), elsewhere.values(), strict=True))
         if load.request is not None and elsewhere:  # samples that arrive decoded need no hand-in
-            self._end_promise(load.request, load.sample_ids[[i for i, nbytes in elsewhere.items() if nbytes]])
+            self.tier.keep_promise(load.request, load.sample_ids[[i for i, nbytes in elsewhere.items() if nbytes]])
         if plan := self._plan_of(load):
             plan.filled(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
 
-    def failed(self, load: Load, failure: Exception) -> list[int]:
-        """Record that a slab cannot be filled. Return other slabs of its part to drop, if the part was read ahead."""
+    def failed(self, load: Load, failure: Exception) -> None:
+        """Record that a slab cannot be filled. If its part was read ahead, its other slabs are dropped, too."""
         self._end_loading(load)
         if load.permanent:
             self._give_back(load, load.nbytes)
-        plan = self._plan_of(load)
-        if plan is None:
-            return []
-        plan.failure = failure
-        if plan.fetches:
-            return []
-        # No fetch has received the failure, and it may be temporary. A later fetch of the block starts afresh.
-        self.ahead.retreat(plan.request.block)
-        return [slab for slab in self._forget(plan) if slab != load.slab]
+        if plan := self._plan_of(load):
+            plan.failure = failure
+            if not plan.fetches:
+                # No fetch has received the failure, and it may be temporary. A later fetch of the block starts afresh.
+                self.ahead.retreat(plan.request.block)
+                self._forget(plan)
 
     # ---- read-ahead ----
 
-    def look_ahead(self) -> ReadAheadChange:
+    def look_ahead(self) -> list[Load]:
         """Drop read-ahead that is no longer expected, and schedule further blocks within the budget."""
-        stale = [p for p in self._plans.values() if not p.fetches and not self._expected(p.request)]
-        dropped = [slab for plan in stale for slab in self._forget(plan)]
+        for plan in [p for p in self._plans.values() if not p.fetches and not self._expected(p.request)]:
+            self._forget(plan)
         loads: list[Load] = []
         for sequence in self.ahead.sequences:
             while sequence.frontier <= sequence.head + self._depth:
@@ -226,17 +195,19 @@ class Planner:
                     break  # even if a later, smaller block would fit: this one is needed first
                 sequence.frontier += 1
                 loads += self._schedule(request, ahead=True) if nbytes else []
-        return ReadAheadChange(loads, dropped)
+        return loads
 
-    def upcoming(self, blocks: int) -> list[UpcomingPart]:
-        """Return the missing samples of the next unscheduled blocks, in the most recently fetched sequence."""
+    def upcoming(self, blocks: int) -> list[tuple[int, Ids]]:
+        """Return this node's parts of the next unscheduled blocks, in the most recently fetched sequence.
+
+        For each, its number of samples, and those that are neither cached nor being read into the cache.
+        """
         if not self.ahead.sequences:
             return []
         sequence = self.ahead.sequences[0]
         following = range(sequence.frontier, sequence.frontier + blocks)
         parts = [self.placements.stored(self._own_ahead(sequence, block)) for block in following]
-        lacking = [ids[self._absent(ids)] for ids in parts]
-        return [UpcomingPart(len(ids), lack, self._lengths(lack)) for ids, lack in zip(parts, lacking, strict=True)]
+        return [(len(ids), ids[self._absent(ids)]) for ids in parts]
 
     def _own_ahead(self, sequence: FetchSequence, block: int) -> PartRequest:
         shuffle, epochs = sequence.shuffle, self._order.epoch_of(block) - self._order.epoch_of(sequence.head)
@@ -265,10 +236,11 @@ class Planner:
         """Cache samples that other nodes hold, before they are requested. Return the slabs to fill."""
         # Checked again, because the placement may have changed since the caller listed the samples.
         ids = sample_ids[self._absent(sample_ids) & self.placements.admits(sample_ids)]
-        found = self._found_at(self.placements.former_holders(ids), ids, self._lengths(ids))
+        found = self._found_at(self.placements.former_holders(ids), ids, self.lengths(ids))
         every = np.ones(len(ids), np.bool_)
-        found = found.only(self._admit(found, every, lasting=every))  # the rest stays on its node
-        return self._loads(None, np.arange(len(found.sample_ids)), found, np.ones(len(found.sample_ids), np.bool_))
+        rows = np.flatnonzero(self._admit(found, every, lasting=every))  # the rest stays on its node
+        found = _Sources._make(column[rows] for column in found)
+        return self._loads(None, np.arange(len(rows)), found, every[rows], interim=~every[rows], lent=~every[rows])
 
     def in_form(
         self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
@@ -291,10 +263,19 @@ class Planner:
         other = np.where(wanted & ~alike, np.where(kept["decoded"], kept["length"], 0), -1)
         return alike & (kept["length"] == lengths), other
 
-    def hand_over(self, sample_ids: Ids) -> list[int]:
-        """Drop samples that moved to another node. Return the slabs that are empty now."""
-        # Memory is freed by whole slabs: a dropped sample's bytes stay until its slab is empty or compacted.
-        return self._withdraw(sample_ids)
+    def withdraw(self, sample_ids: Ids) -> None:
+        """Stop caching samples, for example because they moved to another node. Slabs that are empty now are dropped.
+
+        Memory is freed by whole slabs: a withdrawn sample's bytes stay until its slab is empty or compacted.
+        """
+        emptied = self.directory.withdraw(sample_ids)
+        self.minio.used_bytes -= sum(emptied.values())
+        self._interim -= emptied.keys()
+        for slab in self.tier.slabs.keys() & emptied.keys():
+            self.tier.dropped(slab)
+        for plan in self._plans.values() if emptied else ():
+            plan.forget_slabs(emptied)
+        self._dropped += emptied
 
     def begin_compaction(self) -> Compaction | None:
         """Choose slabs of one form to compact, those with the most withdrawn bytes first; None if no slab is worth it.
@@ -316,26 +297,26 @@ class Planner:
                 return Compaction(next(self._numbers), ids, self.directory.lookup(ids), decoded)
         return None
 
-    def end_compaction(self, compaction: Compaction) -> list[int]:
-        """Record that a compaction's slab is readable. Return the slabs to drop.
+    def end_compaction(self, compaction: Compaction) -> None:
+        """Record that a compaction's slab is readable.
 
-        These are the old slabs, or the new one if too few of its samples are still where they were.
+        The old slabs are dropped, or the new one if too few of its samples are still where they were.
         """
         ids, slab, nbytes = compaction.sample_ids, compaction.slab, compaction.nbytes
         unmoved = self.directory.lookup(ids) == compaction.locations
         ids, locations = ids[unmoved], compaction.locations[unmoved]
         freed = sum(self.directory.slab_bytes[old] for old in np.unique(locations["slab"]).tolist())
         if nbytes > freed:
-            return [slab]
-        emptied = self._withdraw(ids)
-        self.minio.take(nbytes)
+            self._dropped.append(slab)
+            return
+        self.withdraw(ids)
+        self.minio.used_bytes += nbytes
         if compaction.decoded:
             self.tier.take(slab, nbytes)
         offsets, lengths = pack(compaction.locations["length"])[unmoved], locations["length"]
         self.directory.publish(
             slab, ids, offsets=offsets, lengths=lengths, decoded=compaction.decoded, slab_bytes=nbytes
         )
-        return emptied
 
     def placement_changed(self) -> None:
         """Forget the sample forms found on other nodes under the previous placement."""
@@ -356,7 +337,7 @@ class Planner:
         """Choose the samples to cache from a worker's hand-in.
 
         If any are chosen, `hand_in_cached` or `hand_in_failed` must follow. A worker may hand in a part in pieces;
-        `end_hand_ins` cancels the rest.
+        `DecodedTier.release` cancels the rest.
 
         Args:
             request: the part that the worker prepared.
@@ -364,44 +345,38 @@ class Planner:
             unfit: requested samples that cannot be cached decoded.
         """
         done = np.array([*sample_ids.tolist(), *unfit], np.int64)
-        promised = self._end_promise(request, done)[: len(sample_ids)]
+        promised = self.tier.keep_promise(request, done)[: len(sample_ids)]
         self.tier.unfit.update(unfit)
         new = self.placements.admits(sample_ids) & ~self.directory.lookup(sample_ids)["decoded"]
         new &= ~member_mask(sample_ids, self._awaited_in)
         self._make_room(min(int(lengths[new].sum()), self.tier.free_bytes), decoded=True)
-        hand_in = self.tier.admit(
+        return self.tier.admit(
             next(self._numbers),
             sample_ids,
             lengths,
             new=new,
             promised=promised,
             to_disk=self._absent(sample_ids) & self.placements.is_home(sample_ids),
-            free=self.minio.free_bytes,
         )
-        self.minio.take(hand_in.nbytes)
-        return hand_in
 
     def hand_in_cached(self, hand_in: HandIn) -> None:
         """Record that a hand-in's slab is readable. Encoded copies of its samples are dropped."""
         self.tier.arrived(hand_in)
         ids, lengths = hand_in.sample_ids, hand_in.lengths
-        self._dropped += self._withdraw(ids[self.directory.slabs(ids) > 0])
+        self.withdraw(ids[self.directory.slabs(ids) > 0])
         self.directory.publish(hand_in.slab, ids, offsets=pack(lengths), lengths=lengths, decoded=True)
         # Some may have moved to another node in the meantime.
-        self._dropped += self._withdraw(ids[~self.placements.admits(ids)])
+        self.withdraw(ids[~self.placements.admits(ids)])
         if (decoded := self.directory.decoded).samples >= MIN_MEASURED:
             self.tier.sample_bytes = decoded.nbytes / decoded.samples
 
     def hand_in_failed(self, hand_in: HandIn) -> None:
         self.tier.arrived(hand_in)
         self.tier.dropped(hand_in.slab)
-        self.minio.give_back(hand_in.nbytes)
-
-    def end_hand_ins(self, request: PartRequest) -> None:
-        """Record that the part has no further hand-ins."""
-        self.minio.give_back(self.tier.release(request))
+        self.minio.used_bytes -= hand_in.nbytes
 
     def take_dropped(self) -> list[int]:
+        """Return the slabs to drop since the last call, possibly before they are full."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -429,7 +404,7 @@ class Planner:
 
     def _schedule(self, request: PartRequest, *, ahead: bool = False) -> list[Load]:
         ids = self.placements.stored(request)
-        plan = self._plans[request] = PartPlan(request, ids, self._lengths(ids).copy())
+        plan = self._plans[request] = PartPlan(request, ids, self.lengths(ids).copy())
         self._promise(plan)
         loads = self._read(plan, np.arange(len(ids)), ahead=ahead)
         for load in loads if ahead else ():
@@ -455,14 +430,7 @@ class Planner:
         # For disk: samples that do not fit in memory and are not cached there.
         on_disk = ids[~np.isin(ids, in_memory) & self._absent(ids) & self.placements.is_home(ids)]
         on_disk = on_disk[self.tier.wanted(on_disk, self.tier.disk_free_bytes)]
-        self.minio.take(self.tier.promise(request, in_memory, on_disk))
-
-    def _end_promise(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
-        """End the promise for some samples of a part. Return the samples that had memory reserved: bool[n]."""
-        before = self.tier.promised_bytes
-        in_memory = self.tier.keep_promise(request, sample_ids)
-        self.minio.give_back(before - self.tier.promised_bytes)
-        return in_memory
+        self.tier.promise(request, in_memory, on_disk)
 
     def _read(self, plan: PartPlan, rows: NDArray[np.int64], *, ahead: bool = False) -> list[Load]:
         """Plan reads for the rows of a part that are not hits: source, form, and whether to cache each one."""
@@ -478,11 +446,7 @@ class Planner:
         interim = self.tier.expects(ids)
         own = member_mask(ids, self.tier.for_memory(plan.request))
         keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
-        loads = []
-        for lends, chosen in ((False, ~lent), (True, lent)):
-            loads += self._loads(
-                plan.request, missing[chosen], found.only(chosen), keep[chosen], interim=interim[chosen], lends=lends
-            )
+        loads = self._loads(plan.request, missing, found, keep, interim=interim, lent=lent)
         for load in loads:
             plan.add(load)
         return loads
@@ -499,7 +463,7 @@ class Planner:
         holders = np.where(admits, self.placements.former_holders(ids), -1)
         lenders = np.where(admits, -1, self.placements.lenders(request, ids))
         lent = lenders >= 0
-        return self._found_at(np.where(lent, lenders, holders), ids, self._lengths(ids)), admits, lent
+        return self._found_at(np.where(lent, lenders, holders), ids, self.lengths(ids)), admits, lent
 
     def _decoded_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids) -> NDArray[np.int64]:
         """Return bytes of samples that are decoded on this disk or probably on another node, 0 for others: int64[n]."""
@@ -540,19 +504,18 @@ class Planner:
         found: _Sources,
         keep: NDArray[np.bool_],
         *,
-        interim: NDArray[np.bool_] | None = None,
-        lends: bool = False,
+        interim: NDArray[np.bool_],
+        lent: NDArray[np.bool_],
     ) -> list[Load]:
         """Plan slabs for samples, one slab per combination of source node, caching and form."""
-        name = self.placements.lender if lends else self.placements.holder
-        interim = np.zeros(len(rows), np.bool_) if interim is None else interim
         loads = []
         # One integer per combination, so that `np.unique` groups the samples.
-        kinds = ((found.holders.astype(np.int64) * 2 + keep) * 2 + found.decoded) * 2 + interim
+        kinds = (((found.holders.astype(np.int64) * 2 + keep) * 2 + found.decoded) * 2 + interim) * 2 + lent
         for kind in np.unique(kinds)[::-1].tolist():
             chosen = np.flatnonzero(kinds == kind)
             first, number = chosen[0], next(self._numbers)
-            holder = int(found.holders[first])
+            holder, lends = int(found.holders[first]), bool(lent[first])
+            name = self.placements.lender if lends else self.placements.holder
             load = Load(
                 slab=number if keep[first] else -number,
                 request=request,
@@ -586,7 +549,7 @@ class Planner:
                 return
             # The fewest live samples first, because the space of withdrawn samples is wasted.
             slab = min(slabs, key=lambda slab: (self.directory.live_samples(slab), slab))
-            self._dropped += self._withdraw(self.directory.samples_in(slab))
+            self.withdraw(self.directory.samples_in(slab))
 
     def _drop_interim(self, nbytes: int) -> None:
         """Free `nbytes` from slabs cached only until their hand-in, except slabs that a part still waits for."""
@@ -596,25 +559,15 @@ class Planner:
         for slab in sorted(self._interim - read):
             if self.minio.free_bytes >= nbytes:
                 return
-            self._dropped += self._withdraw(self.directory.samples_in(slab))
+            self.withdraw(self.directory.samples_in(slab))
 
     @property
     def _encoded_excess(self) -> int:
         encoded = self.minio.used_bytes - self.tier.used_bytes - self.tier.promised_bytes
         return encoded - (self.minio.budget_bytes - self.tier.target_bytes)
 
-    def _withdraw(self, sample_ids: Ids) -> list[int]:
-        emptied = self.directory.withdraw(sample_ids)
-        self.minio.give_back(sum(emptied.values()))
-        self._interim -= emptied.keys()
-        for slab in self.tier.slabs.keys() & emptied.keys():
-            self.tier.dropped(slab)
-        for plan in self._plans.values() if emptied else ():
-            plan.forget_slabs(emptied)
-        return [*emptied]
-
     def _give_back(self, load: Load, nbytes: int) -> None:
-        self.minio.give_back(nbytes)
+        self.minio.used_bytes -= nbytes
         if load.decoded:
             self.tier.shrunk(load.slab, nbytes)
 
@@ -649,13 +602,13 @@ class Planner:
         plan = self._plans.get(load.request) if load.request is not None else None
         return plan if plan and any(load is own for own in plan.loads) else None
 
-    def _forget(self, plan: PartPlan) -> list[int]:
-        """End a plan and return its transient slabs. Permanent slabs continue to be read."""
+    def _forget(self, plan: PartPlan) -> None:
+        """End a plan and drop its transient slabs. Permanent slabs continue to be read."""
         del self._plans[plan.request]
         for slab in plan.transient_slabs():
             self.ahead.release(slab)
             self._loading.pop(slab, None)
-        return plan.transient_slabs()
+            self._dropped.append(slab)
 
     def validate(self) -> None:
         """Check all invariants, in O(dataset) time; for tests. Raises AssertionError."""

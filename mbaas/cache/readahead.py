@@ -26,19 +26,12 @@ MAX_SEQUENCES = 4
 
 @dataclass
 class FetchSequence:
-    """Fetches that move forward through the order, slightly out of order, because several workers make them.
+    """Fetches that move forward through the order, slightly out of order, because several workers make them."""
 
-    Attributes:
-        head: the furthest fetched block.
-        frontier: the next block to examine; each block in (head, frontier) is scheduled or needs no read.
-        shuffle: shuffle of the head's epoch.
-        last_fetch: number of its newest fetch, counted over all sequences.
-    """
-
-    head: int
-    frontier: int
-    last_fetch: int
-    shuffle: Shuffle | None = None
+    head: int  # the furthest fetched block
+    frontier: int  # the next block to examine; each block in (head, frontier) is scheduled or needs no read
+    last_fetch: int  # number of its newest fetch, counted over all sequences
+    shuffle: Shuffle | None = None  # shuffle of the head's epoch
 
     def covers(self, block: int) -> bool:
         """Return whether this sequence scheduled the block and may still fetch it."""
@@ -50,21 +43,15 @@ class FetchSequence:
 
 
 class ReadAhead:
-    """The followed sequences, and the bytes held for blocks that were not requested yet.
-
-    Attributes:
-        budget_bytes: capacity; 0 disables read-ahead.
-        depth_bytes: useful bytes to hold, at most `budget_bytes`; the bytes held now may be more.
-        sequences: most recently fetched first; at most MAX_SEQUENCES.
-        used_bytes: total of all held slabs, in [0, budget_bytes].
-    """
+    """The followed sequences, and the bytes held for blocks that were not requested yet."""
 
     def __init__(self, budget_bytes: int) -> None:
         if budget_bytes < 0:
             raise ConfigError(f"readahead_bytes must be at least 0, got {budget_bytes}")
-        self.budget_bytes = self.depth_bytes = budget_bytes
-        self.sequences: list[FetchSequence] = []
-        self.used_bytes = 0
+        self.budget_bytes = budget_bytes  # 0 disables read-ahead
+        self.depth_bytes = budget_bytes  # useful bytes to hold, at most the budget; the bytes held now may be more
+        self.sequences: list[FetchSequence] = []  # most recently fetched first; at most MAX_SEQUENCES
+        self.used_bytes = 0  # total of all held slabs, in [0, budget_bytes]
         self._fetches = 0
         self._held: dict[int, tuple[int, int]] = {}  # slab -> (block, bytes); adds up to used_bytes
 

@@ -55,22 +55,16 @@ class _HeldSlab(NamedTuple):
 
 
 class FetchReply(RowLocations, frozen=True, eq=False):
-    """The reply to a fetch: the locations of the rows, and their slabs.
+    """The reply to a fetch: the locations of the rows, and their slabs."""
 
-    Attributes:
-        incarnation: incarnation of the cache node; slab numbers are only valid within it.
-        slab_refs: the slabs, in the order of `slab_ids`, each uint8[nbytes]. None for slabs that the caller already
-            has; empty if the bytes came packed. Only these references and views keep transient slabs alive.
-        dropped_slabs: slabs that the caller has and the node dropped.
-        hand_in: int64[k], rows whose decoded samples the node would cache; see `CacheReader.hand_in`.
-        hand_in_bytes: their expected bytes in total.
-    """
-
-    incarnation: int
+    incarnation: int  # incarnation of the cache node; slab numbers are only valid within it
+    # the slabs, in the order of `slab_ids`, each uint8[nbytes]. None for slabs that the caller already has; empty if
+    # the bytes came packed. Only these references and views keep transient slabs alive.
     slab_refs: list[ray.ObjectRef[Slab] | None]
-    dropped_slabs: tuple[int, ...] = ()
+    dropped_slabs: tuple[int, ...] = ()  # slabs that the caller has and the node dropped
+    # int64[k], rows whose decoded samples the node would cache; see `CacheReader.hand_in`
     hand_in: NDArray[np.int64] = field(default_factory=lambda: NO_ROWS)
-    hand_in_bytes: int = 0
+    hand_in_bytes: int = 0  # their expected bytes in total
 
 
 class SlabViews:
@@ -176,8 +170,7 @@ class CacheReader:
 
         Args:
             request: a part whose fetch reply requested them.
-            sample_ids, lengths: int64[n], lengths in bytes.
-            packed: the samples end to end; copied to the object store before this returns.
+            sample_ids, lengths, packed: int64[n], bytes; the samples end to end, copied to the object store at once.
             unfit: requested samples that cannot be cached decoded.
             is_last: no further hand-in follows for this part.
         """

@@ -95,15 +95,10 @@ def part_rows(part: Arrays, bad_rows: Ints) -> Ints:
 
 
 class Queue(Struct, frozen=True):
-    """Work that a rank waits for.
+    """Work that a rank waits for."""
 
-    Attributes:
-        work_s: seconds of work for one thread.
-        left_s: seconds until the rank stalls; 0 or less if it is stalled.
-    """
-
-    work_s: float
-    left_s: float
+    work_s: float  # seconds of work for one thread
+    left_s: float  # seconds until the rank stalls; 0 or less if it is stalled
 
     def late_s(self, threads: int) -> float:
         """Predict the rank's lateness in seconds with ``threads`` threads; negative if it is in time."""
@@ -191,14 +186,11 @@ class RowPool:
     async def pick(
         self, rank: str, parts: Sequence[Arrays], rows: Ints, bad_rows: Ints, *, left_s: float
     ) -> list[Arrays]:
-        """Copy the rows in ``rows`` out of each part, into smaller parts with new arrays.
+        """Copy the rows in ``rows`` (int64[k], ascending) out of each part of a block, into smaller parts with new
+        arrays.
 
-        Args:
-            rank: the requesting rank; each rank has its own queue.
-            parts: parts of one block.
-            rows: rows of the block to copy, int64[k], ascending.
-            bad_rows: rows that were left out when the block was prepared.
-            left_s: seconds until the rank stalls without these rows.
+        ``bad_rows`` were left out when the block was prepared. Each ``rank`` has its own queue, and stalls in
+        ``left_s`` seconds without these rows.
         """
         due, chunks, picked = time.monotonic() + left_s, [], []
         for part in parts:

@@ -62,30 +62,19 @@ Failures = Mapping[int, str]
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """A slab to fill, and the samples to store in it end to end.
+    """A slab to fill, and the samples to store in it end to end."""
 
-    Attributes:
-        slab: slab number; positive if permanent, negative if transient.
-        request: the part that it is read for; None for samples moved here before they are requested.
-        epoch: the epoch of its block; None if it is not read for a block.
-        peer: another node that may have the samples in memory, or None.
-        rows: int64[k], their rows within the part, ascending.
-        sample_ids, lengths: int64[k], lengths in bytes.
-        lends: ``peer`` keeps its copies.
-        decoded: samples are read decoded, which only cache nodes can provide.
-        interim: samples are cached until they are handed in decoded; then the whole slab is dropped.
-    """
-
-    slab: int
-    request: PartRequest | None
-    epoch: int | None
-    peer: str | None
-    rows: NDArray[np.int64]
+    slab: int  # slab number; positive if permanent, negative if transient
+    request: PartRequest | None  # the part that it is read for; None for samples moved here before they are requested
+    epoch: int | None  # the epoch of its block; None if it is not read for a block
+    peer: str | None  # another node that may have the samples in memory, or None
+    rows: NDArray[np.int64]  # int64[k], their rows within the part, ascending
+    # sample_ids, lengths: int64[k], lengths in bytes
     sample_ids: Ids
     lengths: NDArray[np.int64]
-    lends: bool = False
-    decoded: bool = False
-    interim: bool = False
+    lends: bool = False  # ``peer`` keeps its copies
+    decoded: bool = False  # samples are read decoded, which only cache nodes can provide
+    interim: bool = False  # samples are cached until they are handed in decoded; then the whole slab is dropped
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
@@ -109,13 +98,10 @@ class Load:
 
 @dataclass(frozen=True, eq=False)
 class Compaction:
-    """A copy of the remaining samples of some slabs into a new slab, which frees the bytes of withdrawn samples.
+    """A copy of the remaining samples of some slabs into the new ``slab``, which frees the bytes of withdrawn samples.
 
-    Attributes:
-        slab: number of the new slab.
-        sample_ids: int64[k], all samples left in the old slabs, stored end to end in the new one.
-        locations: LOCATION[k], where they are in the old slabs.
-        decoded: they are decoded.
+    ``sample_ids``, int64[k], are all samples left in the old slabs, at ``locations``, LOCATION[k]; in the new one end
+    to end.
     """
 
     slab: int
@@ -129,22 +115,15 @@ class Compaction:
 
 
 class RowLocations(Struct, frozen=True, eq=False):
-    """Locations of the samples of one block part.
+    """Locations of the samples of one block part."""
 
-    Attributes:
-        slab_ids: numbers of the slabs that contain them, each once.
-        slab: int32[n], index into `slab_ids`; -1 if the sample could not be read.
-        offset, length: int64[n], bytes; length 0 if the sample could not be read.
-        errors: row -> reason why its sample could not be read.
-        counts: the n samples by source; samples being read for another block count as local.
-    """
-
-    slab_ids: tuple[int, ...]
-    slab: NDArray[np.int32]
+    slab_ids: tuple[int, ...]  # numbers of the slabs that contain them, each once
+    slab: NDArray[np.int32]  # int32[n], index into `slab_ids`; -1 if the sample could not be read
+    # offset, length: int64[n], bytes; length 0 if the sample could not be read
     offset: NDArray[np.int64]
     length: NDArray[np.int64]
-    errors: dict[int, str]
-    counts: FetchCounts
+    errors: dict[int, str]  # row -> reason why its sample could not be read
+    counts: FetchCounts  # the n samples by source; samples being read for another block count as local
 
 
 def unreadable_part(sample_ids: Ids, reasons: Mapping[int, str]) -> RowLocations | None:
@@ -202,33 +181,23 @@ def squeeze(slab: Slab, load: Load, failures: Failures) -> Slab:
 
 @dataclass(eq=False)
 class PartPlan:
-    """The plan of one block part, fetched or read ahead: the source of each row.
+    """The plan of one block part, fetched or read ahead: the source of each row."""
 
-    Attributes:
-        request, sample_ids: the part, and its samples, int64[n].
-        lengths: int64[n], bytes to read for the row; for a hit, bytes in storage.
-        hit: bool[n]; each row is either a hit or in exactly one of `loads`.
-        slab, offset: int64[n], slab that is read for the row, and the row's offset in bytes.
-        origin: int8[n], `Origin` of each row that is not a hit.
-        decoded: bool[n], the row is read decoded.
-        loads: slabs read for this part.
-        fetches: number of waiting fetches; 0 if the part is read ahead.
-        errors: row -> reason why its sample could not be read, always from a read for this part.
-        failure: error that prevented one of its slabs from being filled, or None.
-    """
-
+    # request, sample_ids: the part, and its samples, int64[n]
     request: PartRequest
     sample_ids: Ids
-    lengths: NDArray[np.int64]
-    hit: NDArray[np.bool_] = field(init=False)
+    lengths: NDArray[np.int64]  # int64[n], bytes to read for the row; for a hit, bytes in storage
+    hit: NDArray[np.bool_] = field(init=False)  # bool[n]; each row is either a hit or in exactly one of `loads`
+    # slab, offset: int64[n], slab that is read for the row, and the row's offset in bytes
     slab: NDArray[np.int64] = field(init=False)
     offset: NDArray[np.int64] = field(init=False)
-    origin: NDArray[np.int8] = field(init=False)
-    decoded: NDArray[np.bool_] = field(init=False)
-    loads: list[Load] = field(default_factory=list)
-    fetches: int = 0
+    origin: NDArray[np.int8] = field(init=False)  # int8[n], `Origin` of each row that is not a hit
+    decoded: NDArray[np.bool_] = field(init=False)  # bool[n], the row is read decoded
+    loads: list[Load] = field(default_factory=list)  # slabs read for this part
+    fetches: int = 0  # number of waiting fetches; 0 if the part is read ahead
+    # row -> reason why its sample could not be read, always from a read for this part
     errors: dict[int, str] = field(default_factory=dict)
-    failure: Exception | None = None
+    failure: Exception | None = None  # error that prevented one of its slabs from being filled, or None
 
     def __post_init__(self) -> None:
         self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)  # until a load contains the row

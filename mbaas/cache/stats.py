@@ -11,27 +11,18 @@ from time import perf_counter
 from msgspec import Struct
 
 from mbaas.model.tiers import FetchSpeeds
-from mbaas.wire.samples import Amount, FetchCounts
+from mbaas.wire.samples import Amount, FetchCounts, Sum
 
 RECENT_EPOCHS = 64
 """Newest epochs with separate counts; older ones are only in the totals."""
 
 
-class TransferSums(Struct, frozen=True):
-    """Running totals of transfers from one tier.
+class TransferSums(Sum, Struct, frozen=True):
+    """Running totals of transfers from one tier."""
 
-    Attributes:
-        nbytes: bytes received.
-        thread_s: seconds of waiting, summed over threads, including unfinished reads.
-        busy_s: seconds with at least one waiting thread.
-    """
-
-    nbytes: int = 0
-    thread_s: float = 0.0
-    busy_s: float = 0.0
-
-    def since(self, before: TransferSums) -> TransferSums:
-        return TransferSums(self.nbytes - before.nbytes, self.thread_s - before.thread_s, self.busy_s - before.busy_s)
+    nbytes: int = 0  # bytes received
+    thread_s: float = 0.0  # seconds of waiting, summed over threads, including unfinished reads
+    busy_s: float = 0.0  # seconds with at least one waiting thread
 
 
 class TierMeter:
@@ -72,88 +63,53 @@ class TierMeter:
             self._at = now
 
 
-class EpochCounts(Struct, frozen=True):
-    """Cache and storage counts of one epoch; they can be added.
+class EpochCounts(Sum, Struct, frozen=True):
+    """Cache and storage counts of one epoch; they can be added."""
 
-    Attributes:
-        fetched: samples of delivered blocks, by source; a block that is prepared twice counts twice.
-        reads: samples requested from storage, and bytes received, for the epoch that needs the sample; includes
-            read-ahead, and dropped or repeated blocks.
-        failures: failed reads.
-    """
-
+    # samples of delivered blocks, by source; a block that is prepared twice counts twice
     fetched: FetchCounts = FetchCounts()
+    # samples requested from storage, and bytes received, for the epoch that needs the sample; includes read-ahead, and
+    # dropped or repeated blocks
     reads: Amount = Amount()
-    failures: int = 0
-
-    def __add__(self, other: EpochCounts) -> EpochCounts:
-        return EpochCounts(self.fetched + other.fetched, self.reads + other.reads, self.failures + other.failures)
-
-
-class CacheStats(Struct, frozen=True):
-    """Statistics of a cache node.
-
-    Attributes:
-        incarnation: changes when the node restarts with an empty cache.
-        epochs, total: counts of the newest RECENT_EPOCHS active epochs, and of all epochs.
-        budget_bytes: capacity of the cache.
-        cached_bytes: bytes of the cached samples, without samples being read into the cache.
-        cached_samples, cached_slabs: number of cached samples, and of their slabs.
-        decoded: the subset that is cached decoded; included in the numbers above.
-        decoded_on_disk: samples cached decoded on disk, and the bytes of their files.
-        readahead_bytes: bytes read ahead of requests; 0 during a stall means that storage is too slow.
-        readahead_blocks: blocks read ahead, including blocks that were already cached.
-        fetching_bytes: bytes held for running fetches, outside the cache and read-ahead.
-        peak_transient_bytes: peak of read-ahead and running fetches together.
-        storage_s: seconds with at least one read of storage in progress.
-        threads: threads that read storage.
-        readahead_depth_bytes: part of the read-ahead budget that is useful according to the bandwidth model.
-        speeds: measured speed of one thread for each tier.
-        cpu_s: CPU seconds used by the process, all threads.
-    """
-
-    incarnation: int
-    epochs: dict[int, EpochCounts]
-    total: EpochCounts
-    budget_bytes: int
-    cached_bytes: int
-    cached_samples: int
-    cached_slabs: int
-    decoded: Amount
-    decoded_on_disk: Amount
-    readahead_bytes: int
-    readahead_blocks: int
-    fetching_bytes: int
-    peak_transient_bytes: int
-    storage_s: float
-    threads: int
-    readahead_depth_bytes: int
-    speeds: FetchSpeeds
-    cpu_s: float = 0.0
+    failures: int = 0  # failed reads
 
 
 class Flow(Struct, frozen=True):
-    """Statistics that the coordinator polls regularly; small, so that many nodes can be polled.
+    """Statistics that the coordinator polls regularly; small, so that many nodes can be polled."""
 
-    Attributes:
-        incarnation: changes when the node restarts and its totals start at 0.
-        threads, speeds, cpu_s: as in `CacheStats`.
-        storage, disk, remote: running totals of transfers from each tier.
-        logged, log: number of lines logged so far, and the last lines.
-        used_bytes, budget_bytes: bytes cached or being read into the cache, and the capacity.
-    """
-
-    incarnation: int
-    threads: int
+    incarnation: int  # changes when the node restarts with an empty cache, and its totals start at 0
+    threads: int  # threads that read storage
+    # storage, disk, remote: running totals of transfers from each tier
     storage: TransferSums
     disk: TransferSums
     remote: TransferSums
-    speeds: FetchSpeeds
+    speeds: FetchSpeeds  # measured speed of one thread for each tier
+    # logged, log: number of lines logged so far, and the last lines
     logged: int
     log: tuple[str, ...]
-    cpu_s: float = 0.0
+    cpu_s: float = 0.0  # CPU seconds used by the process, all threads
+    # used_bytes, budget_bytes: bytes cached or being read into the cache, and the capacity
     used_bytes: int = 0
     budget_bytes: int = 0
+
+
+class CacheStats(Flow, frozen=True, kw_only=True):
+    """All statistics of a cache node."""
+
+    # epochs, total: counts of the newest RECENT_EPOCHS active epochs, and of all epochs
+    epochs: dict[int, EpochCounts]
+    total: EpochCounts
+    # cached_bytes, cached_samples, cached_slabs: the cached samples, without those being read, and their slabs
+    cached_bytes: int
+    cached_samples: int
+    cached_slabs: int
+    decoded: Amount  # the subset that is cached decoded
+    decoded_on_disk: Amount  # samples cached decoded on disk, and the bytes of their files
+    readahead_bytes: int  # bytes read ahead of requests; 0 during a stall means that storage is too slow
+    readahead_blocks: int  # blocks read ahead, including blocks that were already cached
+    fetching_bytes: int  # bytes held for running fetches, outside the cache and read-ahead
+    peak_transient_bytes: int  # peak of read-ahead and running fetches together
+    readahead_depth_bytes: int  # part of the read-ahead budget that is useful according to the bandwidth model
 
 
 @dataclass

@@ -59,7 +59,7 @@ class Speedometer:
         self.speeds = replace(self.speeds, local=local, disk=known)
 
     def update(self, tier: TierName, sums: TransferSums) -> None:
-        new = sums.since(self._counted.get(tier, TransferSums()))
+        new = sums - self._counted.get(tier, TransferSums())
         if new.thread_s < ENOUGH_S or not new.nbytes:
             return
         rate = new.nbytes / new.thread_s  # for one thread, with all others active
@@ -74,6 +74,7 @@ class ReadAheadTuner:
     """Sets a cache node's read-ahead depth, and whether it uses its disk tier, from measured speeds.
 
     Attributes:
+        advisor: the model's advice.
         logged, lines: number of lines logged so far, and the last lines.
     """
 
@@ -81,7 +82,7 @@ class ReadAheadTuner:
         self._planner, self._meter, self._disk = planner, meter, disk
         self._blocks = min(DEPTH_BLOCKS, max(2, LOOKAHEAD_SAMPLES // block_samples))
         self._speedometer = Speedometer()
-        self._advisor = Advisor(has_disk=disk is not None, readahead_bytes=planner.ahead.budget_bytes)
+        self.advisor = Advisor(has_disk=disk is not None, readahead_bytes=planner.ahead.budget_bytes)
         self._storage_is_logged = False
         self._late: tuple[Read, float] | None = None  # last logged read, and its age at the next log line
         self._all_replaced = True  # as last logged: each hanging read has a replacement thread
@@ -107,16 +108,6 @@ class ReadAheadTuner:
     def speeds(self) -> FetchSpeeds:
         return self._speedometer.speeds
 
-    @property
-    def uses_disk(self) -> bool:
-        """True if there is a disk tier and it is worth using."""
-        return self._advisor.uses_disk
-
-    @property
-    def prefers_disk(self) -> bool:
-        """True if the disk tier is faster than other nodes' memory."""
-        return self._advisor.prefers_disk
-
     async def until_probed(self) -> None:
         """Wait until the disk probe ends; until then its file takes space meant for samples."""
         if not self._probe.done():
@@ -136,14 +127,14 @@ class ReadAheadTuner:
         if self.speeds.storage is not None and self._probe.done() and not self._storage_is_logged:
             self._storage_is_logged = True
             self.log(f"a thread gets from {self.speeds}; {threads} threads read storage")
-        lines = self._advisor.weigh(self.speeds)
+        lines = self.advisor.weigh(self.speeds)
         if self._planner.ahead.budget_bytes:
             # Examine the blocks ahead only if a depth can be computed from them.
             matters = pace_per_s and self.speeds.storage is not None and not self._planner.keeps_all
             blocks = self._blocks if matters else 0
             upcoming = self._upcoming(blocks)
-            lines += self._advisor.look_ahead(upcoming, self.speeds, threads=threads, pace_per_s=pace_per_s)
-            self._planner.ahead.set_depth(self._advisor.depth_bytes)
+            lines += self.advisor.look_ahead(upcoming, self.speeds, threads=threads, pace_per_s=pace_per_s)
+            self._planner.ahead.set_depth(self.advisor.depth_bytes)
         for line in lines:
             self.log(line)
 
@@ -167,12 +158,12 @@ class ReadAheadTuner:
     def _upcoming(self, blocks: int) -> UpcomingBytes:
         parts = self._planner.upcoming(blocks)
         from_storage, from_disk = np.zeros((2, len(parts)))
-        for row, part in enumerate(parts):
-            on_disk = np.zeros(len(part.lacking), np.bool_)
-            if self._disk is not None and self.uses_disk:
-                on_disk = self._disk.has(part.lacking)
-            from_disk[row], from_storage[row] = part.lengths[on_disk].sum(), part.lengths[~on_disk].sum()
-        return UpcomingBytes(sum(part.samples for part in parts), from_storage, from_disk)
+        for row, (_, lacking) in enumerate(parts):
+            on_disk, lengths = np.zeros(len(lacking), np.bool_), self._planner.lengths(lacking)
+            if self._disk is not None and self.advisor.uses_disk:
+                on_disk = self._disk.has(lacking)
+            from_disk[row], from_storage[row] = lengths[on_disk].sum(), lengths[~on_disk].sum()
+        return UpcomingBytes(sum(samples for samples, _ in parts), from_storage, from_disk)
 
     def log(self, line: str) -> None:
         """Append a line to the log, which the coordinator copies into its own."""

@@ -3,7 +3,7 @@
 ================  =====================================================================================
 module            contents
 ================  =====================================================================================
-`wire`            messages as bytes, checked when they are decoded; errors and object references in them
+`encoding`        messages as bytes, checked when they are decoded; errors and object references in them
 `socket`          Unix sockets between processes of one machine and one user
 `client`          the consumer's end: over a socket or through Ray
 `server`          the coordinator's end: its own socket, and relays on other machines

@@ -8,6 +8,7 @@ coordinator. The coordinator detects repetitions by their number.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import time
@@ -51,10 +52,8 @@ RECEIVED_BYTES = 2**16
 def call(ref: Any, timeout_s: float, what: str) -> Any:
     """Return the result of a call to the coordinator, or raise the mbaas error raised there.
 
-    Raises:
-        WaitTimeoutError: no answer within ``timeout_s``.
-        FeedRestartingError: the coordinator died and is restarting.
-        FeedGoneError: the coordinator is gone for good.
+    Raises `WaitTimeoutError` without an answer within ``timeout_s``, `FeedRestartingError` if the coordinator died and
+    is restarting, `FeedGoneError` if it is gone for good.
     """
     try:
         return answer(ref, timeout_s, what)
@@ -79,15 +78,12 @@ def answer(ref: Any, timeout_s: float, what: str) -> Any:
 
 
 def call_patiently(coordinator: Any, ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Return the result of `call`, repeating it while the coordinator is starting or restarting.
+    """Return the result of `call`, repeating it while the coordinator is starting or restarting, for ``timeout_s`` in
+    total.
 
-    Args:
-        ask: makes a call and returns its reference; the call may be made twice.
-        timeout_s: total timeout in seconds; each call gets at least `ANSWER_S`.
-
-    Raises:
-        FeedRestartingError: the coordinator was still away at the timeout.
-        FeedGoneError: it is gone for good, perhaps with its cluster.
+    ``ask`` makes a call and returns its reference. Each call gets at least `ANSWER_S`. Raises `FeedRestartingError`
+    if the coordinator was still away at the timeout, `FeedGoneError` if it is gone for good, perhaps with its
+    cluster.
     """
     end = time.monotonic() + timeout_s
     while True:
@@ -125,69 +121,6 @@ def _met_restart(answered: Any) -> bool:
     return False
 
 
-# ---- choice of the route ----
-
-
-class Route:
-    """The socket for a consumer's calls, if any.
-
-    Attributes:
-        socket: address of the socket in use; None: calls go through Ray.
-    """
-
-    def __init__(self) -> None:
-        self.socket: str | None = None
-        self._tried: set[str] = set()
-
-    def offer(self, socket: str) -> bool:
-        """Handle a socket offered in an answer; return whether to connect to it, which makes it the socket in use.
-
-        A lost socket is not used again: nothing listened there, it broke, or the listener hangs.
-        """
-        if socket in self._tried or self.socket is not None:
-            return False
-        self._tried.add(socket)
-        self.socket = socket
-        return True
-
-    def lose(self, socket: str) -> None:
-        """Stop using a socket."""
-        if self.socket == socket:
-            self.socket = None
-
-    def begin(self) -> CallRoute:
-        """Begin a call."""
-        return CallRoute(self)
-
-
-class CallRoute:
-    """The route of one call's answer.
-
-    Attributes:
-        socket: address of the socket; None: through Ray.
-        is_answered: True if the answer came over the socket.
-    """
-
-    def __init__(self, route: Route) -> None:
-        self._route = route
-        self.socket, self.is_answered = route.socket, False
-
-    def lose_socket(self) -> bool:
-        """Handle a broken socket or one without a timely answer; return whether to repeat the call through Ray."""
-        if self.socket is None or self.is_answered:
-            return False
-        self._route.lose(self.socket)
-        self.socket = None
-        return True
-
-    def answer(self, *, is_complete: bool) -> bool:
-        """Handle an answer over the socket; return whether to repeat the call through Ray, because it is incomplete."""
-        self.is_answered = is_complete
-        if not is_complete:
-            self.socket = None
-        return not is_complete
-
-
 # ---- calls for blocks ----
 
 
@@ -196,25 +129,33 @@ class NoAnswerYetError(Exception):
 
 
 class BlockCalls:
-    """Makes the calls of one session; ``what`` describes a call in errors.
+    """Makes the calls of one session; ``what`` describes a call in errors, and ``connect`` opens a socket."""
 
-    Attributes:
-        route: the socket in use, if any.
-    """
+    def __init__(self, coordinator: Any, what: str, connect: Callable[[str], Connection] | None = None) -> None:
+        self._coordinator, self._what, self._connect = coordinator, what, connect or Connection
+        self._connection: Connection | None = None  # None: calls go through Ray
+        self._tried: set[str] = set()
 
-    def __init__(self, coordinator: Any, what: str) -> None:
-        self._coordinator, self._what = coordinator, what
-        self.route = Route()
-        self._connection: _Connection | None = None
+    @property
+    def socket(self) -> str | None:
+        """Address of the socket in use; None: calls go through Ray."""
+        return None if self._connection is None else self._connection.address
 
     def offer(self, address: str | None) -> None:
-        """Use the socket at ``address`` from now on, unless one is in use; see `Route.offer`."""
-        if address is None or not self.route.offer(address):
-            return
-        try:
-            self._connection = _Connection(local_socket.connect(address, CONNECT_S))
-        except OSError:
-            self.route.lose(address)
+        """Use the socket at ``address``, as offered in an answer, from now on, unless one is in use.
+
+        A lost socket is not used again: nothing listened there, it broke, or the listener hangs.
+        """
+        if address is not None and address not in self._tried and self._connection is None:
+            self._tried.add(address)
+            with contextlib.suppress(OSError):
+                self._connection = self._connect(address)
+
+    def lose(self, connection: Connection) -> None:
+        """Close a socket, and make all further calls through Ray until another one is offered."""
+        connection.close()
+        if self._connection is connection:
+            self._connection = None
 
     def close(self) -> None:
         """Close the socket."""
@@ -223,8 +164,7 @@ class BlockCalls:
 
     def make(self, call: BlockCall) -> PendingCall:
         """Start a call."""
-        route = self.route.begin()
-        return PendingCall(self, encoding.encode(call), route, None if route.socket is None else self._connection)
+        return PendingCall(self, encoding.encode(call), self._connection)
 
     def through_ray(self, call: bytes) -> Any:
         """Start a call through Ray; return a reference to its result."""
@@ -243,10 +183,10 @@ class BlockCalls:
 class PendingCall:
     """A call that may have been answered. It can be dropped at any time."""
 
-    def __init__(self, calls: BlockCalls, call: bytes, route: CallRoute, connection: _Connection | None) -> None:
-        self._calls, self._call, self._route, self._connection = calls, call, route, connection
+    def __init__(self, calls: BlockCalls, call: bytes, connection: Connection | None) -> None:
+        self._calls, self._call, self._connection = calls, call, connection  # no connection: made through Ray
         self._number, self._ref = 0, None
-        self._answer: SocketAnswer | None = None
+        self._answer: SocketAnswer | None = None  # over the socket
         if connection is None:
             self._make_through_ray()
             return
@@ -256,7 +196,7 @@ class PendingCall:
             self.lose_socket()
 
     def _make_through_ray(self) -> None:
-        self._ref = self._calls.through_ray(self._call)
+        self._connection, self._ref = None, self._calls.through_ray(self._call)
 
     def result(self, timeout_s: float) -> Delivery:
         """Return the coordinator's answer.
@@ -266,48 +206,51 @@ class PendingCall:
             MbaasError: raised by the coordinator, or because it is gone; see `call`.
         """
         end = time.monotonic() + timeout_s
-        if not self._comes_over_socket(timeout_s):
+        found = self._over_socket(timeout_s)
+        if found is None:
             return self._calls.ray_answer(self._ref, max(0.0, end - time.monotonic()))
-        assert self._answer is not None
-        if self._answer.error is not None:
-            raise self._answer.error
-        assert self._answer.delivery is not None
-        return self._answer.delivery
+        if found.error is not None:
+            raise found.error
+        assert found.delivery is not None
+        return found.delivery
 
-    def _comes_over_socket(self, timeout_s: float) -> bool:
-        """Wait for an answer over the socket. Return True if it arrived there, False if it arrives through Ray."""
-        if self._route.socket is None or self._route.is_answered:
-            return self._route.is_answered
-        assert self._connection is not None
+    def _over_socket(self, timeout_s: float) -> SocketAnswer | None:
+        """Wait for an answer over the socket. Return None if it arrives through Ray."""
+        if self._connection is None or self._answer is not None:
+            return self._answer
         try:
-            self._answer = self._connection.receive(self._number, timeout_s)
+            found = self._connection.receive(self._number, timeout_s)
         except local_socket.BrokenSocketError:
             self.lose_socket()
-            return False
-        if self._answer is None:
+            return None
+        if found is None:
             raise NoAnswerYetError
-        is_complete = self._answer.delivery is not None or self._answer.error is not None
-        if self._route.answer(is_complete=is_complete):  # the coordinator met a bug; Ray brings the full error
+        if found.delivery is None and found.error is None:  # the coordinator met a bug; Ray brings the full error
             self._make_through_ray()
-        return self._route.is_answered
+            return None
+        self._answer = found
+        return found
 
     def lose_socket(self) -> None:
         """Repeat the call through Ray if unanswered, and make all further calls there: the socket's owner may hang."""
-        if self._route.lose_socket():
-            assert self._connection is not None
-            self._connection.close()
+        if self._connection is not None and self._answer is None:
+            self._calls.lose(self._connection)
             self._make_through_ray()
 
     def is_answered(self) -> bool:
         """Return whether `result` would return or raise at once."""
         try:
-            return self._comes_over_socket(0) or bool(ray.wait([self._ref], timeout=0)[0])
+            return self._over_socket(0) is not None or bool(ray.wait([self._ref], timeout=0)[0])
         except NoAnswerYetError:
             return False
 
 
-class _Connection:
-    def __init__(self, connected: socket.socket) -> None:
+class Connection:
+    """A consumer's end of a socket. Raises `BrokenSocketError` if it is closed, and closes it if it breaks."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        connected = local_socket.connect(address, CONNECT_S)
         self._socket: socket.socket | None = connected
         self._end = weakref.finalize(self, connected.close)  # a session that is replaced by another one is only dropped
         self._end.atexit = False
@@ -348,9 +291,6 @@ class _Connection:
             raise local_socket.BrokenSocketError("it was closed")
         except (BlockingIOError, TimeoutError):
             return None
-        except (OSError, *encoding.INVALID) as error:
+        except (OSError, local_socket.BrokenSocketError, *encoding.INVALID) as error:
             self.close()
             raise local_socket.BrokenSocketError(str(error)) from error
-        except local_socket.BrokenSocketError:
-            self.close()
-            raise

@@ -36,11 +36,7 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def decoded(call: bytes | msgspec.Raw, kind: type[MessageT]) -> MessageT:
-    """Return an encoded call of a consumer.
-
-    Raises:
-        ConfigError: it is invalid. The message contains the field, its value and the allowed values.
-    """
+    """Return an encoded call. Raises `ConfigError` with the field, its value and the allowed ones if it is invalid."""
     of_kind: Any = kind
     try:
         found: MessageT = _decoder(of_kind).decode(call)
@@ -126,10 +122,6 @@ def encode_answer(answer: SocketAnswer) -> bytes:
 
 
 def decode_answer(message: bytes) -> SocketAnswer:
-    """Return an encoded answer.
-
-    Raises:
-        INVALID: the message is invalid.
-    """
+    """Return an encoded answer. Raises `INVALID`."""
     found: SocketAnswer = _ANSWERS.decode(message)
     return found

@@ -37,12 +37,7 @@ ConsumerT = TypeVar("ConsumerT", bound=Hashable)
 
 
 class Exchange(Struct, frozen=True):
-    """One call to the coordinator.
-
-    Attributes:
-        number: counts the exchanges of one relay, from 1.
-        requests: number of a request -> the consumer's message.
-    """
+    """One call to the coordinator, numbered from 1; ``requests``: number of a request -> the consumer's message."""
 
     number: int
     requests: dict[int, bytes]
@@ -51,8 +46,7 @@ class Exchange(Struct, frozen=True):
 class PendingRequests(Generic[ConsumerT]):
     """Pending requests of a machine's consumers, and the decision when the next exchange is due.
 
-    Attributes:
-        consumers: consumers that sent a request and did not leave.
+    ``consumers`` sent a request and did not leave.
     """
 
     def __init__(self) -> None:
@@ -107,8 +101,8 @@ class Relay:
     def __init__(self, coordinator: Any) -> None:
         self.id, self.is_closed = os.urandom(8).hex(), False
         self._coordinator = coordinator
-        self._calls: PendingRequests[Connection] = PendingRequests()
-        self._listener = Listener(self._take, self._calls.leave)
+        self.calls: PendingRequests[Connection] = PendingRequests()
+        self._listener = Listener(self._take, self.calls.leave)
         self._gathering: asyncio.TimerHandle | None = None
         self._exchanges: set[asyncio.Task[None]] = set()  # references that protect the tasks from garbage collection
 
@@ -116,29 +110,24 @@ class Relay:
         """Return the socket address for consumers of this machine; None if local sockets are not available."""
         return await self._listener.address()
 
-    @property
-    def has_consumers(self) -> bool:
-        """True if any consumer is connected."""
-        return bool(self._calls.consumers)
-
     def close(self) -> None:
         """Disconnect all consumers and accept no more calls."""
         self.is_closed = True
         self._listener.close()
-        for connection in self._calls.consumers:
+        for connection in self.calls.consumers:
             connection.hang_up()  # handled later, so the collection does not change during the loop
 
     def _take(self, connection: Connection, message: bytes) -> None:
         if self.is_closed:  # connected while the relay was closing
             connection.hang_up()
             return
-        self._calls.add(connection, message)
+        self.calls.add(connection, message)
         self._gather()
 
     def _gather(self) -> None:
-        if not self._calls.is_due:
+        if not self.calls.is_due:
             return
-        if self._calls.is_complete:
+        if self.calls.is_complete:
             self._send()
         elif self._gathering is None:
             self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._send)
@@ -147,15 +136,15 @@ class Relay:
         if self._gathering is not None:
             self._gathering.cancel()
         self._gathering = None
-        if self._calls.is_due and not self.is_closed:
-            task = asyncio.get_running_loop().create_task(self._exchange(self._calls.begin()))
+        if self.calls.is_due and not self.is_closed:
+            task = asyncio.get_running_loop().create_task(self._exchange(self.calls.begin()))
             self._exchanges.add(task)
             task.add_done_callback(self._exchanges.discard)
 
     async def _exchange(self, exchange: Exchange) -> None:
         try:
             answers = await self._coordinator.exchange.remote(self.id, exchange.number, exchange.requests)
-            for connection, answer in self._calls.end(exchange.number, answers):
+            for connection, answer in self.calls.end(exchange.number, answers):
                 if answer == encoding.HANG_UP:
                     connection.hang_up()
                 else:
@@ -186,7 +175,7 @@ class Relays:
     @property
     def have_consumers(self) -> bool:
         """True if any consumer is connected."""
-        return any(relay.has_consumers for relay in self._by_coordinator.values())
+        return any(relay.calls.consumers for relay in self._by_coordinator.values())
 
 
 # ---- an actor for nodes without a cache node ----

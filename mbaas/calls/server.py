@@ -43,20 +43,25 @@ FindRelay = Callable[[str, bool], Awaitable["tuple[str, str] | None"]]
 # ---- choice of relays ----
 
 
-class RelayAnswers:
-    """Answers for one relay, until an exchange fetches them."""
+@dataclass(eq=False)
+class KnownRelay:
+    """A relay with its address, and answers for it until an exchange fetches them."""
 
-    def __init__(self) -> None:
-        self._newest = 0
-        self._answers: dict[int, bytes] = {}
+    id: str
+    address: str
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)  # set when an answer or a newer exchange arrives
+    _newest: int = 0
+    _answers: dict[int, bytes] = field(default_factory=dict)
 
     def begin(self, exchange: int) -> None:
         """Record an exchange; older ones return empty at once."""
         self._newest = max(self._newest, exchange)
+        self.has_news.set()
 
     def add(self, request: int, answer: bytes) -> None:
         """Store an answer for the next exchange that collects."""
         self._answers[request] = answer
+        self.has_news.set()
 
     def collect(self, exchange: int) -> dict[int, bytes] | None:
         """Return the answers for an exchange; None if it must wait."""
@@ -64,20 +69,6 @@ class RelayAnswers:
             return {}
         answers, self._answers = self._answers, {}
         return answers or None
-
-
-@dataclass(frozen=True)
-class KnownRelay:
-    """A relay with its address, and answers for it.
-
-    Attributes:
-        has_news: set when an answer or a newer exchange arrives.
-    """
-
-    id: str
-    address: str
-    answers: RelayAnswers = field(default_factory=RelayAnswers)
-    has_news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass
@@ -98,12 +89,8 @@ class RelayDirectory:
         self._calls: dict[str, _Calls] = {}  # by node, ordered by the last search for a relay
 
     def is_search_due(self, node: str, consumers: int, now: float) -> bool:
-        """Count a call through Ray; return whether to search for a relay now, and count that search as done.
-
-        Args:
-            node: of the calling consumer.
-            consumers: number of consumers there.
-            now: in seconds.
+        """Count a call of a node's consumers through Ray; return whether to search for a relay now, which counts as
+        done.
         """
         calls = self._calls.get(node) or self._count(node, _Calls(now))
         calls.number += 1
@@ -174,19 +161,17 @@ class CallServer:
     async def exchange(self, relay: str, number: int, requests: dict[int, bytes]) -> dict[int, bytes]:
         """Accept calls of a relay, and return available answers by call number, waiting for the first.
 
-        Raises:
-            StateError: the relay is unknown: it was found by an earlier coordinator.
+        Raises `StateError` if the relay is unknown: it was found by an earlier coordinator.
         """
         known = self._relays.relay(relay)
         if known is None:
             raise StateError(f"relay {relay!r} is not known to this coordinator")
-        known.answers.begin(number)
-        known.has_news.set()
+        known.begin(number)
         for request, message in requests.items():
             self._spawn(self._answer_relayed(known, request, message))
         end = asyncio.get_running_loop().time() + POLL_S
         # When this wakes up, all answers caused by one event are there: each is made without waiting.
-        while (answers := known.answers.collect(number)) is None:
+        while (answers := known.collect(number)) is None:
             known.has_news.clear()
             try:
                 await asyncio.wait_for(known.has_news.wait(), end - asyncio.get_running_loop().time())
@@ -202,8 +187,7 @@ class CallServer:
             connection.send(answer)
 
     async def _answer_relayed(self, relay: KnownRelay, request: int, message: bytes) -> None:
-        relay.answers.add(request, await self._answer(message))
-        relay.has_news.set()
+        relay.add(request, await self._answer(message))
 
     async def _answer(self, message: bytes) -> bytes:
         request = encoding.socket_call(message)

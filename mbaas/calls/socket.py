@@ -35,11 +35,7 @@ def are_supported() -> bool:
 
 
 def listen() -> tuple[socket.socket, str]:
-    """Return a non-blocking socket for connections from this machine, and its address.
-
-    Raises:
-        OSError: the system provides no socket.
-    """
+    """Return a non-blocking socket for connections from this machine, and its address; `OSError` if there is none."""
     address = f"mbaas-{secrets.token_hex(16)}"
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -53,11 +49,7 @@ def listen() -> tuple[socket.socket, str]:
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:
-    """Return a socket connected to the listener at an address.
-
-    Raises:
-        OSError: no listener on this machine, or one of another user.
-    """
+    """Return a socket connected to an address. Raises `OSError` without a listener of this user there."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connected.settimeout(timeout_s)
@@ -88,10 +80,8 @@ class Messages:
         self._left = bytearray()
 
     def put(self, received: bytes) -> Iterator[bytes]:
-        """Add received bytes, and yield the messages that are now complete.
-
-        Raises:
-            BrokenSocketError: a message is longer than `MOST_BYTES`, and so invalid.
+        """Add received bytes, and yield the messages that are complete; `BrokenSocketError` if one is above
+        `MOST_BYTES`.
         """
         self._left += received
         while len(self._left) >= _LENGTH.size:
@@ -111,11 +101,8 @@ Handler: TypeAlias = "Callable[[Connection, bytes], object]"
 
 
 class Connection(asyncio.Protocol):
-    """The listener's end of a connection, in its event loop.
-
-    Args:
-        handle: called with each message.
-        gone: called when the other side has disconnected.
+    """The listener's end of a connection; ``handle`` is called with each message, ``gone`` when the other side
+    disconnected.
     """
 
     def __init__(self, handle: Handler, gone: Callable[[Connection], object]) -> None:
@@ -153,12 +140,7 @@ class Connection(asyncio.Protocol):
 
 
 class Listener:
-    """Listens on a socket in an event loop, from the first call of `address`.
-
-    Args:
-        handle: called with each message of all connections.
-        gone: called with each connection that ended.
-    """
+    """Listens from the first call of `address`; ``handle`` gets each message, ``gone`` each connection that ended."""
 
     def __init__(self, handle: Handler, gone: Callable[[Connection], object] = lambda _: None) -> None:
         self._handle, self._gone = handle, gone

@@ -1,17 +1,14 @@
 """The consumer's side of a feed: from staged blocks to a trial's minibatches.
 
 ==============  ========================================================================================================
-`join`          joins a feed, and joins it again after a feed restart
+`join`          a consumer's options, and its search for a restarted feed
 `position`      a consumer's position: received, held, requested next; pure
-`session`       a consumer's session, which makes the calls that `position` decides
-`stream`        the blocks of a feed, in order
-`rank_stream`   the blocks of a rank, in order
+`stream`        the blocks of a feed, in order: makes the calls that `position` decides, and reads the blocks
+`rank_stream`   the blocks of a rank, in order, and agreement with the other ranks about beginnings and plans
 `part_fetch`    reads the parts of a block, whole or only some rows
-`rank_group`    agreement with the other ranks about beginnings and plans
 `sharding`      ends of minibatches, and the share of a rank in each
 `batches`       cuts minibatches out of blocks, as views where possible, and reuses private memory
-`convert`       minibatches as NumPy views, private tensors, or tensors on a device
-`collate`       fields whose values differ in length, images that differ in size
+`convert`       minibatches as NumPy views, private tensors, or tensors on a device; fields that differ in length
 `trainers`      iterators over an epoch, also for trainers of accelerate and Hugging Face
 `heartbeat`     renews leases and reports
 `saved_state`   the JSON schema of a loader's state, and its checks

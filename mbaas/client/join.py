@@ -1,4 +1,4 @@
-"""Joins a feed, and joins it again after a feed restart: a consumer's options and its stream, which may be a rank's."""
+"""A consumer's options, and its search for the feed when that was restarted."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ from typing import Any, Literal, get_args
 
 from mbaas.base import units
 from mbaas.calls.client import call_patiently
-from mbaas.client.collate import Collate
-from mbaas.client.rank_group import RankGroup, RankSession
-from mbaas.client.rank_stream import RankStream
-from mbaas.client.session import Session
-from mbaas.client.sharding import RankSharding
-from mbaas.client.stalls import StreamStats
-from mbaas.client.stream import Stream
+from mbaas.client.convert import Collate
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, shown
-from mbaas.wire.consumers import ConsumerName, FeedInfo, JoinStart, Start
+from mbaas.wire.consumers import ConsumerName, FeedInfo, JoinStart
 
 RESTART_LOOK_S = 0.2
 """Pause between two checks for a feed restart, in seconds."""
@@ -107,33 +101,6 @@ def feed_info(coordinator: Any, name: ConsumerName, timeout_s: float) -> FeedInf
     what = f"consumer {str(name)!r} joins"
     info: FeedInfo = call_patiently(coordinator, coordinator.info.remote, timeout_s, what)
     return info
-
-
-def open_stream(
-    coordinator: Any,
-    name: ConsumerName,
-    *,
-    start: Start,
-    sharding: RankSharding,
-    wait_timeout_s: float,
-    stats: StreamStats,
-    born: int,
-) -> Stream:
-    """Join a feed.
-
-    Args:
-        start: position of the first block.
-        wait_timeout_s: longest wait without progress of the feed, in seconds.
-        born: creation time of the consumer's loader, Unix time in nanoseconds.
-    """
-    if name.world_size == 1:
-        session = Session(coordinator, name, start=start, wait_timeout_s=wait_timeout_s, born=born)
-        session.on_renumbered = sharding.renumber
-        return Stream(session, stats)
-    rank = RankSession(coordinator, name, sharding, start=start, wait_timeout_s=wait_timeout_s, born=born)
-    rank.on_renumbered = sharding.renumber
-    group = RankGroup(rank, sharding, wait_timeout_s=wait_timeout_s)
-    return RankStream(rank, stats, group=group, sharding=sharding)
 
 
 def await_feed_restart(

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from mbaas.client.saved_state import SavedState, levels_of, shuffle_of
 from mbaas.samples.order import Ids, Shuffle, id_hash, id_hash_of_range
-from mbaas.wire.ledgers import MOST_SHUFFLED, EpochLedger
+from mbaas.wire.samples import MOST_SHUFFLED, EpochLedger
 
 _WORD = 2**64
 """Modulus of the hashes, as in `id_hash`, so that they can be added and subtracted."""
@@ -78,29 +78,19 @@ def expected(num_samples: int, left_out: Iterable[int], dropped: Tally = NOTHING
 
 @dataclass
 class EpochProgress:
-    """One epoch of one loader, up to the last minibatch given to the trial.
-
-    Attributes:
-        rank, world_size: the loader's rank, and the number of ranks.
-        feed_epoch: the feed's epoch number at its start; None until its first block arrives.
-        begin: position in that epoch's order at which it began.
-        position: position of the next sample in the loader's own epoch.
-        shuffle: shuffle of the feed's epoch at the end of the last minibatch; None before the first.
-        tally: samples of this rank.
-        elsewhere: other ranks' samples of the same minibatches, and samples before the start position of this loader.
-        dropped: samples at the epoch's end that are in no minibatch.
-        left_out: ids of bad samples.
-    """
+    """One epoch of one loader, up to the last minibatch given to the trial."""
 
     rank: int
     world_size: int
-    feed_epoch: int | None = None
-    begin: int = 0
-    position: int = 0
+    feed_epoch: int | None = None  # the feed's epoch number at its start; None until its first block arrives
+    begin: int = 0  # position in that epoch's order at which it began
+    position: int = 0  # position of the next sample in the loader's own epoch
+    # shuffle of the feed's epoch at the end of the last minibatch; None before the first
     shuffle: Shuffle | None = None
-    tally: RunningTally = field(default_factory=RunningTally)
+    tally: RunningTally = field(default_factory=RunningTally)  # samples of this rank
+    # other ranks' samples of the same minibatches, and samples before the start position of this loader
     elsewhere: Tally = NOTHING
-    dropped: Tally = NOTHING
+    dropped: Tally = NOTHING  # samples at the epoch's end that are in no minibatch
     left_out: set[int] = field(default_factory=set)
 
     def count(self, sample_ids: Ids, *, position: int, shuffle: Shuffle | None, elsewhere: Tally) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pyarrow as pa
 
-from mbaas.wire.ledgers import LedgerEntry
+from mbaas.wire.samples import LedgerEntry
 
 SCHEMA = pa.schema(
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import ray
@@ -17,6 +17,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.memory.part_memory import PartMemory, UnreadableError, bring, read, refs_of
+from mbaas.memory.slots import Slot
 from mbaas.ray_cluster import bugs
 from mbaas.ray_cluster.connection import get
 from mbaas.samples.fields import Arrays
@@ -33,45 +34,6 @@ UNREAD_S = 0.5
 """Timeout in seconds to retry each part of an unreadable block; parts read within it are not made again."""
 
 Rows: TypeAlias = NDArray[np.int64]
-
-
-class FetchedBlock(Struct, frozen=True, eq=False):
-    """The arrays read for a block.
-
-    Attributes:
-        parts: arrays of its parts, or of some of their rows.
-        read_bytes: bytes used of parts on the consumer's own node, and bytes from other nodes.
-    """
-
-    parts: list[Arrays]
-    read_bytes: ReadBytes
-
-
-class BlockFetch(Protocol):
-    """A block whose parts are being fetched from other nodes."""
-
-    def read(self, timeout_s: float) -> FetchedBlock:
-        """Return the arrays of the block. May be called again after a timeout.
-
-        Raises:
-            UnreadableError: data is not available within ``timeout_s``, or is lost.
-        """
-
-
-class WholeFetch:
-    """A `BlockFetch` of whole parts; ``remote`` are the parts on other nodes."""
-
-    def __init__(self, block: DeliveredBlock, remote: list[DeliveredPart]) -> None:
-        self._block, self._remote = block, remote
-        self._memory = _held(block.parts)
-        bring(refs_of(memory for part, memory in zip(block.parts, self._memory, strict=True) if part in remote))
-
-    def read(self, timeout_s: float) -> FetchedBlock:
-        """See `BlockFetch.read`."""
-        parts = read(self._memory, timeout_s)
-        remote = sum(part.meta.nbytes for part in self._remote)
-        local = sum(part.meta.nbytes for part in self._block.parts) - remote
-        return FetchedBlock(parts, ReadBytes(local, remote))
 
 
 def unreadable_parts(block: DeliveredBlock) -> list[DeliveredPart]:
@@ -94,29 +56,19 @@ class RemoteRows(Struct, frozen=True, eq=False):
 
 @dataclass(eq=False)
 class FetchPlan:
-    """A rank's source for each part of a block.
+    """A consumer's source for each part of a block."""
 
-    Attributes:
-        own: parts on the rank's node with rows for it.
-        copied: parts on other nodes that are read whole.
-        asked: node id -> rows requested from its cache node.
-    """
-
-    own: list[DeliveredPart] = field(default_factory=list)
-    copied: list[DeliveredPart] = field(default_factory=list)
-    asked: dict[str, RemoteRows] = field(default_factory=dict)
+    own: list[DeliveredPart] = field(default_factory=list)  # parts on the consumer's node with rows for it
+    copied: list[DeliveredPart] = field(default_factory=list)  # parts on other nodes that are read whole
+    asked: dict[str, RemoteRows] = field(default_factory=dict)  # node id -> rows requested from its cache node
 
 
 def plan_fetch(
     block: DeliveredBlock, rows: Rows, ids: Ids, *, placement: Placement | None, node: str, helpers: Collection[str]
 ) -> FetchPlan:
-    """Choose the source for each part with some of ``rows``.
+    """Choose the source for each part with some of ``rows``: int64[k], ascending; ``ids`` are their sample ids.
 
-    Args:
-        rows: int64[k], rows of the block, ascending.
-        ids: int64[k], their sample ids.
-        placement: placement that divides the epoch among ranks.
-        helpers: nodes with a cache node that sends rows.
+    ``placement`` divides the epoch among ranks; ``helpers`` are nodes with a cache node that sends rows.
     """
     plan = FetchPlan()
     asked: dict[str, list[tuple[DeliveredPart, Rows]]] = {}
@@ -127,7 +79,7 @@ def plan_fetch(
             plan.own.append(part)
         elif (
             part.node not in helpers
-            or part.address.is_on_one_node  # not readable from here; reading it reports that
+            or isinstance(part.address, Slot)  # not readable from here; reading it reports that
             or (needed is not None and len(needed) > WHOLE_SHARE * part.meta.samples)
         ):
             plan.copied.append(part)
@@ -161,13 +113,19 @@ class _RowCall:
 
 
 class PartFetch:
-    """A `BlockFetch` of one rank's samples. Parts that are read whole contain other samples too.
+    """The parts of a block, being fetched from other nodes.
 
-    ``rows`` are the rank's rows of the block (int64[k], ascending). ``ask`` sends (node, rows) to the node's cache
-    node, and returns a reference to the answer.
+    ``rows`` are a rank's rows of the block (int64[k], ascending), None for all rows; parts that are read whole contain
+    others, too. ``ask`` sends (node, rows) to the node's cache node, and returns a reference to the answer.
     """
 
-    def __init__(self, rows: Rows, plan: FetchPlan, spec: SampleSpec, ask: Callable[[str, RemoteRows], Any]) -> None:
+    def __init__(
+        self,
+        plan: FetchPlan,
+        spec: SampleSpec,
+        rows: Rows | None = None,
+        ask: Callable[[str, RemoteRows], Any] = lambda _node, _rows: None,
+    ) -> None:
         self._rows, self._spec = rows, spec
         self._own, self._copied = _held(plan.own), _held(plan.copied)
         self._calls = [_RowCall(asked, ask(node, asked)) for node, asked in plan.asked.items()]
@@ -176,8 +134,12 @@ class PartFetch:
     def _bring(self) -> None:
         bring([call.ref for call in self._calls] + refs_of(self._copied))
 
-    def read(self, timeout_s: float) -> FetchedBlock:
-        """See `BlockFetch.read`."""
+    def read(self, timeout_s: float) -> tuple[list[Arrays], ReadBytes]:
+        """Return the arrays of the parts, and their used bytes. May be called again after a timeout.
+
+        Raises:
+            UnreadableError: data is not available within ``timeout_s``, or is lost.
+        """
         self._bring()
         for call in list(self._calls):
             try:
@@ -194,10 +156,11 @@ class PartFetch:
         own, remote = whole[: len(self._own)], whole[len(self._own) :]
         remote += [part for call in self._calls for part in call.answer or []]
         local_bytes = sum(_nbytes(part) * self._used_rows(part) // max(len(part["sample_id"]), 1) for part in own)
-        read_bytes = ReadBytes(local_bytes, sum(map(_nbytes, remote)))
-        return FetchedBlock(own + remote or [_no_samples(self._spec)], read_bytes)
+        return own + remote or [_no_samples(self._spec)], ReadBytes(local_bytes, sum(map(_nbytes, remote)))
 
     def _used_rows(self, part: Arrays) -> int:
+        if self._rows is None:
+            return len(part["sample_id"])
         return int(np.isin(part[ROW], self._rows).sum()) if ROW in part else len(self._rows)
 
 

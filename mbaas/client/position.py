@@ -1,6 +1,6 @@
 """A consumer's position: blocks received, blocks held, and the next request. No I/O.
 
-`mbaas.client.session` makes the calls. Simulated consumers use the same decisions (`tests/support/system_trials.py`),
+`mbaas.client.stream` makes the calls. Simulated consumers use the same decisions (`tests/support/system_trials.py`),
 so tests cover the real protocol between consumers and the staging core.
 """
 
@@ -21,48 +21,36 @@ With one block per epoch, two calls can bring eight epochs while an older one is
 
 
 class Numbered(Protocol):
-    """A delivered block."""
+    """A delivered block: its number, and the shuffle of the stream's epoch that contains it."""
 
     @property
-    def number(self) -> int:
-        """Its number."""
+    def number(self) -> int: ...
 
     @property
-    def shuffle(self) -> Shuffle:
-        """The shuffle of the stream's epoch that contains it."""
+    def shuffle(self) -> Shuffle: ...
 
 
 BlockT = TypeVar("BlockT", bound=Numbered)
 
 
 class Position(Generic[BlockT]):
-    """One consumer's position in a feed.
+    """One consumer's position in a feed; ``most`` is most blocks per call, except across an epoch's end."""
 
-    Args:
-        most: most blocks per call, except across an epoch's end.
-
-    Attributes:
-        cursor: the next block that the consumer needs.
-        done: all blocks below this are used up, as reported by the consumer.
-        received: blocks from ``cursor`` on, in order, without gaps.
-        following: the first block that was not received yet.
-        own_epochs: ranges of the consumer's own epochs; the last one contains ``following``.
-        moves: True if the consumer may start an epoch elsewhere than at the end of its last one. It then returns to the
-            others' epochs after a side epoch.
-        given_up: first of the blocks that were delivered and dropped unused; None without such blocks. The coordinator
-            must learn of them. Otherwise they would count as held while the consumer uses an older block, and could
-            fill the budget.
-        blocks_per_epoch, block_samples: blocks in an epoch, and samples in a block.
-    """
-
+    # True if the consumer may start an epoch elsewhere than at the end of its last one. It then returns to the others'
+    # epochs after a side epoch.
     moves = True
 
     def __init__(self, most: int) -> None:
-        self.cursor = self.done = self.following = 0
+        # The next block that the consumer needs, the first one that was not received yet, and the one below which all
+        # are used up.
+        self.cursor = self.following = self.done = 0
+        # First of the blocks that were delivered and dropped unused. The coordinator must learn of them: otherwise they
+        # would count as held while the consumer uses an older block, and could fill the budget.
         self.given_up: int | None = None
         self.blocks_per_epoch = self.block_samples = 1
+        # Ranges of the consumer's own epochs; the last one contains ``following``.
         self.own_epochs: deque[OwnEpoch] = deque([OwnEpoch(0, 1)], maxlen=KEPT_EPOCHS)
-        self.received: deque[BlockT] = deque()
+        self.received: deque[BlockT] = deque()  # from ``cursor`` on, in order, without gaps
         self._shuffles: dict[int, Shuffle] = {}  # of the stream's epochs that were received last
         self._most = most
         self._words = 0
@@ -82,7 +70,7 @@ class Position(Generic[BlockT]):
     # ---- the consumer's epochs ----
 
     def is_beginning(self, block: int) -> bool:
-        """Return whether ``block``, received or about to be requested, is the first of an own epoch of the consumer."""
+        """Return whether ``block`` is the first of an own epoch of the consumer."""
         return self.own_epoch_of(block).first == block
 
     def own_epoch_of(self, block: int) -> OwnEpoch:
@@ -124,12 +112,6 @@ class Position(Generic[BlockT]):
         """Offset of the current epoch's number from the epoch whose order it has; 0 outside side epochs."""
         return self._aside(self.own_epoch_of(self.cursor).first // self.blocks_per_epoch)
 
-    def _enter_own_epoch(self, block: int) -> None:
-        newest = self.own_epochs[-1]
-        # the block may start an own epoch, elsewhere than expected
-        if block >= newest.end or (block != self.following and self.is_beginning(self.following)):
-            self.own_epochs.append(self._own_epoch_at(block))
-
     # ---- requests and deliveries ----
 
     def next_call(self) -> int:
@@ -150,9 +132,9 @@ class Position(Generic[BlockT]):
     def runs_short(self, *, are_remote: bool) -> bool:
         """Return whether to request more blocks now.
 
-        If blocks come from other nodes, request when one is left, so that the next travels while this one is used.
-        Never request ahead across an epoch's end: it may be the consumer's last, and the request would delay others
-        while the trial does other work.
+        If blocks come from other nodes, when one is left, so that the next travels while this one is used. Never ahead
+        across an epoch's end: it may be the consumer's last, and the request would delay others while the trial does
+        other work.
         """
         if self.is_beginning(self.following):
             return False
@@ -161,7 +143,10 @@ class Position(Generic[BlockT]):
     def take_in(self, blocks: Iterable[BlockT]) -> None:
         """Add delivered blocks, which start at ``following`` or at another epoch's start."""
         for block in blocks:
-            self._enter_own_epoch(block.number)
+            newest = self.own_epochs[-1]
+            # the block may start an own epoch, elsewhere than expected
+            if block.number >= newest.end or (block.number != self.following and self.is_beginning(self.following)):
+                self.own_epochs.append(self._own_epoch_at(block.number))
             number = block.number // self.blocks_per_epoch
             self._shuffles.pop(number, None)
             self._shuffles[number] = block.shuffle  # re-inserted at the end: the newest delivery

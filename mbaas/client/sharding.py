@@ -29,13 +29,10 @@ Rows = NDArray[np.int64]
 
 
 class BatchEnd(Struct, frozen=True):
-    """The end of a minibatch.
+    """The end of a minibatch: ``position`` of the next sample in the consumer's own epoch, and ``shuffle`` of the
+    stream's.
 
-    Attributes:
-        position: position of the next sample in the consumer's own epoch.
-        size: number of this rank's samples.
-        elsewhere: samples of other ranks.
-        shuffle: shuffle of the stream's epoch that contains the end.
+    ``size`` is the number of this rank's samples, ``elsewhere`` are those of other ranks.
     """
 
     position: int
@@ -56,25 +53,18 @@ NO_SAMPLES = BatchEnd(0, 0)
 
 
 class BlockShard(Struct, frozen=True):
-    """A consumer's rows of one block, and the minibatches in it.
+    """A consumer's rows of one block, and the minibatches in it."""
 
-    Attributes:
-        good: rows of the block without bad samples.
-        rows: this rank's rows among these.
-        ends: ends of minibatches in the block. An epoch's last minibatch ends in its last block.
-        dropped: samples at the epoch's end that are in no minibatch.
-        open: end so far of the minibatch that continues in the next block.
-        open_ids: its sample ids so far, over all ranks, if the minibatch may be dropped.
-        is_last: True for the last block of the consumer's own epoch.
-    """
-
+    # good, rows: rows of the block without bad samples; this rank's among these
     good: Rows
     rows: Rows
-    ends: tuple[BatchEnd, ...]
-    dropped: Tally
+    ends: tuple[BatchEnd, ...]  # ends of minibatches in the block. An epoch's last minibatch ends in its last block.
+    dropped: Tally  # samples at the epoch's end that are in no minibatch
+    # open, open_ids: end so far of the minibatch that continues in the next block; its sample ids, over all ranks, if
+    # it may be dropped
     open: BatchEnd
     open_ids: Ids
-    is_last: bool
+    is_last: bool  # True for the last block of the consumer's own epoch
 
 
 class RankSharding:
@@ -147,7 +137,8 @@ class RankSharding:
         elif block > own_epoch.first:  # minibatches never cross an epoch's end
             end, open_ids = self._shards[block - 1].open, self._shards[block - 1].open_ids
         # offset from positions in the stream's epoch to positions in the consumer's
-        before = own_epoch.begin if self._is_in_first(block, own_epoch) else own_epoch.begin - self.order.num_samples
+        is_in_first = self.order.epoch_of(block) == self.order.epoch_of(own_epoch.first)
+        before = own_epoch.begin if is_in_first else own_epoch.begin - self.order.num_samples
         own, ends = np.ones(len(used), np.bool_), []
         for first, last in self._runs(end.samples, len(used)):
             samples, elsewhere = end.samples + last - first, end.elsewhere
@@ -171,10 +162,6 @@ class RankSharding:
                 ends.append(end)
             end, open_ids = NO_SAMPLES, NO_IDS
         return BlockShard(good, used[own], tuple(ends), dropped, end, open_ids, is_last)
-
-    def _is_in_first(self, block: int, own_epoch: OwnEpoch) -> bool:
-        """Return whether a block is in the same epoch of the stream as the first block of ``own_epoch``."""
-        return self.order.epoch_of(block) == self.order.epoch_of(own_epoch.first)
 
     def _runs(self, filled: int, count: int) -> Iterator[tuple[int, int]]:
         """Yield [first, last) of the samples of each minibatch. The first already has ``filled`` samples."""

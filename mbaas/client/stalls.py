@@ -45,20 +45,14 @@ class StallAttribution:
 
 @dataclass
 class StreamStats:
-    """The waits of a consumer and the bytes that it read, summed over its life.
+    """The waits of a consumer and the bytes that it read, summed over its life."""
 
-    Attributes:
-        wait_s: seconds without an available block.
-        fetch_stall_s: part of ``wait_s`` that is fetch stall (`StallAttribution`).
-        peer_stall_s: part of ``wait_s`` caused by prep that was idle because of other trials (`mbaas.core.peer_idle`).
-        prepared: samples in blocks that no consumer had received before.
-        read_bytes: bytes of prepared samples that were read.
-    """
-
-    wait_s: float = 0.0
+    wait_s: float = 0.0  # seconds without an available block
+    # fetch_stall_s, peer_stall_s: the parts that are fetch stall (`StallAttribution`), or caused by prep that was idle
+    # because of other trials (`mbaas.core.peer_idle`)
     fetch_stall_s: float = 0.0
     peer_stall_s: float = 0.0
-    prepared: int = 0
+    prepared: int = 0  # samples in blocks that no consumer had received before
     read_bytes: ReadBytes = field(default_factory=ReadBytes)
     _attribution: StallAttribution = field(default_factory=StallAttribution, repr=False)
     _had_block_at: float | None = field(default=None, repr=False)

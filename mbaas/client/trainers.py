@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mbaas.client.convert import Minibatch
 from mbaas.errors import StateError
@@ -21,32 +21,10 @@ from mbaas.wire.consumers import ConsumerName
 T = TypeVar("T")
 
 
-class EpochSource(Protocol):
-    """The loader interface used here."""
-
-    @property
-    def batch_size(self) -> int:
-        """Samples in a minibatch."""
-
-    @property
-    def drop_last(self) -> bool:
-        """True if an incomplete last minibatch is dropped."""
-
-    @property
-    def minibatches(self) -> int:
-        """Number of minibatches of the epoch that were already read."""
-
-    def __len__(self) -> int:
-        """Return the number of minibatches in an epoch."""
-
-    def __iter__(self) -> Iterator[Minibatch]:
-        """Start an epoch, or continue the current one."""
-
-
 class NumberedMinibatches:
-    """An epoch's minibatches by ascending number, read from the loader on demand. Its length is in samples."""
+    """An epoch's minibatches by ascending number, read from a `mbaas.Loader` on demand. Its length is in samples."""
 
-    def __init__(self, loader: EpochSource, *, samples: int) -> None:
+    def __init__(self, loader: Any, *, samples: int) -> None:
         self._loader, self._samples = loader, samples
         self._loop: Iterator[Minibatch] | None = None
         self._next = 0  # number of the next minibatch from the loop
@@ -84,7 +62,7 @@ class MinibatchNumbers:
     ``sampler`` is the loader, because trainers call ``set_epoch`` there.
     """
 
-    def __init__(self, loader: EpochSource) -> None:
+    def __init__(self, loader: Any) -> None:
         self.sampler = loader
         self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
 

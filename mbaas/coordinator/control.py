@@ -20,7 +20,7 @@ from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedNotFou
 from mbaas.model.costs import LoadingCosts
 from mbaas.ray_cluster import actor_names, connection
 from mbaas.wire.consumers import START_TIMEOUT_S, Claims, FeedInfo, Leave
-from mbaas.wire.ledgers import LedgerEntry
+from mbaas.wire.samples import LedgerEntry
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus

@@ -51,8 +51,8 @@ from mbaas.samples.placement import PlacementUpdate
 from mbaas.settings import FeedSettings
 from mbaas.status import FeedStatus
 from mbaas.wire.consumers import START_TIMEOUT_S, TICK_S, Claims, ConsumerReport, FeedInfo
-from mbaas.wire.ledgers import LedgerEntry
 from mbaas.wire.ranks import RankCall, RankOrders, RankReport
+from mbaas.wire.samples import LedgerEntry
 
 RETRY_S = 1.0
 """Pause before a restarted coordinator tries again to take over its predecessor's feed."""

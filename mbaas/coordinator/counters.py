@@ -14,8 +14,7 @@ from mbaas.samples.order import SampleOrder
 from mbaas.status import SkippedSample
 from mbaas.wire.blocks import BlockMeta
 from mbaas.wire.consumers import ConsumerReport
-from mbaas.wire.ledgers import EpochLedger, LedgerEntry
-from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, FetchCounts
+from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, EpochLedger, FetchCounts, LedgerEntry
 
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000

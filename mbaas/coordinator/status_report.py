@@ -146,7 +146,7 @@ def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatu
         decoded=stats.decoded,
         decoded_on_disk=stats.decoded_on_disk,
         storage_bytes=stats.total.reads.nbytes,
-        storage_s=stats.storage_s,
+        storage_s=stats.storage.busy_s,
         fetch_threads=stats.threads,
         readahead_bytes=stats.readahead_depth_bytes,
         speeds=stats.speeds,

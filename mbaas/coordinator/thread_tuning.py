@@ -184,7 +184,7 @@ class ThreadTuning:
             return None
         took_s = {name: last.prep_s[name] - first.prep_s[name] for name in last.samples}
         rates = [(last.samples[name] - first.samples[name]) / s for name, s in took_s.items() if s > 0]
-        read = last.flow.storage.since(first.flow.storage)
+        read = last.flow.storage - first.flow.storage
         looks.share = here / everywhere
         batch_samples, workers = settings.batch_size * looks.share, len(last.samples)
         return NodeLoad(
@@ -196,7 +196,7 @@ class ThreadTuning:
             demand_per_s=demand_per_s * looks.share,
             batch_samples=batch_samples,
             prep_per_s=sum(rates) / len(rates) * workers if rates else 0.0,
-            sample_bytes=last.flow.storage.since(before.flow.storage).nbytes / here,
+            sample_bytes=(last.flow.storage - before.flow.storage).nbytes / here,
             storage_bytes=read.nbytes,
             storage_s=read.busy_s,
             read_s=read.thread_s,
@@ -226,7 +226,7 @@ def _others(first: Flow, last: Flow, share: float) -> tuple[TierBytes, ...]:
     ``share`` is the ratio of a minibatch to the samples prepared meanwhile.
     """
     tiers = (
-        (last.disk.since(first.disk), (last.speeds.disk or 0.0) * DISK_THREADS),
-        (last.remote.since(first.remote), last.speeds.remote or 0.0),
+        (last.disk - first.disk, (last.speeds.disk or 0.0) * DISK_THREADS),
+        (last.remote - first.remote, last.speeds.remote or 0.0),
     )
     return tuple(TierBytes(use.nbytes * share, ThroughputCurve.flat(rate)) for use, rate in tiers if rate)

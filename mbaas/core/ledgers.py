@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TypeVar
 
-from mbaas.wire.ledgers import EpochLedger, LedgerEntry
+from mbaas.wire.samples import EpochLedger, LedgerEntry
 
 Value = TypeVar("Value")
 

@@ -37,9 +37,8 @@ class MemoryClaim:
 
 
 def free_bytes(store_bytes: int, claims: Iterable[MemoryClaim]) -> int:
-    """Return the bytes of a node's object store that feeds leave free; below 0 if their staging does not fit.
-
-    ``claims`` are in starting order.
+    """Return the bytes of an object store that feeds leave free, below 0 if their staging does not fit; ``claims`` in
+    starting order.
     """
     free = int(store_bytes * STORE_SHARE)
     # In starting order: each feed computes this separately, and all must get the same sizes.
@@ -59,30 +58,25 @@ def cache_budget(store_bytes: int, claim: MemoryClaim, earlier: Iterable[MemoryC
 def staging_room(store_bytes: int, earlier: Iterable[MemoryClaim]) -> int:
     """Return the bytes on a node that earlier feeds leave for this feed's prepared minibatches.
 
-    Nodes that were present when the feed started have room for all of its staging. A node added later may have less.
-    Nothing is prepared there while other nodes can (`mbaas.core.cluster.homes`), because Ray would spill it.
+    A node added after the start may have less than all of its staging. Nothing is prepared there while other nodes can
+    (`mbaas.core.cluster.homes`), because Ray would spill it.
     """
     return max(0, free_bytes(store_bytes, earlier))
 
 
 def largest_sample(stores: Collection[int]) -> int:
-    """Return the upper bound on an encoded sample in bytes: the unbudgeted part of the smallest store.
+    """Return the upper bound on an encoded sample in bytes: the unbudgeted part of the smallest store of a preparing
+    node.
 
     One number for all nodes, because the node that reads a sample must not decide whether it is bad.
-
-    Args:
-        stores: bytes of the object stores of the nodes that may prepare.
     """
     return min(MAX_SAMPLE_BYTES, round((1 - STORE_SHARE) * min(stores, default=0)))
 
 
 def default_cache(dataset_bytes: int, free: int, *, grows: bool) -> int:
-    """Return the default cache budget; with decoded samples, the upper bound for `sized_cache`.
+    """Return the default cache budget; with decoded samples (``grows``), the upper bound for `sized_cache`.
 
-    Args:
-        dataset_bytes: bytes of all encoded samples.
-        free: bytes available next to the feed's staging.
-        grows: True if samples may be cached decoded, which takes more room.
+    ``free`` bytes are available next to the feed's staging.
     """
     needed = max(0, min(dataset_bytes, free))
     # Later feeds get the other half: encoded samples in memory save more time per byte than decoded ones.
@@ -90,13 +84,7 @@ def default_cache(dataset_bytes: int, free: int, *, grows: bool) -> int:
 
 
 def sized_cache(default: int, encoded_bytes: float, decoded_bytes: float) -> int:
-    """Return the cache budget once the size of decoded samples has been measured.
-
-    Args:
-        default: from `default_cache`.
-        encoded_bytes: bytes needed to cache all samples encoded.
-        decoded_bytes: bytes needed to cache all samples decoded; 0 if none are cached decoded.
-    """
+    """Return the cache budget once the sizes of all samples encoded, and decoded if any are (else 0), are measured."""
     return math.ceil(min(default, max(encoded_bytes, decoded_bytes)))
 
 
@@ -128,10 +116,8 @@ def memory_budgets(
 
     Args:
         cache_bytes, staging_bytes: the user's values, or None.
-        wanted_staging: see `default_staging`.
-        dataset_bytes, grows: see `default_cache`.
         stores: bytes of the object stores of the nodes that may prepare.
-        smallest_store: bytes of the cluster's smallest object store: consumers also read on nodes that do not prepare.
+        smallest_store: of the whole cluster: consumers also read on nodes that do not prepare.
         earlier: claims of the running feeds, in the order in which they started.
 
     Raises:

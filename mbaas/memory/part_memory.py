@@ -53,8 +53,7 @@ class PartMemory(Protocol):
     def read(self, timeout_s: float) -> Arrays:
         """Return the arrays, read-only; the memory stays valid while any of them or their views exist.
 
-        Raises:
-            UnreadableError: they are not available within ``timeout_s``, or are lost.
+        Raises `UnreadableError` if they are not available within ``timeout_s``, or are lost.
         """
 
 
@@ -64,11 +63,6 @@ class StoredObject(Struct, frozen=True, array_like=True, tag=True):
     object_id: Annotated[bytes, Meta(min_length=references.OBJECT_ID_BYTES, max_length=references.OBJECT_ID_BYTES)]
     owner: bytes
     status: bytes
-
-    @property
-    def is_on_one_node(self) -> bool:
-        """See `PartAddress`."""
-        return False
 
     def held(self) -> HeldObject:
         """Return an ordinary reference to the object, which may be lost."""
@@ -86,19 +80,14 @@ class CountedObject(Struct, frozen=True, array_like=True, tag=True):
         if not isinstance(self.ref, ray.ObjectRef):  # for example in a message that was sent without Ray
             raise TypeError(f"ref must be a reference of Ray, got {shown(self.ref)}")
 
-    @property
-    def is_on_one_node(self) -> bool:
-        """See `PartAddress`."""
-        return False
-
     def held(self) -> HeldObject:
         """Return the reference."""
         return HeldObject(self.ref)
 
 
 PartAddress: TypeAlias = Slot | StoredObject | CountedObject
-"""The address of a part. ``held()`` opens it, or returns None if it is lost. ``is_on_one_node`` is True if only the
-node that made the part can read it."""
+"""The address of a part. ``held()`` opens it, or returns None if it is lost. A `Slot` can only be read on the node that
+made the part."""
 
 
 class HeldObject:
@@ -109,17 +98,17 @@ class HeldObject:
 
     @property
     def is_in_live_worker(self) -> bool:
-        """See `PartMemory.is_in_live_worker`."""
+        """See `PartMemory`."""
         return False
 
     def sent(self) -> StoredObject | CountedObject:
-        """See `PartMemory.sent`."""
+        """See `PartMemory`."""
         if (described := references.description(self.ref)) is None:
             return CountedObject(self.ref)
         return StoredObject(self.ref.binary(), *described)
 
     def read(self, timeout_s: float) -> Arrays:
-        """See `PartMemory.read`."""
+        """See `PartMemory`."""
         (arrays,) = read([self], timeout_s)
         return arrays
 
@@ -127,8 +116,7 @@ class HeldObject:
 def read(parts: Sequence[PartMemory | None], timeout_s: float) -> list[Arrays]:
     """Return the arrays of several parts, with one call to Ray for all that are in its store.
 
-    Raises:
-        UnreadableError: a part is None, is not available within ``timeout_s``, or is lost.
+    Raises `UnreadableError` if a part is None, is not available within ``timeout_s``, or is lost.
     """
     import ray
 

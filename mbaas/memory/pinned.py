@@ -43,10 +43,8 @@ class Gpu:
             self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
 
     def lock(self, pages: NDArray[np.uint8]) -> None:
-        """Page-lock whole pages in place, for all GPUs; read-only pages are locked for reading.
-
-        Raises:
-            CudaError: the driver cannot lock them, or they are already locked.
+        """Page-lock whole pages in place, for all GPUs; read-only pages for reading. Raises `CudaError` if that is
+        impossible.
         """
         flags = _PORTABLE if pages.flags.writeable else _PORTABLE | _READ_ONLY
         with self._current():
@@ -102,11 +100,8 @@ class Gpu:
 
 @functools.cache
 def gpu(ordinal: int) -> Gpu:
-    """Return a GPU by its number among the GPUs visible to this process.
-
-    Raises:
-        CudaError: no such GPU.
-        OSError: the machine has no driver.
+    """Return a GPU by its number among those visible to this process. Raises `CudaError` without it, `OSError` without
+    a driver.
     """
     return Gpu(ordinal)
 
@@ -127,9 +122,7 @@ def _check(driver: Any, name: str, *arguments: Any) -> None:
 
 
 class PageLocks:
-    """Page-locked memory of this process; thread-safe. Each process has one instance, `page_locks`, because memory
-    cannot be locked twice.
-    """
+    """Page-locked memory of this process; thread-safe. One instance, `page_locks`: memory cannot be locked twice."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -137,9 +130,9 @@ class PageLocks:
         self._given_up = False
 
     def take(self, memory: NDArray[np.uint8], on: Gpu) -> bool:
-        """Lock whole pages, unless they are already locked; return whether they are locked now.
+        """Lock whole pages until `let_go`, unless they are locked; return whether they are locked now.
 
-        They stay mapped until `let_go`. After the first refusal by the driver, no further pages are tried.
+        After the first refusal by the driver, no further pages are tried.
         """
         at = memory.ctypes.data
         with self._guard:

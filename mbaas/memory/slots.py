@@ -68,9 +68,7 @@ def _counts_in(header: mmap.mmap) -> NDArray[np.int64]:
 
 
 class SlotColumn(Struct, frozen=True, array_like=True):
-    """Position of an array in a slot: its field (a `Packed` field has several arrays), offset in bytes, dtype and
-    shape.
-    """
+    """Position of an array in a slot: field (a `Packed` field has several arrays), offset in bytes, dtype and shape."""
 
     name: str
     at: Whole
@@ -79,29 +77,16 @@ class SlotColumn(Struct, frozen=True, array_like=True):
 
 
 class Slot(Struct, frozen=True, array_like=True, tag=True):
-    """Address of a block's arrays in the memory of the worker that made them.
+    """Address of a block's arrays in the memory of the worker that made them."""
 
-    Attributes:
-        path: path under which processes of the same node open the memory.
-        token: 16 random bytes at the beginning of the memory, because another process or machine may use the same path.
-        begin, nbytes: position of the slot in the memory.
-        written: generation of the slot: the number of writes before the arrays were complete.
-        packed: names of the fields that are `Packed`.
-    """
-
-    path: str
-    token: bytes
+    path: str  # path under which processes of the same node open the memory
+    token: bytes  # random bytes at its beginning, because another process or machine may use the same path
     number: Whole
     begin: Whole
     nbytes: Whole
-    written: Whole
+    written: Whole  # generation of the slot: the number of writes before the arrays were complete
     columns: tuple[SlotColumn, ...]
-    packed: tuple[str, ...] = ()
-
-    @property
-    def is_on_one_node(self) -> bool:
-        """See `mbaas.memory.part_memory.PartAddress`."""
-        return True
+    packed: tuple[str, ...] = ()  # names of the fields that are `Packed`
 
     def held(self) -> HeldSlot | None:
         """Lock the slot. None if it was overwritten, or its worker's memory cannot be opened."""
@@ -114,24 +99,21 @@ class Slot(Struct, frozen=True, array_like=True, tag=True):
 
     def staged(self) -> HeldSlot | None:
         """Lock the slot as its coordinator, and mark it as seen for the worker; None as for `held`."""
-        held = self.held()
         try:
-            return None if held is None else held.marked_as_seen()
-        except OSError:
+            if (held := self.held()) is not None:
+                held.opened.see(self)
+        except OSError:  # the worker's memory cannot be written
             return None
+        return held
 
 
 # ---- writer ----
 
 
 class SlotMemory:
-    """A worker's slots; not thread-safe. They take up memory when they are first written.
+    """A worker's slots of at least ``slot_bytes``; not thread-safe. They take up memory when they are first written.
 
-    Args:
-        slot_bytes: least capacity of a slot.
-
-    Raises:
-        OSError: the system has no such memory or locks.
+    Raises `OSError` if the system has no such memory or locks.
     """
 
     def __init__(self, slot_bytes: int) -> None:
@@ -149,9 +131,9 @@ class SlotMemory:
         self._made_at: dict[int, float] = {}  # of slots handed out and not seen by a coordinator yet
 
     def take(self, most: int) -> SlotWriter | None:
-        """Return a free slot to write to, or None if there are already ``most`` slots and none is free.
+        """Return a free slot to write to, the most recently written one, because its memory is in the CPU caches.
 
-        The most recently written one is preferred, because its memory is in the CPU caches.
+        None if there are already ``most`` slots and none is free.
         """
         for number in self._newest_first:
             if not self._is_awaited(number) and _try_lock(self._fd, _EXCLUSIVE, number):
@@ -188,15 +170,8 @@ class SlotMemory:
 
 
 class SlotWriter:
-    """A slot that a worker writes; it becomes free again unless it is handed out.
-
-    Args:
-        memory: the memory with the slot.
-        number: of the slot.
-        room: uint8 [bytes], its memory.
-
-    Attributes:
-        room: as above: whole pages.
+    """A slot that a worker writes, in ``room``: whole pages, uint8 [bytes]. It becomes free again unless it is handed
+    out.
     """
 
     def __init__(self, memory: SlotMemory, number: int, room: NDArray[np.uint8]) -> None:
@@ -318,39 +293,26 @@ def forget_all() -> None:
 
 
 class HeldSlot:
-    """A slot that is not overwritten while this object, or an array read from it, exists; see `Slot.held`.
-
-    Attributes:
-        slot: the slot.
-    """
+    """A slot that is not overwritten while this object, or an array read from it, exists; see `Slot.held`."""
 
     ref: None = None
 
     def __init__(self, slot: Slot, opened: _Opened, fd: int) -> None:
-        self.slot, self._opened = slot, opened
+        self.slot, self.opened = slot, opened
         weakref.finalize(self, os.close, fd).atexit = False
 
     @property
     def is_in_live_worker(self) -> bool:
-        """True while its worker exists, so that processes of its node can open the memory."""
-        return self._opened.is_there
-
-    def marked_as_seen(self) -> HeldSlot:
-        """Tell the worker that a coordinator has locked the slot.
-
-        Raises:
-            OSError: the worker's memory cannot be written.
-        """
-        self._opened.see(self.slot)
-        return self
+        """See `PartMemory`."""
+        return self.opened.is_there
 
     def sent(self) -> Slot:
-        """Return its address, for consumers on this node."""
+        """See `PartMemory`."""
         return self.slot
 
     def read(self, timeout_s: float = 0.0) -> Arrays:  # noqa: ARG002 - as `PartMemory.read`; nothing to wait for
         """Return the arrays, read-only; the slot stays locked while any of the arrays or their views exist."""
-        whole = self._opened.bytes_of(self.slot)
+        whole = self.opened.bytes_of(self.slot)
         # Every array below is a view of this one, which NumPy frees with the last view.
         weakref.finalize(whole, _release, self).atexit = False
         found: Arrays = {}

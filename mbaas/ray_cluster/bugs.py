@@ -42,14 +42,10 @@ class BugLog:
         self._logged: set[tuple[str, str, int]] = set()
 
     def log(self, error: BaseException, where: str = "") -> bool:
-        """Log an error, unless one from the same line was logged before.
+        """Log an error, unless one from the same line was logged before; return True if it was logged now.
 
-        Args:
-            error: an error from another process includes its traceback there.
-            where: location outside of this process: "in prep-1".
-
-        Returns:
-            True if it was logged now.
+        An error from another process includes its traceback there; ``where`` is a location outside of this process: "in
+        prep-1".
         """
         line = _line_of(error)
         if line in self._logged:

@@ -130,12 +130,9 @@ def say_joined() -> None:
 
 def _described() -> str:
     nodes = counted(sum(node["Alive"] for node in ray.nodes()), "node")
-    return f"{nodes}, {counted(cpus(), 'CPU')}, {_stores()} object store"
-
-
-def _stores() -> str:
     stores = sorted(store_bytes().values()) or [0]
-    return " to ".join(dict.fromkeys(map(size, (stores[0], stores[-1]))))
+    sizes = " to ".join(dict.fromkeys(map(size, (stores[0], stores[-1]))))
+    return f"{nodes}, {counted(cpus(), 'CPU')}, {sizes} object store"
 
 
 def _say(what: str) -> None:
@@ -144,13 +141,9 @@ def _say(what: str) -> None:
 
 
 def start_ray(num_cpus: int | None = None) -> None:
-    """Start Ray on this machine, without a dashboard, even if a cluster is already running here.
+    """Start Ray on this machine, without a dashboard, even if a cluster is already running here; all CPUs by default.
 
-    Args:
-        num_cpus: CPUs that it may hand out; default: all.
-
-    Raises:
-        ResourceError: Ray cannot write its files, or did not start.
+    Raises `ResourceError` if Ray cannot write its files, or did not start.
     """
     try:
         _connect("local", include_dashboard=False, num_cpus=num_cpus)
@@ -232,16 +225,11 @@ def kill_own_ray() -> None:
 
 
 def see_to_the_end(has_ended: threading.Event | None = None) -> bool:
-    """Wait up to `END_S` for this program's shutdown; after that, kill the Ray that it started.
+    """Wait up to `END_S` for this program's shutdown (``has_ended``); after that, kill the Ray that it started.
 
     A signal to the process group, as sent by `timeout` and systemd, also ends the Ray that this program started. Every
-    later call to its GCS would wait a minute for it to come back, so the wait ends early.
-
-    Args:
-        has_ended: set when the shutdown is complete; None: the end of the process also ends this wait.
-
-    Returns:
-        True if Ray was killed; the caller must then end this process at once.
+    later call to its GCS would wait a minute for it to come back, so the wait ends early. Return True if Ray was
+    killed; the caller must then end this process at once.
     """
     has_ended = has_ended or threading.Event()
     deadline, broken = time.monotonic() + END_S, 0

@@ -37,15 +37,10 @@ def end_children(feed: str) -> None:
 
 
 def clear_leftovers(feed: str) -> bool:
-    """End the remains of a feed whose program died, and wait until its names are free.
+    """End the remains of a feed whose program died, and wait until its names are free; False if such a feed runs.
 
-    Such a program could not end anything itself, and Ray and the feed's actors take seconds to notice.
-
-    Returns:
-        True if the name is free; False if a feed with that name runs.
-
-    Raises:
-        ResourceError: an actor does not end in time.
+    Such a program could not end anything itself, and Ray and the feed's actors take seconds to notice. Raises
+    `ResourceError` if an actor does not end in time.
     """
     end = time.monotonic() + LEFTOVERS_S
     while (coordinator := find_coordinator(feed)) is not None:

@@ -26,113 +26,86 @@ class Metric(Struct, frozen=True):
         return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
 
 
-METRICS = (
-    Metric(
-        "mbaas_samples_prepared",
-        "counter",
+_COUNTERS = {
+    "mbaas_samples_prepared": (
         "Samples that prep workers decoded and transformed. Its rate is the prep rate; near samples_delivered / "
-        "consumers when sharing works, far above when consumers are out of step.",
+        "consumers when sharing works, far above when consumers are out of step."
     ),
-    Metric(
-        "mbaas_samples_delivered",
-        "counter",
+    "mbaas_samples_delivered": (
         "Samples handed to trials, summed over trials. Divided by samples_prepared it says how many trials each "
-        "prepared sample served: high is good, 1 means no sharing.",
+        "prepared sample served: high is good, 1 means no sharing."
     ),
-    Metric(
-        "mbaas_fetch_stall_seconds",
-        "counter",
-        "Seconds that trials waited for data while prep waited for bytes, summed over trials. High: more cache, faster "
-        "storage or more read-ahead would help. Low: storage keeps up.",
+    "mbaas_fetch_stall_seconds": (
+        "Seconds that trials waited for data while prep waited for bytes, summed over trials. High: more cache, "
+        "faster storage or more read-ahead would help. Low: storage keeps up."
     ),
-    Metric(
-        "mbaas_prep_stall_seconds",
-        "counter",
+    "mbaas_prep_stall_seconds": (
         "Seconds that trials waited for data while prep was computing, summed over trials. High: more prep workers or "
-        "a GPU engine would help. Low: prep keeps up.",
+        "a GPU engine would help. Low: prep keeps up."
     ),
-    Metric(
-        "mbaas_peer_stall_seconds",
-        "counter",
-        "Seconds that trials waited for data while prep was idle because of other trials, summed over trials: a slower "
-        "one must not fall behind, or another group has the staging memory. High: workers would not help; trials of "
-        "like speed in one feed, or more staging_bytes, would.",
+    "mbaas_peer_stall_seconds": (
+        "Seconds that trials waited for data while prep was idle because of other trials, summed over trials: a "
+        "slower one must not fall behind, or another group has the staging memory. High: workers would not help; "
+        "trials of like speed in one feed, or more staging_bytes, would."
     ),
-    Metric(
-        "mbaas_cache_hits",
-        "counter",
-        "Samples whose bytes came from the memory of the node that prepared them; what came from that of another "
-        "node or from a disk tier is in mbaas_remote_bytes and mbaas_disk_bytes. High against misses is good.",
+    "mbaas_cache_hits": (
+        "Samples whose bytes came from the memory of the node that prepared them; what came from that of another node "
+        "or from a disk tier is in mbaas_remote_bytes and mbaas_disk_bytes. High against misses is good."
     ),
-    Metric(
-        "mbaas_cache_misses",
-        "counter",
+    "mbaas_cache_misses": (
         "Samples whose raw bytes were read from storage. After the first epoch low means that the cache holds the "
-        "dataset.",
+        "dataset."
     ),
-    Metric(
-        "mbaas_decoded_samples",
-        "counter",
-        "Samples that came decoded from a cache, in memory or on disk, and were not decoded again. A high share of all "
-        "prepared samples is good; a low one after the first epochs means that there is no memory for more.",
+    "mbaas_decoded_samples": (
+        "Samples that came decoded from a cache, in memory or on disk, and were not decoded again. A high share of "
+        "all prepared samples is good; a low one after the first epochs means that there is no memory for more."
     ),
-    Metric(
-        "mbaas_cache_hit_bytes",
-        "counter",
-        "Bytes of samples that came from the memory of the node that prepared them.",
+    "mbaas_cache_hit_bytes": "Bytes of samples that came from the memory of the node that prepared them.",
+    "mbaas_remote_bytes": (
+        "Bytes of raw samples that crossed nodes: an idle node took over work, or samples moved to a new home. High "
+        "in each epoch: nodes differ in speed."
     ),
-    Metric(
-        "mbaas_remote_bytes",
-        "counter",
-        "Bytes of raw samples that crossed nodes: an idle node took over work, or samples moved to a new home. High in "
-        "each epoch: nodes differ in speed.",
+    "mbaas_disk_bytes": "Bytes of raw samples that came from disk tiers.",
+    "mbaas_storage_bytes": "Bytes of raw samples that were read from storage. High costs time.",
+    "mbaas_cpu_seconds": (
+        "CPU-seconds that the feed's prep workers, caches and coordinators took. Its rate is how many CPUs are at "
+        "work for it; divided by samples_delivered, what a sample costs, which falls as more trials share or more "
+        "samples are kept decoded."
     ),
-    Metric("mbaas_disk_bytes", "counter", "Bytes of raw samples that came from disk tiers."),
-    Metric("mbaas_storage_bytes", "counter", "Bytes of raw samples that were read from storage. High costs time."),
-    Metric(
-        "mbaas_cpu_seconds",
-        "counter",
-        "CPU-seconds that the feed's prep workers, caches and coordinators took. Its rate is how many CPUs are at work "
-        "for it; divided by samples_delivered, what a sample costs, which falls as more trials share or more samples "
-        "are kept decoded.",
-    ),
-    Metric(
-        "mbaas_staged_bytes",
-        "gauge",
-        "Bytes of minibatches that are staged or being made. At the budget: prep is ahead, trials are the bottleneck. "
-        "Near 0: trials take minibatches as fast as prep makes them.",
-    ),
-    Metric(
-        "mbaas_prediction_error",
-        "gauge",
-        "The last predicted epoch time against the epoch that followed (mbaas simulate policies --from-feed): 0.05 was "
-        "5 % too long. Far from 0: do not trust the model here.",
-    ),
-    Metric(
-        "mbaas_inexact_epochs",
-        "gauge",
-        "Epochs of trials whose ledger does not match: samples were missing or repeated. Anything but 0 is a bug of "
-        "mbaas; `mbaas ledger NAME` says which.",
-    ),
-    Metric(
-        "mbaas_internal_errors",
-        "counter",
+    "mbaas_internal_errors": (
         "Bugs in mbaas that the feed met and survived; the logs of its coordinators have the tracebacks. If not 0, "
-        "please report it.",
+        "please report it."
     ),
-    Metric(
-        "mbaas_coordinator_restarts",
-        "counter",
-        "Times that the feed's coordinator died and came back: killed, or because of a bug that its log tells of.",
+    "mbaas_coordinator_restarts": (
+        "Times that the feed's coordinator died and came back: killed, or because of a bug that its log tells of."
     ),
-    Metric("mbaas_prep_workers", "gauge", "Prep workers that are up. Fewer than asked for: one is being replaced."),
-    Metric(
-        "mbaas_prep_worker_samples_per_second",
-        "gauge",
+}
+
+_GAUGES = {
+    "mbaas_staged_bytes": (
+        "Bytes of minibatches that are staged or being made. At the budget: prep is ahead, trials are the bottleneck. "
+        "Near 0: trials take minibatches as fast as prep makes them."
+    ),
+    "mbaas_prediction_error": (
+        "The last predicted epoch time against the epoch that followed (mbaas simulate policies --from-feed): 0.05 "
+        "was 5 % too long. Far from 0: do not trust the model here."
+    ),
+    "mbaas_inexact_epochs": (
+        "Epochs of trials whose ledger does not match: samples were missing or repeated. Anything but 0 is a bug of "
+        "mbaas; `mbaas ledger NAME` says which."
+    ),
+    "mbaas_prep_workers": "Prep workers that are up. Fewer than asked for: one is being replaced.",
+    "mbaas_prep_worker_samples_per_second": (
         "Samples a second that one worker prepares while it prepares, mean over workers. Falls when cores are shared "
-        "with something else.",
+        "with something else."
     ),
-)  # fmt: skip
+}
+
+METRICS = tuple(
+    Metric(name, kind, meaning)
+    for kind, metrics in (("counter", _COUNTERS), ("gauge", _GAUGES))
+    for name, meaning in metrics.items()
+)
 """Every metric of a feed."""
 
 

@@ -14,6 +14,11 @@ HEAD_RESOURCE = "node:__internal_head__"
 """The resource that only the head node has."""
 
 
+def _alive() -> dict[str, Any]:
+    """Return the resources of the nodes that are alive, by node id."""
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
 def store_bytes(*, with_cpus: bool = False) -> dict[str, int]:
     """Return the bytes of the object store of each of the cluster's nodes, by node id.
 
@@ -21,7 +26,7 @@ def store_bytes(*, with_cpus: bool = False) -> dict[str, int]:
         with_cpus: only nodes that offer CPUs, if there are any. Prep workers and caches run only there: a head that
             runs Ray's services often has a small store and no CPUs.
     """
-    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    alive = _alive()
     chosen = {node: each for node, each in alive.items() if each.get("CPU", 0) > 0} if with_cpus else {}
     return {node: int(each.get("object_store_memory", 0)) for node, each in (chosen or alive).items()}
 
@@ -77,8 +82,7 @@ def gpus_of(node: str) -> int:
 
 def cpus_per_gpu() -> float:
     """Return the smallest ratio of CPUs to GPUs among nodes with GPUs; 0 without GPUs."""
-    has = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0)]
-    return min((each.get("CPU", 0.0) / each["GPU"] for each in has), default=0.0)
+    return min((each.get("CPU", 0.0) / each["GPU"] for each in _alive().values() if each.get("GPU", 0)), default=0.0)
 
 
 def gpu_marker() -> dict[str, float]:
@@ -98,9 +102,8 @@ def markable_gpus() -> int:
 
 def _gpus_by_type() -> Counter[str]:
     found: Counter[str] = Counter()
-    for node in ray.nodes():
-        gpus = int(node["Resources"].get("GPU", 0)) if node["Alive"] else 0
-        found += Counter({name: gpus for name in node["Resources"] if name.startswith("accelerator_type:")})
+    for each in _alive().values():
+        found += Counter({name: int(each.get("GPU", 0)) for name in each if name.startswith("accelerator_type:")})
     return found
 
 
@@ -117,8 +120,5 @@ def lasting_node(*, detached: bool) -> str:
 
     For a detached feed this is the head, which the cluster cannot do without; otherwise it is this program's node.
     """
-    if detached:
-        heads = [node["NodeID"] for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
-        if heads:
-            return str(heads[0])
-    return str(ray.get_runtime_context().get_node_id())
+    heads = [node for node, each in _alive().items() if HEAD_RESOURCE in each] if detached else []
+    return heads[0] if heads else str(ray.get_runtime_context().get_node_id())

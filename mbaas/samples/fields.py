@@ -147,7 +147,7 @@ class Packed:
 
         Only for samples that differ in their first length alone.
         """
-        assert self.shapes is None, "see `mbaas.client.collate` for the others"
+        assert self.shapes is None, "see `mbaas.client.convert` for the others"
         values, bounds = self.own()
         lengths = np.diff(bounds)
         out = np.zeros((len(self), int(lengths.max(initial=0)), *values.shape[1:]), values.dtype)

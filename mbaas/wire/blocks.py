@@ -24,34 +24,21 @@ ROW = "row"
 
 
 class BlockMeta(Struct, frozen=True):
-    """Metadata of a finished part of a block: counts, timings, bad samples.
-
-    Attributes:
-        block: global block number.
-        epoch: epoch that determined the part's random numbers.
-        samples: rows in the part.
-        bad: samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples`` is 0
-            then).
-        fetch_s: seconds that prep waited for raw bytes.
-        prep_s: seconds of decoding and transforming.
-        fetched: the raw samples by source, as seen from the worker's node.
-        nbytes: bytes of the staged arrays.
-        away: a sample that storage may deliver later; the part was not made.
-        cpu_s: CPU-seconds of all threads of the worker process for the feed so far.
-        slot: position of the arrays, if they are not in Ray's object store.
-    """
+    """Metadata of a finished part of a block: counts, timings, bad samples."""
 
     block: int
-    epoch: int
-    samples: int = 0
+    epoch: int  # epoch that determined the part's random numbers
+    samples: int = 0  # rows in the part
+    # samples that were left out (``on_bad_sample="skip"``), or the first bad one ("raise"; ``samples`` is 0 then)
     bad: tuple[BadSample, ...] = ()
+    # fetch_s, prep_s: seconds of waiting for raw bytes, and of decoding and transforming
     fetch_s: float = 0.0
     prep_s: float = 0.0
-    fetched: FetchCounts = FetchCounts()
+    fetched: FetchCounts = FetchCounts()  # the raw samples by source, as seen from the worker's node
     nbytes: int = 0
-    away: BadSample | None = None
-    cpu_s: float = 0.0
-    slot: Slot | None = None
+    away: BadSample | None = None  # a sample that storage may deliver later; the part was not made
+    cpu_s: float = 0.0  # CPU-seconds of all threads of the worker process for the feed so far
+    slot: Slot | None = None  # position of the arrays, if they are not in Ray's object store
 
     @property
     def rows(self) -> int:
@@ -60,25 +47,17 @@ class BlockMeta(Struct, frozen=True):
 
 
 class PrepConfig(Struct, frozen=True):
-    """Settings with which a worker prepares a feed's samples.
-
-    Attributes:
-        threads: threads of the engine.
-        on_bad_sample: "raise" ends a block at its first bad sample, "skip" leaves bad samples out.
-        prep_s: the feed's ``timeouts.prep_s``, after which a worker without progress is considered stuck.
-        shares_gpu: True if it works on a GPU that it has not reserved.
-        dali_share: fraction of the samples that the dali engine prepares with DALI.
-    """
+    """Settings with which a worker prepares a feed's samples."""
 
     feed: str
     pipeline: Pipeline
     engine: EngineName
     seed: int
-    threads: int
+    threads: int  # threads of the engine
     on_bad_sample: str
-    prep_s: float
-    shares_gpu: bool = False
-    dali_share: float = 1.0
+    prep_s: float  # the feed's ``timeouts.prep_s``, after which a worker without progress is considered stuck
+    shares_gpu: bool = False  # True if it works on a GPU that it has not reserved
+    dali_share: float = 1.0  # fraction of the samples that the dali engine prepares with DALI
 
 
 class WorkerBrief(Struct, frozen=True):
@@ -111,34 +90,20 @@ class PartMeta(Struct, frozen=True, array_like=True):
 
 
 class DeliveredPart(Struct, frozen=True, array_like=True):
-    """One part of a block, in the memory of the node that made it.
-
-    Attributes:
-        meta: counts and timings.
-        address: of its arrays; the coordinator keeps them until the consumer releases the block.
-        number: its number in the block.
-        task: the task that made it; a part that is made again has another task.
-        node: id of the node that stores it.
-        block_part: the home node of its samples, and the placement version by which it was cut.
-    """
+    """One part of a block, in the memory of ``node``, which made it."""
 
     meta: PartMeta
-    address: PartAddress
+    address: PartAddress  # of its arrays; the coordinator keeps them until the consumer releases the block
     number: Whole
-    task: Whole
+    task: Whole  # the task that made it; a part that is made again has another task
     node: str
-    block_part: BlockPart
+    block_part: BlockPart  # the home node of its samples, and the placement version by which it was cut
 
 
 class DeliveredBlock(Struct, frozen=True, array_like=True):
-    """A block that was made, or could not be made.
+    """A block that was made, or could not be made because of ``error``; then it has no parts.
 
-    Attributes:
-        number: the block's.
-        shuffle: of the block's epoch.
-        parts: all parts; empty if the block could not be made.
-        error: reason why it could not be made, such as a bad sample.
-        is_new: True if no consumer had it before: it was prepared for this one.
+    ``is_new``: no consumer had it before; it was prepared for this one.
     """
 
     number: Whole

@@ -21,8 +21,7 @@ if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
     from mbaas.settings import FeedSettings
 
 from mbaas.wire.blocks import DeliveredBlock, UnreadablePart
-from mbaas.wire.ledgers import EpochLedger
-from mbaas.wire.samples import EngineName, SampleSpec, Seconds
+from mbaas.wire.samples import EngineName, EpochLedger, SampleSpec, Seconds, Sum
 
 POLL_S = 10.0
 """Longest time until the coordinator answers a waiting call, if only with the reason for the wait."""
@@ -56,11 +55,7 @@ PollSeconds = Annotated[float, Meta(ge=0, le=MOST_POLL_S)]
 
 
 def checked_name(name: str) -> str:
-    """Return a valid name of a consumer. It appears in logs, in the status and in errors of other consumers.
-
-    Raises:
-        ConfigError: it is empty, too long or not printable.
-    """
+    """Return a valid name, which appears in logs, in the status and in errors of others, or raise `ConfigError`."""
     # Line breaks would forge log lines, and lone surrogates cannot be written to a log; both are not printable.
     if not 0 < len(name) <= MOST_NAME or not name.isprintable():
         raise ConfigError(f"a consumer's name must be 1 to {MOST_NAME} printable characters, got {shown(name)}")
@@ -68,12 +63,7 @@ def checked_name(name: str) -> str:
 
 
 class ConsumerName(Struct, frozen=True):
-    """Identity of a consumer: a trial, or one rank of a data-parallel trial.
-
-    Attributes:
-        trial: the name shared by all ranks of the trial.
-        rank, world_size: 0 and 1 for a trial that is one consumer.
-    """
+    """Identity of a consumer: a trial (rank 0 of 1), or one rank of a data-parallel trial."""
 
     trial: Annotated[str, Meta(min_length=1)]
     rank: Whole = 0
@@ -90,11 +80,8 @@ JoinStart = Literal["epoch", "now"]
 
 @dataclass(frozen=True)
 class Claims:
-    """Cluster resources that a feed reserves.
-
-    Attributes:
-        memory: upper bound for cache and staging in each node's object store.
-        cpus, gpus: reserved by prep workers that the feed started, including lent ones.
+    """Cluster resources that a feed reserves: memory on each node, at most; CPUs and GPUs of workers, including lent
+    ones.
     """
 
     memory: MemoryClaim
@@ -103,45 +90,30 @@ class Claims:
 
 
 class FeedInfo(Struct, frozen=True):
-    """Everything that a consumer needs to know about a feed.
-
-    Attributes:
-        fingerprint: hash of dataset, pipeline, seed and order; a saved state belongs to one fingerprint.
-        normalize: the pipeline's `Normalize`, which runs in the consumer, or None.
-        has_images: True if samples are images, which become channels-first in torch; other fields keep their axes.
-        class_names: names of the labels.
-        engine: that prepares the samples; another engine would produce different pixels.
-        categories: field -> the strings that its numbers stand for, of categorical fields.
-    """
+    """Everything that a consumer needs to know about a feed."""
 
     settings: FeedSettings
     order: SampleOrder
     spec: SampleSpec
-    fingerprint: str
-    normalize: Any
-    has_images: bool
+    fingerprint: str  # hash of dataset, pipeline, seed and order; a saved state belongs to one fingerprint
+    normalize: Any  # the pipeline's `Normalize`, which runs in the consumer, or None
+    has_images: bool  # True if samples are images, which become channels-first in torch; other fields keep their axes
     class_names: tuple[str, ...]
-    engine: EngineName
+    engine: EngineName  # that prepares the samples; another engine would produce different pixels
+    # field -> the strings that its numbers stand for, of categorical fields
     categories: Mapping[str, tuple[str, ...]] = {}
 
 
 class Resumption(Struct, frozen=True):
-    """Position of a consumer in the middle of its own epoch, and that epoch's shuffle.
+    """Position of a consumer in the middle of its own epoch, and that epoch's shuffle."""
 
-    Attributes:
-        start: the first block that it needs.
-        own_epoch: span of its own epoch.
-        epoch: number of the stream's epoch with a known shuffle: the epoch of ``start``; or the one before, if the
-            consumer needs the next epoch from its beginning.
-        shuffle: of ``epoch``.
-        taken: True if it has received part of its own epoch; otherwise it may begin elsewhere.
-    """
-
-    start: Whole
+    start: Whole  # the first block that it needs
     own_epoch: OwnEpoch
+    # number of the stream's epoch with the shuffle: that of ``start``; or the one before, if the consumer needs the
+    # next epoch from its beginning
     epoch: Whole
     shuffle: Shuffle
-    taken: bool = True
+    taken: bool = True  # True if it has received part of its own epoch; otherwise it may begin elsewhere
 
     def moved(self, epochs: int, blocks_per_epoch: int) -> Resumption:
         """Return the same position in a stream whose epoch numbers are higher by ``epochs``."""
@@ -150,20 +122,13 @@ class Resumption(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """Position where a consumer begins.
+    """Position where a consumer begins."""
 
-    Attributes:
-        block: the first block; None for the next shared beginning of an epoch.
-        flexible: True if it may begin a later epoch than the one at ``block``, to share it with others.
-        now: True if it begins immediately at the position of the others, even in the middle of their epoch; with a
-            ``block``, at their position from there on.
-        resumed: span and shuffle of its own epoch, if ``block`` is in the middle of it.
-    """
-
-    block: Whole | None = None
-    flexible: bool = False
+    block: Whole | None = None  # the first block; None for the next shared beginning of an epoch
+    flexible: bool = False  # True if it may begin a later epoch than the one at ``block``, to share it with others
+    # True if it begins immediately at the position of the others, even in mid-epoch; with a ``block``, from there on
     now: bool = False
-    resumed: Resumption | None = None
+    resumed: Resumption | None = None  # span and shuffle of its own epoch, if ``block`` is in the middle of it
 
     @property
     def is_exact(self) -> bool:
@@ -174,10 +139,9 @@ class Start(Struct, frozen=True):
 class JoinRequest(Struct, frozen=True):
     """A consumer's request to open a session.
 
-    Attributes:
-        node: id of the consumer's node: if the node dies, so does the consumer.
-        born: creation of its loader, Unix time in nanoseconds. It distinguishes a trial that was restarted with another
-            number of ranks from the remains of its earlier run.
+    ``node`` is the consumer's node: if it dies, so does the consumer. ``born`` is the creation of its loader, Unix time
+    in nanoseconds, which distinguishes a trial restarted with another number of ranks from the remains of its earlier
+    run.
     """
 
     name: ConsumerName
@@ -187,13 +151,7 @@ class JoinRequest(Struct, frozen=True):
 
 
 class Admission(Struct, frozen=True):
-    """The answer to a join.
-
-    Attributes:
-        session: the session's number; calls of an older session of the same consumer are refused.
-        cursor: its first block.
-        own_epoch: the consumer's own epoch.
-    """
+    """The answer to a join; ``cursor`` is the first block. Calls of older sessions of the consumer are refused."""
 
     session: int
     cursor: int
@@ -210,31 +168,23 @@ class _SessionCall(Struct, frozen=True):
 
 
 class Ask(_SessionCall, frozen=True):
-    """A consumer requests up to ``want`` blocks from ``cursor`` on.
-
-    Attributes:
-        released: the memory of all blocks below is released.
-        done: all blocks below are finished.
-        number: counts a session's calls about its cursor, so that a call overtaken by a later one has no effect; 0 for
-            no number.
-        began: first block of the consumer's epoch at ``cursor``; None if the consumer does not track epochs.
-        unheld: (first, end) of blocks between ``released`` and ``cursor`` that it has read and does not hold.
-    """
+    """A consumer requests up to ``want`` blocks from ``cursor`` on."""
 
     cursor: Whole
+    # released, done: the memory of all blocks below is released; all blocks below are finished
     released: Whole
     done: Whole
     want: Annotated[int, Meta(ge=1, le=MOST_WANTED)] = 1
+    # counts a session's calls about its cursor, so that a call overtaken by a later one has no effect; 0: none
     number: Whole = 0
+    # first block of the consumer's epoch at ``cursor``; None if the consumer does not track epochs
     began: Whole | None = None
+    # (first, end) of blocks between ``released`` and ``cursor`` that it has read and does not hold
     unheld: tuple[Whole, Whole] | None = None
 
 
 class HandBack(_SessionCall, frozen=True):
-    """A consumer returns its unused blocks from ``cursor`` on; it will request them again when needed.
-
-    ``number`` as in `Ask`.
-    """
+    """A consumer returns its unused blocks from ``cursor`` on, and will request them again; ``number`` as in `Ask`."""
 
     cursor: Whole
     released: Whole
@@ -264,49 +214,35 @@ class Leave(Struct, frozen=True):
 
 
 class BlockCall(Struct, frozen=True):
-    """A consumer's call for blocks.
-
-    Attributes:
-        poll_s: seconds until an answer is due, even an empty one.
-        unreadable: delivered parts that it could not read.
-    """
+    """A consumer's call for blocks."""
 
     ask: Ask
-    poll_s: PollSeconds
+    poll_s: PollSeconds  # seconds until an answer is due, even an empty one
+    # delivered parts that it could not read
     unreadable: Annotated[tuple[UnreadablePart, ...], Meta(max_length=MOST_WANTED)] = ()
 
 
 class Delivery(Struct, frozen=True, array_like=True):
-    """The answer to a call for blocks.
+    """The answer to a call for blocks."""
 
-    Attributes:
-        blocks: in the order of the feed; empty if none is ready, or on an error.
-        peer_idle_s: idle time of prep because of other consumers since the last answer with blocks, in seconds.
-        as_copy: True if blocks must be copied when read, so that their memory is not pinned.
-        waits_for: the reason for an empty answer, as a clause.
-        progress: a number that changes whenever the feed makes progress; a wait without progress has a deadline.
-        error: the reason why this session gets no more blocks.
-        expelled: True if the error ends this session only: the consumer may join again at its cursor.
-        socket: in an answer through Ray: path of the socket on the consumer's machine for further calls, which bypass
-            Ray; see `mbaas.calls.socket`. None without a socket.
-    """
-
-    blocks: tuple[DeliveredBlock, ...] = ()
+    blocks: tuple[DeliveredBlock, ...] = ()  # in the order of the feed; empty if none is ready, or on an error
+    # idle time of prep because of other consumers since the last answer with blocks, in seconds
     peer_idle_s: Seconds = 0.0
-    as_copy: bool = False
-    waits_for: str = ""
+    as_copy: bool = False  # True if blocks must be copied when read, so that their memory is not pinned
+    waits_for: str = ""  # the reason for an empty answer, as a clause
+    # a number that changes whenever the feed makes progress; a wait without progress has a deadline
     progress: Whole = 0
+    # error, expelled: why this session gets no more blocks; if expelled, the consumer may join again at its cursor
     error: MbaasError | None = None
     expelled: bool = False
+    # in an answer through Ray: address on the consumer's machine for further calls (`mbaas.calls.socket`)
     socket: str | None = None
 
 
 class SocketCall(Struct, frozen=True, array_like=True):
-    """A message to a coordinator over a socket.
+    """A numbered message to a coordinator over a socket.
 
-    Attributes:
-        number: the consumer's number of the call.
-        call: an encoded `BlockCall`, checked later, so that its sender gets an error that names the invalid value.
+    ``call`` is an encoded `BlockCall`, checked later, so that its sender gets an error that names the invalid value.
     """
 
     number: Whole
@@ -314,13 +250,7 @@ class SocketCall(Struct, frozen=True, array_like=True):
 
 
 class SocketAnswer(Struct, frozen=True, array_like=True):
-    """A coordinator's answer to a `SocketCall`.
-
-    Attributes:
-        number: of the call.
-        delivery: None if the call must be made through Ray.
-        error: raised by the call.
-    """
+    """The answer to the `SocketCall` of this number. Without delivery and error, the call must be made through Ray."""
 
     number: Whole
     delivery: Delivery | None = None
@@ -328,12 +258,7 @@ class SocketAnswer(Struct, frozen=True, array_like=True):
 
 
 class SentError(Struct, frozen=True, array_like=True):
-    """An `MbaasError` in a message.
-
-    Attributes:
-        kind: name of its class.
-        fields: its attributes.
-    """
+    """An `MbaasError` in a message: its class's name, and its attributes."""
 
     kind: str
     message: str
@@ -341,33 +266,26 @@ class SentError(Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class ReadBytes:
+class ReadBytes(Sum):
     """Bytes of prepared samples that a consumer read, from its own node and from others."""
 
     local: Whole = 0
     remote: Whole = 0
 
-    def __add__(self, other: ReadBytes) -> ReadBytes:
-        return ReadBytes(self.local + other.local, self.remote + other.remote)
-
-    def __sub__(self, other: ReadBytes) -> ReadBytes:
-        return ReadBytes(self.local - other.local, self.remote - other.remote)
-
 
 @dataclass(frozen=True)
 class ConsumerReport:
-    """A consumer's totals, sent with each heartbeat.
+    """A consumer's totals over one loader's life, sent with each heartbeat.
 
     Attributes:
-        loader: id that distinguishes loaders of the same name; all numbers are totals over one loader's life.
-        samples: delivered to the trial since it joined.
+        loader: id that distinguishes loaders of the same name.
+        samples: delivered to the trial.
         prepared: samples prepared for this consumer, without samples that another trial had received before; samples
             shared by ranks count for one rank only.
         wait_s: seconds that the trial waited for data (its data stall).
-        fetch_stall_s: the part of ``wait_s`` with prep waiting for bytes.
-        peer_stall_s: the part of ``wait_s`` with prep idle because of other trials; the rest is prep stall.
+        fetch_stall_s, peer_stall_s: the parts of ``wait_s`` with prep waiting for bytes, and idle because of other
+            trials; the rest is prep stall.
         step_s: seconds that the trial worked between minibatches.
-        read_bytes: of prepared samples that were read for it.
         ledgers: of finished epochs that have not been acknowledged.
         first_ledger: number of epochs that the loader had finished before the first ledger.
         time_to_first_batch_s: seconds from `mbaas.join` to the first minibatch; 0 before that.

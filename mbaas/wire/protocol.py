@@ -8,12 +8,12 @@ from zlib import crc32
 
 from mbaas.memory.part_memory import PartAddress
 from mbaas.memory.slots import SlotColumn
-from mbaas.wire import blocks, consumers, ledgers, ranks, samples
+from mbaas.wire import blocks, consumers, ranks, samples
 
 
 def _protocol() -> str:
     # Changes with the messages, their fields and the fields' types.
-    rooms = (samples, blocks, ledgers, consumers, ranks)
+    rooms = (samples, blocks, consumers, ranks)
     messages = [
         each for room in rooms for each in vars(room).values() if getattr(each, "__module__", "") == room.__name__
     ]

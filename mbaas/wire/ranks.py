@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -12,22 +12,15 @@ from numpy.typing import NDArray
 from mbaas.model.balance import assign
 from mbaas.samples.order import MOST_NUMBER, Ids, Shuffle, Whole
 from mbaas.samples.placement import Placement
-
-if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
-    pass
-
 from mbaas.wire.consumers import ConsumerName, NodeId, PollSeconds
 
 # ---- ranks of data-parallel trials ----
 
 
 class RankPlan(Struct, frozen=True):
-    """Division of an epoch's minibatches among ranks.
+    """Division of an epoch's minibatches among ranks, by each rank's node.
 
-    Attributes:
-        nodes: the id of each rank's node.
-        placement: None if only one node prepares samples.
-        shuffle: of the epoch, as found by the first rank that had a block of this epoch; None before that.
+    ``placement`` is None if only one node prepares samples. ``shuffle`` is None until a rank has a block of the epoch.
     """
 
     nodes: tuple[str, ...]
@@ -35,12 +28,9 @@ class RankPlan(Struct, frozen=True):
     shuffle: Shuffle | None = None
 
     def ranks(self, sample_ids: Ids, first: int = 0) -> NDArray[np.int64]:
-        """Return the rank that gets each sample: int64[n] -> int64[n], in [0, ranks).
+        """Return the rank of each sample of a minibatch, or of a part of one: int64[n] -> int64[n], in [0, ranks).
 
-        Args:
-            sample_ids: the samples of a minibatch, or of a part of one.
-            first: samples of the minibatch that were assigned before these, so that the whole minibatch is divided
-                evenly.
+        ``first`` samples of the minibatch were assigned before these; the whole minibatch is divided evenly.
         """
         p = len(self.nodes)
         # `assign` gives the remainder to the first ranks, so each run begins with another rank.
@@ -56,28 +46,19 @@ class RankPlan(Struct, frozen=True):
 
 
 class RankReport(Struct, frozen=True):
-    """One rank's report of itself, sent with every session.
-
-    Attributes:
-        name: trial and rank.
-        batch_size: samples in a minibatch of all ranks; ranks with another size belong to another trial.
-        session: number of its session.
-        node: id of its node.
-        cursor: the first block of its session.
-        floats: True if it may begin at another epoch, together with the others.
-        aside: difference between the number of its epoch and the epoch whose order it uses; 0 except in epochs outside
-            of the stream (`mbaas.samples.order.ASIDE`).
-        due: the next block according to its state, if that was saved between two epochs.
-    """
+    """One rank's report of itself, sent with every session."""
 
     name: ConsumerName
+    # samples in a minibatch of all ranks; ranks with another size belong to another trial
     batch_size: Annotated[int, Meta(ge=1, le=MOST_NUMBER)]
     session: Whole
     node: NodeId
-    cursor: Whole
-    floats: bool
+    cursor: Whole  # the first block of its session
+    floats: bool  # True if it may begin at another epoch, together with the others
+    # difference between the number of its epoch and the epoch whose order it uses; 0 except in epochs outside of the
+    # stream (`mbaas.samples.order.ASIDE`)
     aside: Whole = 0
-    due: Whole | None = None
+    due: Whole | None = None  # the next block according to its state, if that was saved between two epochs
 
     @property
     def consumer(self) -> str:
@@ -96,12 +77,7 @@ class RankReport(Struct, frozen=True):
 
 
 class RankCall(Struct, frozen=True):
-    """A rank's request for the division of an epoch's minibatches.
-
-    Attributes:
-        poll_s: seconds to wait for missing ranks.
-        shuffle: of the epoch, if the rank has a block of it.
-    """
+    """A rank's request for the division of an epoch's minibatches; waits ``poll_s`` seconds for missing ranks."""
 
     report: RankReport
     epoch: Whole
@@ -110,20 +86,11 @@ class RankCall(Struct, frozen=True):
 
 
 class RankOrders(Struct, frozen=True):
-    """The answer to a `RankCall`.
+    """The answer to a `RankCall`."""
 
-    Attributes:
-        plan: the plan for the requested epoch; None while ranks are missing.
-        start: its first block; its own cursor unless its session floats.
-        missing: ranks that have not joined; includes the requesting rank if its session is not open.
-        caches: node id -> handle of its cache node, which returns rows.
-        others: missing ranks that joined with another batch size -> that size.
-        ahead: ranks that are past the epoch, whose plan is no longer available.
-    """
-
-    plan: RankPlan | None
-    start: int
-    missing: tuple[int, ...]
-    caches: Mapping[str, Any]
-    others: Mapping[int, int] = {}
-    ahead: tuple[int, ...] = ()
+    plan: RankPlan | None  # the plan for the requested epoch; None while ranks are missing
+    start: int  # its first block; its own cursor unless its session floats
+    missing: tuple[int, ...]  # ranks that have not joined; includes the requesting rank if its session is not open
+    caches: Mapping[str, Any]  # node id -> handle of its cache node, which returns rows
+    others: Mapping[int, int] = {}  # missing ranks that joined with another batch size -> that size
+    ahead: tuple[int, ...] = ()  # ranks that are past the epoch, whose plan is no longer available

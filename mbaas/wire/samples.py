@@ -1,19 +1,15 @@
-"""Raw and prepared samples: counts by source, fields, bad samples, and measured costs."""
+"""Raw, prepared and received samples: counts by source, fields, bad samples, measured costs, ledgers of epochs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
 from mbaas.model.forms import SampleCosts
 from mbaas.samples.fields import SAMPLE_ID, Field
 from mbaas.samples.order import MOST_NUMBER, Whole
-
-if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
-    pass
-
 
 EngineName = Literal["cpu", "dali"]
 """The engines that prepare samples."""
@@ -25,30 +21,37 @@ Seconds = Annotated[float, Meta(ge=0, le=MOST_NUMBER)]
 # ---- sources of raw samples: local memory, another node's memory, a disk tier, storage ----
 
 
+SumT = TypeVar("SumT", bound="Sum")
+
+
+class Sum:
+    """Values that are added and subtracted field by field: a dataclass or a Struct."""
+
+    __slots__ = ()
+
+    def __add__(self: SumT, other: SumT) -> SumT:
+        fields: Any = type(self).__match_args__  # type: ignore[attr-defined]
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in fields))
+
+    def __sub__(self: SumT, other: SumT) -> SumT:
+        fields: Any = type(self).__match_args__  # type: ignore[attr-defined]
+        return type(self)(*(getattr(self, name) - getattr(other, name) for name in fields))
+
+
 @dataclass(frozen=True)
-class Amount:
+class Amount(Sum):
     """A number of samples, and their bytes."""
 
     samples: int = 0
     nbytes: int = 0
 
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.samples + other.samples, self.nbytes + other.nbytes)
-
-    def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.samples - other.samples, self.nbytes - other.nbytes)
-
 
 @dataclass(frozen=True)
-class FetchCounts:
-    """Raw samples by source; the counts of several blocks, nodes or epochs can be added.
+class FetchCounts(Sum):
+    """Raw samples by source: memory of the node that needed them, of another node, a disk tier, or storage.
 
-    Attributes:
-        local: samples from the memory of the node that needed them.
-        remote: samples from the memory of another node.
-        disk: samples from a disk tier.
-        storage: samples read from storage, including unreadable ones, which have no bytes.
-        decoded: the subset of all samples that was already decoded, whose pipeline starts after its prefix.
+    ``storage`` includes unreadable samples, which have no bytes. ``decoded`` is the subset that was already decoded,
+    whose pipeline starts after its prefix. The counts of several blocks, nodes or epochs can be added.
     """
 
     local: Amount = Amount()
@@ -56,24 +59,6 @@ class FetchCounts:
     disk: Amount = Amount()
     storage: Amount = Amount()
     decoded: Amount = Amount()
-
-    def __add__(self, other: FetchCounts) -> FetchCounts:
-        return FetchCounts(
-            self.local + other.local,
-            self.remote + other.remote,
-            self.disk + other.disk,
-            self.storage + other.storage,
-            self.decoded + other.decoded,
-        )
-
-    def __sub__(self, other: FetchCounts) -> FetchCounts:
-        return FetchCounts(
-            self.local - other.local,
-            self.remote - other.remote,
-            self.disk - other.disk,
-            self.storage - other.storage,
-            self.decoded - other.decoded,
-        )
 
     @property
     def all(self) -> Amount:
@@ -94,10 +79,9 @@ class FetchCounts:
 class SampleSpec(Struct, frozen=True):
     """Fields of every prepared sample of a feed.
 
-    Attributes:
-        made: the field that prep makes from a sample's bytes: for images uint8 (height, width, 3), unless a Map changes
-            that. If samples differ in one or more lengths, `Field.longest` bounds all of the samples.
-        known: the fields of the dataset.
+    ``made`` is the field that prep makes from a sample's bytes: for images uint8 (height, width, 3), unless a Map
+    changes that. If samples differ in lengths, `Field.longest` bounds all of them. ``known`` are the fields of the
+    dataset.
     """
 
     made: Field
@@ -128,12 +112,10 @@ class BadSample:
 
 
 class DecodedCosts(Struct, frozen=True):
-    """Costs and savings of decoded samples, averaged over the samples that were tried.
+    """Costs of decoded samples, averaged over the samples that were tried.
 
-    Attributes:
-        sample_s: time of one thread to prepare a sample from its stored form, in seconds.
-        rest_s: the same from its decoded form.
-        dataset_bytes: estimated bytes of all samples decoded: the upper end of a 95 % confidence interval.
+    ``sample_s`` and ``rest_s`` are the times of one thread to prepare a sample from its stored and from its decoded
+    form. ``dataset_bytes`` estimates all samples decoded: the upper end of a 95 % confidence interval.
     """
 
     sample_bytes: float
@@ -145,10 +127,8 @@ class DecodedCosts(Struct, frozen=True):
 class Probe(Struct, frozen=True):
     """Measurements of a feed's samples, made before the feed is laid out.
 
-    Attributes:
-        sample_s: time of a worker to prepare one sample, in seconds.
-        read_s: seconds per sample that a node reads from storage, many at once.
-        decoded: None if no decoded sample could be made.
+    ``sample_s`` is the time of a worker to prepare one sample, ``read_s`` that of a node to read one, many at once.
+    ``decoded`` is None if no decoded sample could be made.
     """
 
     spec: SampleSpec
@@ -158,17 +138,71 @@ class Probe(Struct, frozen=True):
 
 
 class DecodedSamples(Struct, frozen=True):
-    """Identity, costs and savings of a feed's decoded samples.
+    """Identity and costs of a feed's decoded samples; ``threads`` prepare on a node, in total.
 
-    Attributes:
-        prefix: the transforms that made them, and the engine: equal for feeds with the same decoded samples.
-        costs: of one sample.
-        threads: that prepare on a node, in total.
-        undecoded_share: fraction of the samples that DALI prepares next to the cpu engine, and which are never cached
-            decoded; see `mbaas.samples.order.in_share`.
+    ``prefix`` is equal for feeds with the same decoded samples: transforms and engine. ``undecoded_share`` is the
+    fraction that DALI prepares next to the cpu engine, never cached decoded (`mbaas.samples.order.in_share`).
     """
 
     prefix: str
     costs: SampleCosts
     threads: int
     undecoded_share: float = 0.0
+
+
+# ---- ledgers: the samples that a consumer received in an epoch ----
+
+MOST_SHUFFLED = 200
+"""Upper bound on the characters of `EpochLedger.shuffled`, to keep ledgers small."""
+
+Hash = Annotated[int, Meta(ge=0)]
+"""64 bits without a sign; msgpack has no larger numbers."""
+
+
+@dataclass(frozen=True)
+class EpochLedger:
+    """Samples that one consumer received in one epoch, and the expected ones.
+
+    Attributes:
+        epoch: the consumer's own count of epochs, from 0.
+        feed_epoch: the feed's epoch, which determines order and transforms.
+        samples: samples received.
+        id_hash: order-independent hash of their ids (`mbaas.samples.order.id_hash`).
+        expected_samples, expected_id_hash: the same for the whole epoch, without samples left out as bad.
+        seconds: from the beginning of the consumer's loop until its last minibatch was returned; 0 if the loop held
+            only the rest of the epoch.
+        begin: the position in the feed's epoch at which the epoch began; above 0 if the consumer joined mid-epoch.
+        shuffled: shuffle of the feed's epoch that contains the end of the last minibatch
+            (`mbaas.samples.order.Shuffle.text`). With the seed and ``begin``, it determines the contents of every
+            minibatch. At most `MOST_SHUFFLED` characters.
+    """
+
+    epoch: Whole
+    feed_epoch: Whole
+    samples: Whole
+    id_hash: Hash
+    expected_samples: Whole
+    expected_id_hash: Hash
+    # Not compared: two ledgers are equal if their epochs had the same samples.
+    seconds: Seconds = field(default=0.0, compare=False)
+    begin: Whole = field(default=0, compare=False)
+    shuffled: Annotated[str, Meta(max_length=MOST_SHUFFLED)] = field(default="", compare=False)
+
+    @property
+    def exact(self) -> bool:
+        """True if each sample of the epoch was received exactly once."""
+        return (self.samples, self.id_hash) == (self.expected_samples, self.expected_id_hash)
+
+
+class LedgerEntry(Struct, frozen=True):
+    """The ledger of one epoch of one consumer, which arrived ``at`` Unix time in seconds.
+
+    ``loader`` distinguishes loaders of the same name. ``number`` counts the epochs that the loader had finished before;
+    it differs from ``ledger.epoch`` if a trial loads an older state and repeats an epoch.
+    """
+
+    consumer: str
+    loader: str
+    number: int
+    at: float
+    ledger: EpochLedger

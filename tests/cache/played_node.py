@@ -102,10 +102,10 @@ class Node:
             self.full.pop(slab, None)
 
     def look_ahead(self) -> None:
-        ahead = self.planner.look_ahead()
-        self.drop(ahead.dropped)
-        self.start(ahead.loads)
-        self.give_way()
+        loads = self.planner.look_ahead()
+        self.drop(self.planner.take_dropped())
+        self.start(loads)
+        self.check()
 
     def give_way(self) -> None:
         self.drop(self.planner.take_dropped())
@@ -115,8 +115,8 @@ class Node:
 
     def lose(self, sample_ids: Iterable[int]) -> None:
         """Hand samples over to another node."""
-        self.drop(self.planner.hand_over(np.array([*sample_ids], np.int64)))
-        self.check()
+        self.planner.withdraw(np.array([*sample_ids], np.int64))
+        self.give_way()
 
     def begin_compaction(self) -> None:
         if (compaction := self.planner.begin_compaction()) is not None:
@@ -128,8 +128,8 @@ class Node:
         offsets, lengths = pack(compaction.locations["length"]).tolist(), compaction.locations["length"].tolist()
         spans = zip(offsets, compaction.sample_ids.tolist(), lengths, strict=True)
         self.full[compaction.slab] = {offset: (sample, n) for offset, sample, n in spans}
-        self.drop(self.planner.end_compaction(compaction))
-        self.check()
+        self.planner.end_compaction(compaction)
+        self.give_way()
 
     # ---- the decoded tier ----
 
@@ -145,7 +145,7 @@ class Node:
         hand_in = self.planner.begin_hand_in(self.request(block), ids, lengths, [*unfit])
         assert not (hand_in.chosen & hand_in.to_disk).any()
         if is_last:
-            self.planner.end_hand_ins(self.request(block))
+            self.planner.tier.release(self.request(block))
         if len(hand_in.sample_ids):
             self.coming[hand_in.slab] = hand_in
         for i in ids[hand_in.to_disk].tolist():
@@ -215,7 +215,8 @@ class Node:
         return "gone" if sample in self.bad else ""
 
     def fail(self, slab: int) -> None:
-        self.drop(self.planner.failed(self.filling.pop(slab), MemoryError("full")))
+        self.planner.failed(self.filling.pop(slab), MemoryError("full"))
+        self.drop([dropped for dropped in self.planner.take_dropped() if dropped != slab])
         self.check()
         for block in self.waiting:
             self.start(self.planner.retry_awaited(self.request(block)))
@@ -223,7 +224,8 @@ class Node:
     def end(self, block: int) -> None:
         self.waiting[block] -= 1
         self.waiting += Counter()
-        self.drop([slab for slab in self.planner.end_fetch(self.request(block)) if self.known(slab)])
+        self.planner.end_fetch(self.request(block))
+        self.drop([slab for slab in self.planner.take_dropped() if self.known(slab)])
         self.check()
 
     def known(self, slab: int) -> bool:

@@ -122,7 +122,7 @@ def test_slabs_that_are_let_go_are_told_to_those_who_have_them_and_to_nobody_els
     for epoch in (1, 2, 3):
         held = stats_of(node).cached_slabs
         lengths = folder.dataset.lengths(everything)
-        handed = node.hand_over.remote(everything, np.ones(103, np.bool_), lengths, decoded=False)
+        handed = node.hand_over.remote(everything, np.ones(103, np.bool_), lengths, decoded=False, lends=False)
         ray.get(handed, timeout=DEADLINE_S)
         answers = read_epoch(folder, reader, epoch)
         assert [len(answer.dropped_slabs) for answer in answers] == [held, *[0] * (len(answers) - 1)]
@@ -137,7 +137,7 @@ def test_samples_are_given_in_the_form_that_is_asked_for_or_stay(make_folder: Ma
     read_epoch(folder, CacheReader(node), 0)
     asked = np.arange(103), np.ones(103, np.bool_), folder.dataset.lengths(np.arange(103))
     for decoded, kept in ((True, 103), (False, 0)):
-        given = ray.get(node.hand_over.remote(*asked, decoded=decoded), timeout=DEADLINE_S)
+        given = ray.get(node.hand_over.remote(*asked, decoded=decoded, lends=False), timeout=DEADLINE_S)
         assert given.included.all() == (not decoded)
         assert given.included.any() == (not decoded)
         assert given.other.tolist() == [0 if decoded else -1] * 103

@@ -338,9 +338,8 @@ def test_what_comes_is_what_the_next_blocks_lack() -> None:
     first, second = node.planner.upcoming(2)
     held = {int(i) for load in node.filling.values() for i in load.sample_ids}
     assert len(held) == 8
-    assert (first.samples, set(first.lacking.tolist())) == (2, set(node.order.sample_ids(2).tolist()))
-    assert first.lengths.tolist() == [10, 10]
-    assert (second.samples, set(second.lacking.tolist())) == (4, set(node.order.sample_ids(3).tolist()) - held)
+    assert (first[0], set(first[1].tolist())) == (2, set(node.order.sample_ids(2).tolist()))
+    assert (second[0], set(second[1].tolist())) == (4, set(node.order.sample_ids(3).tolist()) - held)
 
 
 @pytest.mark.parametrize(("cache", "keeps_all"), [(100, True), (99, False)])

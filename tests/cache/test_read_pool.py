@@ -18,6 +18,7 @@ from mbaas.cache import read_pool
 from mbaas.cache.read_pool import (
     CHUNK_SAMPLES,
     FIRST_PAUSE,
+    HOLD_S,
     LATE_S,
     SPARE_THREADS,
     STUCK_S,
@@ -26,7 +27,6 @@ from mbaas.cache.read_pool import (
     Read,
     ReadPool,
 )
-from mbaas.cache.retries import HOLD_S
 from mbaas.cache.slab import Load, TemporaryReason
 from mbaas.cache.stats import RECENT_EPOCHS, EpochCounts, Meter, TierMeter
 from mbaas.dataset import SampleReader
@@ -330,7 +330,7 @@ def test_a_tier_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
     assert early.nbytes == done.nbytes == 30
     assert 0 < early.busy_s < early.thread_s <= later.thread_s <= done.thread_s <= 2 * done.busy_s
     assert tier.sums() == done, "nobody waits"
-    assert done.since(early).nbytes == 0
+    assert (done - early).nbytes == 0
 
 
 def test_the_meter_counts_from_many_threads_and_keeps_the_newest_epochs() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.cache.retries import FIRST_PAUSE_S, FORGET_S, HOLD_S, MAX_PAUSE_S, SHORT_RETRY_S, Retries
+from mbaas.cache.read_pool import FIRST_PAUSE_S, FORGET_S, HOLD_S, MAX_PAUSE_S, SHORT_RETRY_S, Retries
 from mbaas.cache.slab import TemporaryReason
 from mbaas.errors import StorageError
 

@@ -155,7 +155,7 @@ def calls(coordinator: Any, listener: Any) -> Iterator[BlockCalls]:
     """Calls that use the listener's socket."""
     made = BlockCalls(coordinator, "the test")
     made.offer(address_of(listener, coordinator))
-    assert made.route.socket is not None
+    assert made.socket is not None
     yield made
     made.close()
 
@@ -165,20 +165,20 @@ def test_calls_are_answered_over_the_socket_and_raise_there_what_they_raise_thro
 ) -> None:
     through_ray = BlockCalls(coordinator, "the test")
     for each in (calls, through_ray):
-        assert (each.route.socket is not None) is (each is calls)
+        assert (each.socket is not None) is (each is calls)
         assert each.make(a_call(10)).result(30.0) == Delivery(progress=10)
         with pytest.raises(BadSampleError, match=r"cannot prepare /data/7.jpg: no image") as raised:
             each.make(a_call(REFUSED)).result(30.0)
         assert raised.value.uri == "/data/7.jpg"
     assert call(coordinator.asked.remote(), 30.0, "the test") == [10, REFUSED] * 2
-    assert calls.route.socket is not None
+    assert calls.socket is not None
 
 
 def test_a_bug_is_told_in_full_as_ray_does(coordinator: Any, calls: BlockCalls) -> None:
     with pytest.raises(ray.exceptions.RayTaskError, match=r"raise KeyError\(\"a bug\"\)"):
         calls.make(a_call(BUG)).result(30.0)
     assert calls.make(a_call(10)).result(30.0).progress == 10
-    assert calls.route.socket is not None
+    assert calls.socket is not None
     assert call(coordinator.asked.remote(), 30.0, "the test") == [BUG, BUG, 10]
 
 
@@ -215,11 +215,11 @@ def test_a_call_to_a_coordinator_that_dies_ends_as_through_ray_and_goes_on_with_
     else:  # Ray may have restarted the coordinator before the relay notices
         with contextlib.suppress(FeedRestartingError):
             assert pending.result(30.0).progress == 10
-    assert calls.route.socket is None
+    assert calls.socket is None
     await_restart(coordinator, time.monotonic() + 30.0)
     assert calls.make(a_call(11)).result(30.0).progress == 11, "through Ray"
     calls.offer(address_of(listener, coordinator))
-    assert calls.route.socket is not None
+    assert calls.socket is not None
     assert calls.make(a_call(12)).result(30.0).progress == 12
     pid = call(coordinator.pid.remote(), 30.0, "the test")
     ray.kill(coordinator)
@@ -236,7 +236,7 @@ def test_who_listens_hangs_up_on_another_users_process_which_goes_on_through_ray
     call(listener.distrust.remote(), 30.0, "the test")
     calls.offer(address)
     assert calls.make(a_call(10)).result(30.0).progress == 10
-    assert calls.route.socket is None
+    assert calls.socket is None
 
 
 def end_of(connected: socket.socket) -> bytes:
@@ -258,7 +258,7 @@ def test_who_sends_no_calls_is_cut_off_and_nobody_else(coordinator: Any, listene
             stranger.sendall(sent)
             assert end_of(stranger) == b""
     assert calls.make(a_call(10)).result(30.0).progress == 10
-    assert calls.route.socket is not None
+    assert calls.socket is not None
 
 
 @pytest.fixture
@@ -310,12 +310,12 @@ def test_a_socket_that_sends_no_valid_answer_is_given_up_and_the_call_goes_throu
     address, answers = impostor
     calls = BlockCalls(coordinator, "the test")
     calls.offer(address)
-    assert calls.route.socket == address
+    assert calls.socket == address
     answers.append(sent)
     assert calls.make(a_call(10)).result(30.0).progress == 10, why
-    assert calls.route.socket is None
+    assert calls.socket is None
     calls.offer(address)
-    assert calls.route.socket is None, "it is not used again"
+    assert calls.socket is None, "it is not used again"
     assert call(coordinator.asked.remote(), 30.0, "the test") == [10]
 
 
@@ -333,7 +333,7 @@ def test_where_nobody_listens_calls_go_through_ray(coordinator: Any) -> None:
     for address in ("mbaas-of-another-machine", None):
         calls = BlockCalls(coordinator, "the test")
         calls.offer(address)
-        assert calls.route.socket is None
+        assert calls.socket is None
         assert calls.make(a_call(10)).result(30.0).progress == 10
 
 
@@ -351,7 +351,7 @@ def test_a_socket_from_which_no_answer_comes_is_given_up_and_not_used_again(
     assert late.result(30.0).progress == 11
     assert pending.result(30.0).progress == 10, "made again, too"
     calls.offer(address)
-    assert calls.route.socket is None
+    assert calls.socket is None
 
 
 def test_calls_of_several_consumers_to_another_machine_go_together(coordinator: Any) -> None:
@@ -360,7 +360,7 @@ def test_calls_of_several_consumers_to_another_machine_go_together(coordinator: 
     made = [BlockCalls(coordinator, "the test") for _ in range(8)]
     for each in made:
         each.offer(address_of(relays, coordinator))
-    assert all(each.route.socket for each in made)
+    assert all(each.socket for each in made)
     for cursor in range(100, 120):
         for pending in [each.make(a_call(cursor)) for each in made]:
             assert pending.result(30.0).progress == cursor
@@ -369,7 +369,7 @@ def test_calls_of_several_consumers_to_another_machine_go_together(coordinator: 
     ray.kill(relays)
     for each in made:
         assert each.make(a_call(10)).result(30.0).progress == 10, "through Ray"
-        assert each.route.socket is None
+        assert each.socket is None
 
 
 def test_a_relay_that_was_found_by_an_earlier_coordinator_hangs_up(coordinator: Any) -> None:
@@ -380,7 +380,7 @@ def test_a_relay_that_was_found_by_an_earlier_coordinator_hangs_up(coordinator: 
     kill(call(coordinator.pid.remote(), 30.0, "the test"))
     await_restart(coordinator, time.monotonic() + 30.0)
     assert calls.make(a_call(11)).result(30.0).progress == 11
-    assert calls.route.socket is None
+    assert calls.socket is None
     ray.kill(relays)
 
 
@@ -392,7 +392,7 @@ def test_a_relay_that_meets_a_bug_hangs_up(coordinator: Any) -> None:
     assert calls.make(a_call(10)).result(30.0).progress == 10
     call(coordinator.break_exchanges.remote(), 30.0, "the test")
     assert calls.make(a_call(11)).result(30.0).progress == 11, "through Ray"
-    assert calls.route.socket is None
+    assert calls.socket is None
     ray.kill(relays)
 
 
@@ -402,12 +402,12 @@ def test_an_actor_that_only_relays_ends_when_nobody_uses_it(coordinator: Any) ->
     relaying = RelayNodeActor.remote(own_id, unused_s=unused_s)
     calls = BlockCalls(coordinator, "the test")
     calls.offer(address_of(relaying, coordinator))
-    assert calls.route.socket is not None
+    assert calls.socket is not None
     used_until, number = time.monotonic() + 4 * unused_s, 10
     while time.monotonic() < used_until:
         assert calls.make(a_call(number, poll_s=0.1)).result(30.0).progress == number
         number += 1
-    assert calls.route.socket is not None, "who is used does not end"
+    assert calls.socket is not None, "who is used does not end"
     calls.close()
     with pytest.raises(ray.exceptions.RayActorError):
         wait_until(lambda: ray.get(relaying.relay.remote(own_id, coordinator), timeout=30.0) is None, "it has ended")

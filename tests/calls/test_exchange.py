@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from mbaas.calls.relay import Exchange, PendingRequests
-from mbaas.calls.server import RelayAnswers
+from mbaas.calls.server import KnownRelay
 
 
 class Machine:
@@ -15,7 +15,7 @@ class Machine:
 
     def __init__(self, seed: int) -> None:
         self.chances = Random(seed)
-        self.node, self.coordinator = PendingRequests[str](), RelayAnswers()
+        self.node, self.coordinator = PendingRequests[str](), KnownRelay("", "")
         self.here = {f"consumer {number}" for number in range(self.chances.randrange(1, 6))}
         self.made = self.exchanges = 0
         self.asked: dict[bytes, str] = {}  # request -> consumer, until answered
@@ -91,7 +91,7 @@ def test_every_request_of_a_consumer_that_stays_is_answered_once(seed: int) -> N
 
 
 def test_requests_that_came_together_go_together_and_so_do_their_answers() -> None:
-    node, coordinator = PendingRequests[str](), RelayAnswers()
+    node, coordinator = PendingRequests[str](), KnownRelay("", "")
     for consumer in "abc":
         node.add(consumer, consumer.encode())
     exchange = node.begin()
@@ -108,7 +108,7 @@ def test_requests_that_came_together_go_together_and_so_do_their_answers() -> No
 
 
 def test_an_exchange_that_waits_is_ended_by_the_next_one_which_brings_all_answers() -> None:
-    node, coordinator = PendingRequests[str](), RelayAnswers()
+    node, coordinator = PendingRequests[str](), KnownRelay("", "")
     node.add("a", b"a")
     first = node.begin()
     coordinator.begin(first.number)

@@ -32,8 +32,8 @@ def test_relays_are_looked_for_where_several_call_through_ray_and_not_too_often(
         assert directory.address(node) == f"socket of {relay}"
         kept = directory.relay(relay)
         assert kept is not None
-        assert bool(kept.answers.collect(1)) == (relay == before), "a known relay keeps its answers, a new one has none"
-        kept.answers.add(number, b"answer")
+        assert bool(kept.collect(1)) == (relay == before), "a known relay keeps its answers, a new one has none"
+        kept.add(number, b"answer")
         if before is not None and relay != before:
             assert directory.relay(before) is None
     assert min(map(len, looks.values())) > 10

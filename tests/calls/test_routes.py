@@ -2,127 +2,161 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from mbaas.calls.client import CallRoute, Route
+from mbaas.calls.client import BlockCalls, NoAnswerYetError, PendingCall
+from mbaas.calls.socket import BrokenSocketError
+from mbaas.wire.consumers import Ask, BlockCall, Delivery, SocketAnswer
+
+CALL = BlockCall(Ask("a", 0, 0, 0, 0), 1.0)
+
+
+class Socket:
+    """A connection whose next answer is ``comes``: None for one that is late."""
+
+    def __init__(self, consumer: Consumer, address: str) -> None:
+        if address != consumer.listening:
+            raise ConnectionRefusedError
+        self.consumer, self.address, self.is_closed = consumer, address, False
+        self.comes: SocketAnswer | None = None
+        consumer.connected.append(address)
+
+    def send(self, _: bytes) -> int:
+        self._check()
+        self.consumer.newest.over.append(self.address)
+        return 1
+
+    def receive(self, _number: int, _timeout_s: float) -> SocketAnswer | None:
+        self._check()
+        return self.comes
+
+    def _check(self) -> None:
+        if self.is_closed or self.address != self.consumer.listening:
+            self.is_closed = True
+            raise BrokenSocketError
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @dataclass
 class Made:
     """A call, the routes that it used, and its answer."""
 
-    route: CallRoute
-    over: list[str]
+    over: list[str] = field(default_factory=list)
     answer: str = ""
+    call: PendingCall | None = None
 
 
 class Consumer:
     """Calls over sockets that break, hang or refuse connections, and through Ray, which always answers."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.chances = Random(seed)
-        self.route = Route()
-        self.calls: list[Made] = []
+        self.made: list[Made] = []
+        self.newest = Made()
         self.connected: list[str] = []
-        self.closed: set[str] = set()
         self.listening = "socket 0"
+        coordinator = SimpleNamespace(ask=SimpleNamespace(remote=lambda _: self.newest.over.append("Ray")))
+        self.calls = BlockCalls(coordinator, "the test", lambda address: Socket(self, address))  # type: ignore[arg-type, return-value]
 
-    def through_ray(self, call: Made) -> None:
-        call.over.append("Ray")
+    def make(self) -> Made:
+        self.newest = Made()
+        self.made.append(self.newest)
+        self.newest.call = self.calls.make(CALL)
+        return self.newest
 
-    def make(self) -> None:
-        call = Made(self.route.begin(), [])
-        self.calls.append(call)
-        if call.route.socket is None:
-            self.through_ray(call)
-        else:
-            assert call.route.socket == self.connected[-1], "no call is made over another socket than the last one"
-            if call.route.socket in self.closed:
-                self.lose(call)
-            else:
-                call.over.append(call.route.socket)
+    def lose(self, made: Made) -> None:
+        self.newest = made  # it may be repeated through Ray
+        assert made.call is not None
+        made.call.lose_socket()
 
-    def lose(self, call: Made) -> None:
-        lost = call.route.socket
-        if call.route.lose_socket():
-            assert lost is not None
-            self.closed.add(lost)
-            self.through_ray(call)
+    def look(self, made: Made, comes: SocketAnswer | None) -> None:
+        """Look for the answer of a call, which has ``comes`` over its socket."""
+        self.newest = made
+        call: Any = made.call
+        if call._connection is not None:
+            call._connection.comes = comes
+        try:
+            if call._over_socket(0.0) is not None:
+                made.answer = made.over[-1]
+        except NoAnswerYetError:
+            pass
 
     def step(self) -> None:
-        waiting = [call for call in self.calls if not call.answer]
+        waiting = [made for made in self.made if not made.answer]
         if not waiting or (len(waiting) < 3 and self.chances.random() < 0.2):
             self.make()
             return
-        call = self.chances.choice(waiting)
-        socket = call.route.socket
+        made = self.chances.choice(waiting)
         if self.chances.random() < 0.1:
             self.listening = f"socket {self.chances.randrange(1000)}"  # the listener died and was restarted
-        if socket is None:
-            call.answer = "Ray"
+        if made.over[-1] == "Ray":
+            made.answer = "Ray"
             # Old answers may arrive late and name a socket that is gone.
             told = self.chances.choice([None, self.listening, f"socket {self.chances.randrange(5)}"])
-            used = self.route.socket
-            if told is not None and self.route.offer(told):
-                assert used is None, "a socket that does is not left for another"
-                self.connected.append(told)
-                if told != self.listening:
-                    self.route.lose(told)
-        elif socket in self.closed or socket != self.listening or self.chances.random() < 0.1:
-            self.lose(call)  # it broke or timed out
-        elif call.route.answer(is_complete=self.chances.random() < 0.9):
-            self.through_ray(call)
+            used, before = self.calls.socket, len(self.connected)
+            self.calls.offer(told)
+            assert used is None or len(self.connected) == before, "a socket that does is not left for another"
+        elif self.chances.random() < 0.1:
+            self.lose(made)  # it timed out
         else:
-            call.answer = socket
+            answers = (None, SocketAnswer(1), *[SocketAnswer(1, Delivery())] * 8)
+            self.look(made, self.chances.choice(answers))
         if self.chances.random() < 0.1:
-            self.lose(self.chances.choice(self.calls))  # perhaps an answered one, which changes nothing
+            self.lose(self.chances.choice(self.made))  # perhaps an answered one, which changes nothing
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_every_call_is_answered_and_made_at_most_once_in_each_way(seed: int) -> None:
     consumer = Consumer(seed)
-    while len(consumer.calls) < 60:
+    while len(consumer.made) < 60:
         consumer.step()
     for _ in range(1000):
-        if all(call.answer for call in consumer.calls):
+        if all(made.answer for made in consumer.made):
             break
         consumer.step()
-    for call in consumer.calls[:60]:
-        assert call.answer == call.over[-1], "the answer is awaited where the call was made last"
-        assert call.over.count("Ray") <= 1
-        assert len(call.over) == len(set(call.over)) <= 2
+    for made in consumer.made[:60]:
+        assert made.answer == made.over[-1], "the answer is awaited where the call was made last"
+        assert made.over.count("Ray") <= 1
+        assert len(made.over) == len(set(made.over)) <= 2
     assert len(consumer.connected) == len(set(consumer.connected)), "no socket is tried twice"
-    assert any(call.answer != "Ray" for call in consumer.calls), "sockets are used at all"
+    assert any(made.answer != "Ray" for made in consumer.made), "sockets are used at all"
 
 
 def test_a_call_that_waits_on_a_socket_of_before_leaves_the_new_one_alone() -> None:
-    route = Route()
-    assert route.offer("old")
-    first, second = route.begin(), route.begin()
-    assert first.lose_socket()
-    assert route.offer("new")
-    assert second.lose_socket()
-    assert route.socket == "new"
-    assert not route.offer("old")
-    assert not second.lose_socket(), "it goes through Ray by now"
+    consumer = Consumer()
+    consumer.calls.offer("socket 0")
+    first, second = consumer.make(), consumer.make()
+    consumer.lose(first)
+    consumer.listening = "socket 1"
+    consumer.calls.offer("socket 1")
+    consumer.lose(second)
+    assert consumer.calls.socket == "socket 1"
+    consumer.calls.offer("socket 0")
+    assert consumer.calls.socket == "socket 1"
+    consumer.lose(second)
+    assert second.over == ["socket 0", "Ray"], "it goes through Ray by now"
 
 
 def test_an_answered_call_loses_no_socket() -> None:
-    route = Route()
-    route.offer("socket")
-    call = route.begin()
-    assert not call.answer(is_complete=True)
-    assert not call.lose_socket()
-    assert route.socket == "socket"
+    consumer = Consumer()
+    consumer.calls.offer("socket 0")
+    made = consumer.make()
+    consumer.look(made, SocketAnswer(1, Delivery()))
+    consumer.lose(made)
+    assert (made.answer, made.over, consumer.calls.socket) == ("socket 0", ["socket 0"], "socket 0")
 
 
 def test_what_a_socket_does_not_say_is_asked_through_ray_and_the_socket_is_used_again() -> None:
-    route = Route()
-    route.offer("socket")
-    call = route.begin()
-    assert call.answer(is_complete=False)
-    assert (call.socket, call.is_answered) == (None, False)
-    assert route.begin().socket == "socket"
+    consumer = Consumer()
+    consumer.calls.offer("socket 0")
+    made = consumer.make()
+    consumer.look(made, SocketAnswer(1))
+    assert (made.answer, made.over) == ("", ["socket 0", "Ray"])
+    assert consumer.make().over == ["socket 0"]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mbaas.client.collate import check_names, collating
-from mbaas.client.convert import make_converter
+from mbaas.client.convert import check_names, collating, make_converter
 from mbaas.errors import ConfigError
 from mbaas.samples.fields import Arrays, Field, Packed
 from mbaas.transforms import Normalize

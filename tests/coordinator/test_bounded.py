@@ -20,9 +20,8 @@ from mbaas.core.staging.state import StagingState
 from mbaas.samples.order import SampleOrder
 from mbaas.wire.blocks import BlockMeta
 from mbaas.wire.consumers import ConsumerName, ConsumerReport
-from mbaas.wire.ledgers import EpochLedger
 from mbaas.wire.ranks import RankReport
-from mbaas.wire.samples import FetchCounts
+from mbaas.wire.samples import EpochLedger, FetchCounts
 
 BLOCKS = 4
 ORDER = SampleOrder(24, 0, block_samples=6)

@@ -15,8 +15,7 @@ from mbaas.ray_cluster.metrics import METRICS
 from mbaas.samples.order import ASIDE, SampleOrder
 from mbaas.wire.blocks import BlockMeta
 from mbaas.wire.consumers import ConsumerReport
-from mbaas.wire.ledgers import EpochLedger
-from mbaas.wire.samples import Amount, BadSample, FetchCounts
+from mbaas.wire.samples import Amount, BadSample, EpochLedger, FetchCounts
 
 ORDER = SampleOrder(23, 0, 6)
 """Four blocks: 6, 6, 6 and 5 samples."""

@@ -35,8 +35,8 @@ from mbaas.wire.consumers import (
     Resumption,
     Start,
 )
-from mbaas.wire.ledgers import EpochLedger
 from mbaas.wire.ranks import RankCall, RankReport
+from mbaas.wire.samples import EpochLedger
 
 BLOCKS = 5
 LEASE_S = 20.0

@@ -8,7 +8,7 @@ import pytest
 
 from mbaas.core import ledgers
 from mbaas.core.ledgers import PAGE, LedgerBook, read
-from mbaas.wire.ledgers import EpochLedger, LedgerEntry
+from mbaas.wire.samples import EpochLedger, LedgerEntry
 
 
 def entry(consumer: str, epoch: int, *, loader: str = "", number: int | None = None, exact: bool = True) -> LedgerEntry:

@@ -63,7 +63,7 @@ def test_the_next_block_comes_from_its_node_while_the_trial_works(three_nodes, d
     ):
 
         def is_next_here() -> bool:
-            next_blocks = [received.block for received in list(loader._stream.session.received)[:1]]
+            next_blocks = [received.block for received in list(loader._stream.received)[:1]]
             refs = refs_of(part.address.held() for block in next_blocks for part in block.parts)
             locations = ray.experimental.get_object_locations(refs).values()
             return bool(refs) and all(here in location["node_ids"] for location in locations)

@@ -169,14 +169,14 @@ def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
         mbaas.join(feed.name, "trial", format="numpy", rank=0, world_size=2) as first,
         mbaas.join(feed.name, "trial", format="numpy", rank=1, world_size=2) as second,
     ):
-        begun, session = [], first._stream._streams[0].session
+        begun, session = [], first._stream
         per_block = session.info.order.block_samples // BATCH
         assert per_block > 1
         for _ in range(2):
             for step, batches in enumerate(zip(first, second, strict=True), 1):
                 # No request crosses an epoch's end, so there is nothing to wait for in its last block.
                 if session.received or not session.is_beginning(session.following):
-                    wait_until(lambda: session.received or ray.wait([session._in_flight], timeout=0)[0], "one is there")
+                    wait_until(lambda: session.received or session._in_flight.is_answered(), "one is there")
                     if step % per_block == 0:
                         begun.append(bool(session.received) and session.received[0].fetch is not None)
                 del batches

@@ -17,7 +17,7 @@ import pytest
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.client.collate import check_names
+from mbaas.client.convert import check_names
 from mbaas.samples.fields import Field
 from mbaas.wire.samples import SampleSpec
 

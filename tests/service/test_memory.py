@@ -11,7 +11,7 @@ from service_feeds import augmented
 
 import mbaas
 from mbaas import serving
-from mbaas.client import session
+from mbaas.client import stream
 from mbaas.coordinator import kept_claims
 from mbaas.ray_cluster import resources
 from mbaas.samples.order import SampleOrder, Shuffle, id_hash
@@ -108,7 +108,7 @@ def test_trials_that_each_hold_a_minibatch_in_an_epoch_of_their_own_all_go_on(na
 
 def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, monkeypatch, caplog):
     """Warnings start at 0.1 s, when a call returns without a block. A call takes at most half of ``wait_timeout_s``."""
-    monkeypatch.setattr(session, "FIRST_WARNING_S", 0.1)
+    monkeypatch.setattr(stream, "FIRST_WARNING_S", 0.1)
     with (
         mbaas.join(narrow.name, consumer="stands still", format="numpy") as loader,
         mbaas.join(narrow.name, consumer="waits", format="numpy", wait_timeout_s=2.0) as other,
@@ -117,7 +117,7 @@ def test_a_long_wait_is_told_to_the_log_and_again_when_it_has_doubled(narrow, mo
         with pytest.raises(mbaas.WaitTimeoutError):
             record_epoch(other)
         del stays
-    told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.session"]
+    told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.stream"]
     assert 1 <= len(told) <= 4
     slowest = "the slowest consumer, stands still, is at block "
     assert all("consumer 'waits' waited " in text and slowest in text for text in told)
@@ -170,8 +170,8 @@ def test_a_feed_without_room_for_what_its_workers_make_says_so(feed_name, photos
 
 def test_a_coordinator_that_stands_still_is_waited_for_as_long_as_was_said(narrow, monkeypatch, caplog):
     """The first answer is late after 1.5 s plus 0.5 s of grace, and the wait ends after 3.5 s."""
-    monkeypatch.setattr(session, "ANSWER_S", 0.5)
-    monkeypatch.setattr(session, "FIRST_WARNING_S", 0.1)
+    monkeypatch.setattr(stream, "ANSWER_S", 0.5)
+    monkeypatch.setattr(stream, "FIRST_WARNING_S", 0.1)
     with mbaas.join(narrow.name, consumer="me", format="numpy", wait_timeout_s=3.0) as loader:
         batches, pid = iter(loader), coordinator_pid(narrow.name)
         next(batches)
@@ -180,7 +180,7 @@ def test_a_coordinator_that_stands_still_is_waited_for_as_long_as_was_said(narro
             with pytest.raises(mbaas.WaitTimeoutError, match=r"'me' waited 3\.\d* s .*: the feed's coordinator does"):
                 deque(batches, maxlen=0)  # blocks received earlier, then none
             assert 3.0 <= time.monotonic() - began < 10.0
-        told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.session"]
+        told = [record.getMessage() for record in caplog.records if record.name == "mbaas.client.stream"]
         assert any("'narrow': the feed's coordinator does not answer" in text for text in told), told
         del batches
         assert record_epoch(loader).flaws(range(1003)) == []

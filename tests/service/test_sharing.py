@@ -13,8 +13,7 @@ import ray
 import mbaas
 from mbaas import transforms as T
 from mbaas.client import part_fetch
-from mbaas.client.session import WANTED_BLOCKS
-from mbaas.client.stream import LOCAL_READ_S
+from mbaas.client.stream import LOCAL_READ_S, WANTED_BLOCKS
 from mbaas.core.layout import CREDIT, READY_AHEAD
 from mbaas.dataset import synthetic
 from mbaas.memory import part_memory

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from mbaas.client.position import Position
-from mbaas.client.session import WANTED_BLOCKS
+from mbaas.client.stream import WANTED_BLOCKS
 from mbaas.core.staging import events as ev
 from mbaas.samples.order import ASIDE, Ids, OwnEpoch, Shuffle
 from mbaas.wire.consumers import Resumption, Start
@@ -244,7 +244,7 @@ class Trial:
 
         self.system.call(self, lambda s, reply: s.heartbeat(event, reply), hear)
 
-    # ---- requesting blocks: `mbaas.client.session` ----
+    # ---- requesting blocks: `mbaas.client.stream` ----
 
     def _ask(self, end: End, unreadable: tuple[ev.UnreadablePart, ...] = ()) -> None:
         released, number = end.released(), end.next_call()

@@ -24,7 +24,7 @@ from mbaas.coordinator.control import FeedControl
 from mbaas.errors import MbaasError
 from mbaas.feed import join
 from mbaas.loader import Loader
-from mbaas.wire.ledgers import EpochLedger
+from mbaas.wire.samples import EpochLedger
 
 RESULT_S = 90.0
 """Longest wait for a trial's answer."""

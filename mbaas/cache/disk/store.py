@@ -43,6 +43,8 @@ ROW = np.dtype(
 SPOT = np.dtype([("address", "<i8"), ("length", "<u4"), ("crc", "<u4")])
 """Location of a sample in memory: as in `ROW`, or address `ABSENT` or `COMING`."""
 
+_SPOT_COLUMNS = [*(SPOT.names or ())]
+
 Rows = NDArray[np.void]
 Addresses = NDArray[np.int64]
 
@@ -58,26 +60,17 @@ _MAX_VIEWS = 1024  # the kernel's limit for one preadv (IOV_MAX)
 
 
 class DiskStats(Struct, frozen=True):
-    """Statistics of a disk store.
+    """Statistics of a disk store."""
 
-    Attributes:
-        budget_bytes: limit for this dataset's folder and stale folders together.
-        used_bytes: bytes charged for this dataset's folder, including damaged samples.
-        stale_bytes: bytes of unused folders of other datasets, which are removed, oldest first, when space is needed.
-        samples: readable samples.
-        damaged_samples: samples with wrong or unreadable bytes since the folder was opened. Above 0 means a failing
-            disk, or another program writing to the folder.
-        write_failure: error that stopped all writing, or "".
-        removal_failure: error of a stale folder's removal; its bytes are permanently taken from the budget.
-    """
-
-    budget_bytes: int
-    used_bytes: int
-    stale_bytes: int
-    samples: int
+    budget_bytes: int  # limit for this dataset's folder and stale folders together
+    used_bytes: int  # bytes charged for this dataset's folder, including damaged samples
+    stale_bytes: int  # bytes of unused folders of other datasets, which are removed, oldest first, when space is needed
+    samples: int  # readable samples
+    # samples with wrong or unreadable bytes since the folder was opened. Above 0 means a failing disk, or another
+    # program writing to the folder.
     damaged_samples: int
-    write_failure: str
-    removal_failure: str
+    write_failure: str  # error that stopped all writing, or ""
+    removal_failure: str  # error of a stale folder's removal; its bytes are permanently taken from the budget
 
     @property
     def free_bytes(self) -> int:
@@ -279,17 +272,13 @@ class DiskStore:
             part = ids[start : start + _CHUNK_ROWS]
             rows, spots = np.zeros(len(part), ROW), self._table[part]
             rows["sample"] = part
-            for column in SPOT.names or ():
-                rows[column] = spots[column]
+            rows[_SPOT_COLUMNS] = spots
             rows["check"] = _check_of(rows, self._salt)
             file.write(rows.tobytes())
 
     def _enter(self, rows: Rows) -> None:
         """Add rows to the table; if a sample has several, the last one counts."""
-        spots = np.zeros(len(rows), SPOT)
-        for column in SPOT.names or ():
-            spots[column] = rows[column]
-        self._table[rows["sample"]] = spots
+        self._table[rows["sample"]] = rows[_SPOT_COLUMNS]
 
     def _make_room(self, nbytes: int) -> None:
         """Remove stale folders, oldest first, until ``nbytes`` are free or none is left."""

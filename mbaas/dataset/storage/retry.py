@@ -1,7 +1,7 @@
 """Retries after transient storage errors: bounded attempts, exponential backoff with full jitter.
 
 `tenacity` implements the retries, and `mbaas.dataset.storage.faults` classifies errors.
-A cache node, whose threads must not wait, has its own retries (`mbaas.cache.retries`).
+A cache node, whose threads must not wait, has its own retries (`mbaas.cache.read_pool`).
 """
 
 from __future__ import annotations

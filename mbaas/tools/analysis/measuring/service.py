@@ -24,8 +24,7 @@ import ray
 import mbaas
 from mbaas.base import units
 from mbaas.base.named_functions import import_named
-from mbaas.client.collate import collating
-from mbaas.client.convert import Minibatch, make_converter
+from mbaas.client.convert import Minibatch, collating, make_converter
 from mbaas.core.layout import MIN_BLOCKS_STAGED, wanted_staging
 from mbaas.dataset import Dataset
 from mbaas.errors import ConfigError
