@@ -127,7 +127,7 @@ def test_pipelines_without_images_say_so() -> None:
     assert pipeline.is_random
     assert not T.Pipeline([AUDIO, T.CropOrPad(8000), MELS]).is_random
     assert T.Pipeline([AUDIO, MELS, T.SpecAugment(1, 5, 0, 0)]).is_random
-    assert pipeline.decoder.made == "audio"
+    assert pipeline.decoder.field == "audio"
     assert pipeline.normalize is None
     assert pipeline.fingerprint != T.Pipeline([AUDIO, T.RandomCrop(8001), MELS, T.AmplitudeToDB()]).fingerprint
 

@@ -72,7 +72,7 @@ class Nodes:
         Args:
             cpus: CPUs of the node.
             wait: wait until it is up. If false, several can start at once, followed by `wait_for_all`.
-            options: of `ray.cluster_utils.Cluster.add_node`.
+            options: of Ray's own test cluster (``ray.cluster_utils.Cluster``) for a node.
 
         Raises:
             WaitTimeoutError: the node is not up in time; it is removed.
