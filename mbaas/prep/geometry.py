@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError, ResourceError
 from mbaas.prep.header import UndecodableError
+from mbaas.prep.operations import warp
 from mbaas.samples.fields import Arrays, Column, Packed
 from mbaas.samples.order import uniforms
-from mbaas.transforms import ColorJitter, Map, Pipeline, RandomHorizontalFlip, Transform
-from mbaas.transforms.base import BoxState, DrawInputs, Flips, Recolorings, Step, Windows, WindowTransform
+from mbaas.transforms import Map, Pipeline, Transform
+from mbaas.transforms.base import BoxState, DrawInputs, Flips, ImageTransform, Step, Warps, Windows
 from mbaas.transforms.on_image import Boxes, BoxFormat, Keypoints, moved_dtype
 
 Edges = NDArray[np.float64]
@@ -63,15 +64,10 @@ def plan(
 
     steps: list[Step] = []
     for substream, transform in stages:
-        u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
-        if isinstance(transform, WindowTransform):
-            steps.append(transform.windows(DrawInputs(u, sizes[:, 0], sizes[:, 1], boxes, further(substream))))
-        elif isinstance(transform, RandomHorizontalFlip):
-            steps.append(Flips(transform.flips(u)))
-        elif isinstance(transform, ColorJitter):
-            steps.append(Recolorings(transform.changes(u)))
-        else:  # Normalize, which runs elsewhere
+        if not isinstance(transform, ImageTransform):  # Normalize, which runs elsewhere
             continue
+        u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
+        steps.append(transform.step(DrawInputs(u, sizes[:, 0], sizes[:, 1], boxes, further(substream))))
         # Input of the next transform.
         boxes = None if boxes is None else boxes_after(boxes, sizes, steps[-1])
         sizes = sizes_after(sizes, steps[-1])
@@ -132,17 +128,28 @@ def boxes_after(boxes: BoxState, sizes: NDArray[np.int64], step: Step) -> BoxSta
         edges = _clipped(corners.reshape(-1, 4), results)
         kept = kept if step.kept is None else kept & step.kept
     elif isinstance(step, Flips):
-        mirrored, widths = step.which[owner], sizes[owner, 1]
-        left, right = edges[:, 0], edges[:, 2]
+        mirrored, axis = step.which[owner], int(step.vertical)
+        first, last, lengths = edges[:, axis], edges[:, axis + 2], sizes[owner, 1 - axis]
         edges = edges.copy()
-        edges[:, 0] = np.where(mirrored, widths - right, left)
-        edges[:, 2] = np.where(mirrored, widths - left, right)
+        edges[:, [axis, axis + 2]] = np.where(
+            mirrored[:, None], np.stack([lengths - last, lengths - first], axis=1), np.stack([first, last], axis=1)
+        )
+    elif isinstance(step, Warps):
+        corners = _warped(edges[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2), step, owner)
+        edges = _clipped(np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1), step.sizes[owner])
     return BoxState(edges, owner, kept)
+
+
+def _warped(points: NDArray[np.float64], step: Warps, owner: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return where ``points``, float64[total, k, 2], of the images ``owner`` are after a step; (x, y) in pixels."""
+    found = points @ step.from_source[owner, :, :2].transpose(0, 2, 1) + step.from_source[owner, None, :, 2]
+    moved = found[:, :, :2] / found[:, :, 2:]
+    return np.where(step.which[owner, None, None], moved, points)
 
 
 def sizes_after(sizes: NDArray[np.int64], step: Step) -> NDArray[np.int64]:
     """Return int64[n, 2], (height, width) of images with these sizes after a step."""
-    return step.sizes if isinstance(step, Windows) else sizes
+    return step.sizes if isinstance(step, Windows | Warps) else sizes
 
 
 def sizes_after_all(sizes: NDArray[np.int64], steps: Sequence[Step]) -> NDArray[np.int64]:
@@ -243,11 +250,16 @@ def move_keypoints(keypoints: Keypoints, column: Column, sizes: NDArray[np.int64
             points[..., 0] *= scale[:, 1].reshape(axes)
             points[..., 1] *= scale[:, 0].reshape(axes)
         elif isinstance(step, Flips):
-            mirrored = step.which[owner]
+            mirrored, axis = step.which[owner], int(step.vertical)
             # Pixels are numbered from 0, so x becomes width - 1 - x.
             flipped = points[mirrored][..., swapped, :]
-            flipped[..., 0] = sizes[owner][mirrored, 1].reshape(-1, *axes[1:]) - 1 - flipped[..., 0]
+            flipped[..., axis] = sizes[owner][mirrored, 1 - axis].reshape(-1, *axes[1:]) - 1 - flipped[..., axis]
             points[mirrored] = flipped
+        elif isinstance(step, Warps):
+            # Edges are at whole numbers there, and the centre of the first pixel at a half; torchvision overlooks that.
+            places = points[..., :2] + 0.5
+            points[..., :2] = _warped(places.reshape(len(places), -1, 2), step, owner).reshape(places.shape) - 0.5
+            _leave_outside(points, step.sizes[owner], axes)
         sizes = sizes_after(sizes, step)
     if points.shape[-1] == 3:
         points[points[..., 2] == 0] = 0.0
@@ -300,8 +312,12 @@ def make_masks(
         except UndecodableError as error:
             bad[row] = str(error)
             continue
-        ys, xs = _looked_up(row, height, width, steps)
         into = masks[starts[row] : starts[row + 1]].reshape(shapes[row])
+        if any(isinstance(step, Warps) and step.which[row] for step in steps):
+            for number, mask in enumerate(drawn):
+                into[number] = _moved_mask(mask.T, row, steps)
+            continue
+        ys, xs = _looked_up(row, height, width, steps)
         for number, mask in enumerate(drawn):
             # Whole columns, then whole rows: four times as fast as pixel by pixel.
             columns = cv2.transpose(np.take(mask, np.maximum(xs, 0), axis=0))
@@ -392,6 +408,20 @@ def _decompressed(text: bytes) -> NDArray[np.int64]:
     return counts
 
 
+def _moved_mask(mask: NDArray[np.uint8], row: int, steps: Sequence[Step]) -> NDArray[np.uint8]:
+    """Return a mask, uint8 [height, width], after steps of which some do not act on rows and columns separately."""
+    for step in steps:
+        if isinstance(step, Warps):
+            if step.which[row]:
+                mask = np.ascontiguousarray(mask)
+                mask = warp(mask, step.to_source[row], step.sizes[row].tolist(), nearest=True, fill=None)
+        else:
+            height, width = mask.shape
+            ys, xs = _looked_up(row, height, width, [step])
+            mask = mask[np.ix_(ys, xs)] * ((ys >= 0)[:, None] & (xs >= 0))
+    return mask
+
+
 def _looked_up(row: int, height: int, width: int, steps: Sequence[Step]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     # Source row and column of each row and column of the result; -1 for none. Windows and flips act on rows and columns
     # separately, with the nearest pixel, so all steps together need a single lookup per mask.
@@ -401,7 +431,7 @@ def _looked_up(row: int, height: int, width: int, steps: Sequence[Step]) -> tupl
             (top, left, h, w), (to_h, to_w) = step.boxes[row].tolist(), step.sizes[row].tolist()
             ys, xs = _window(ys, top, h, to_h), _window(xs, left, w, to_w)
         elif isinstance(step, Flips) and step.which[row]:
-            xs = xs[::-1]
+            ys, xs = (ys[::-1], xs) if step.vertical else (ys, xs[::-1])
     return ys, xs
 
 

@@ -17,6 +17,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.transforms.base import BLACK, Padding, PaddingMode
 from mbaas.transforms.color import GREY
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ class Scratch(threading.local):
         return buffer[:size].reshape(shape)
 
 
-def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch) -> None:
+def cut(image: Image, box: Sequence[int], into: Image, scratch: Scratch, padding: Padding = BLACK) -> None:
     """Resample the window ``box`` (top, left, height, width) of ``image`` into ``into``, of any size.
 
-    Outside the image is black; a window that extends there must have the size of ``into``.
+    A window that extends outside of the image, into ``padding``, must have the size of ``into``.
     """
     top, left, height, width = box
     if (height, width) == into.shape[:2]:
-        _copy(image, top, left, into)
+        _copy(image, top, left, into, padding)
         return
     window = image[top : top + height, left : left + width]
     if width != image.shape[1]:  # the kernel needs contiguous input
@@ -91,20 +92,36 @@ def _channels_last(image: torch.Tensor) -> torch.Tensor:
     return image.permute(2, 0, 1).unsqueeze(0)
 
 
-def _copy(image: Image, top: int, left: int, into: Image) -> None:
+def _copy(image: Image, top: int, left: int, into: Image, padding: Padding) -> None:
     height, width = into.shape[:2]
     inside = image[max(top, 0) : top + height, max(left, 0) : left + width]
     if inside.shape == into.shape:
         np.copyto(into, inside)
         return
-    into[:] = 0  # outside the image
+    if padding.mode != "constant":
+        ys, xs = (
+            _mirrored(np.arange(first, first + length), size, padding.mode)
+            for first, length, size in zip((top, left), into.shape, image.shape, strict=False)
+        )
+        np.copyto(into, image[np.ix_(ys, xs)])
+        return
+    into[:] = np.rint(padding.fill)
     y, x = max(-top, 0), max(-left, 0)
     into[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
 
 
-def mirror(image: Image, into: Image) -> None:
-    """Flip ``image`` left to right into ``into``, which may be itself."""
-    cv2.flip(image, 1, dst=into)
+def _mirrored(places: NDArray[np.int64], size: int, mode: PaddingMode) -> NDArray[np.int64]:
+    """Return the rows or columns, of ``size``, that are shown at ``places``; see `Padding`."""
+    if mode == "edge":
+        return np.clip(places, 0, size - 1)
+    period = 2 * size if mode == "symmetric" else max(1, 2 * (size - 1))
+    places = places % period
+    return np.minimum(places, period - places - (mode == "symmetric"))
+
+
+def mirror(image: Image, into: Image, *, vertical: bool = False) -> None:
+    """Flip ``image`` left to right, or upside down, into ``into``, which may be itself."""
+    cv2.flip(image, 0 if vertical else 1, dst=into)
 
 
 def recolor(image: Image, changes: Sequence[Sequence[float]]) -> None:

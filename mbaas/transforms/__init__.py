@@ -6,24 +6,42 @@ resampled bilinearly with antialiasing, torchvision's default.
 """
 
 from mbaas.transforms.arrays import CropOrPad, RandomCrop
+from mbaas.transforms.auto_augment import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from mbaas.transforms.base import Transform
-from mbaas.transforms.color import ColorJitter, Normalize
+from mbaas.transforms.color import ColorJitter, Normalize, ToFloat
 from mbaas.transforms.decoders import DecodeArray, DecodeAudio, DecodeImage
 from mbaas.transforms.function import Map
 from mbaas.transforms.geometry import (
     CenterCrop,
+    Pad,
     RandomHorizontalFlip,
     RandomIoUCrop,
     RandomResizedCrop,
+    RandomVerticalFlip,
     RandomZoomOut,
     Resize,
+    ScaleJitter,
 )
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
+from mbaas.transforms.operations import (
+    GaussianBlur,
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomErasing,
+    RandomGrayscale,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
 from mbaas.transforms.pipeline import Pipeline
 from mbaas.transforms.sound import AmplitudeToDB, MelSpectrogram, SpecAugment
+from mbaas.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
     "AmplitudeToDB",
+    "AugMix",
+    "AutoAugment",
     "Boxes",
     "CenterCrop",
     "ColorJitter",
@@ -31,18 +49,36 @@ __all__ = [
     "DecodeArray",
     "DecodeAudio",
     "DecodeImage",
+    "GaussianBlur",
     "Keypoints",
     "Map",
     "Masks",
     "MelSpectrogram",
     "Normalize",
+    "Pad",
     "Pipeline",
+    "RandAugment",
+    "RandomAdjustSharpness",
+    "RandomAffine",
+    "RandomAutocontrast",
     "RandomCrop",
+    "RandomEqualize",
+    "RandomErasing",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
     "RandomIoUCrop",
+    "RandomPerspective",
+    "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
+    "RandomSolarize",
+    "RandomVerticalFlip",
     "RandomZoomOut",
     "Resize",
+    "ScaleJitter",
     "SpecAugment",
+    "ToFloat",
     "Transform",
+    "TrivialAugmentWide",
 ]

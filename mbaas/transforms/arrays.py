@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 from mbaas.transforms import checks
-from mbaas.transforms.base import Transform
+from mbaas.transforms.base import Colour, DrawInputs, PaddingMode, Size, Transform, Windows
+from mbaas.transforms.geometry import PaddingTransform
 
 Array: TypeAlias = NDArray[Any]
 
@@ -112,23 +113,47 @@ class ArrayWindow(ArrayTransform, ABC):
 
 
 @dataclass(frozen=True)
-class RandomCrop(ArrayWindow):
-    """Crop a window of ``size`` at a random position; a shorter array is placed at a random position among zeros.
+class RandomCrop(ArrayWindow, PaddingTransform):
+    """Crop a window of ``size`` at a random position of an image, a sound or an array.
 
-    Like torchvision's RandomCrop of images with ``pad_if_needed``: all positions are equally likely.
+    A smaller sample is placed at a random position among zeros, as by torchvision's RandomCrop with ``pad_if_needed``.
 
     Args:
-        size: lengths along the leading axes. An integer is the length along the first, such as 16000 for one second of
-            sound at that rate. Further axes, such as channels, are not cropped.
+        size: of images: (height, width) in pixels; an integer means a square. Of others: lengths along the leading
+            axes; an integer is the length along the first, such as 16000 for one second of sound at that rate. Further
+            axes, such as channels, are not cropped.
+        padding: pixels that are first added to an image, as in `Pad`; 4 is usual for CIFAR.
+        fill: level of added pixels, 0 to 255, one or (red, green, blue).
+        padding_mode: as in `Pad`.
     """
+
+    padding: Annotated[int | tuple[int, ...] | None, checks.paddings] = None
+    fill: Annotated[float | Colour, checks.colour] = 0
+    padding_mode: Annotated[PaddingMode, checks.padding_mode] = "constant"
 
     @property
     def draws(self) -> int:
-        return len(self.sizes)
+        return max(2, len(self.sizes))
+
+    @property
+    def fixed_size(self) -> Size | None:
+        return checks.height_width("RandomCrop's size", self.size)
+
+    def result(self, form: Form) -> Form:
+        if self.padding is not None:
+            raise self._refused("padding", "is for images, and must be left out for arrays and sound")
+        return super().result(form)
+
+    def windows(self, drawn: DrawInputs) -> Windows:
+        left, top, right, bottom = self.padding or (0, 0, 0, 0)  # type: ignore[misc]  # canonical since the check
+        results = np.tile(np.array(self.fixed_size), (len(drawn.u), 1))
+        padded = drawn.sizes + np.array([top + bottom, left + right])
+        corners = self._starts(padded - results, drawn.u) - np.array([top, left])
+        return Windows(np.column_stack([corners, results]), results, padding=self.padding_of)
 
     def _starts(self, room: NDArray[np.int64], u: NDArray[np.float64]) -> NDArray[np.int64]:
         # The difference plus one: an array as long as the window has one position.
-        places = np.floor(u * (np.abs(room) + 1)).astype(np.int64)
+        places = np.floor(u[..., : room.shape[-1]] * (np.abs(room) + 1)).astype(np.int64)
         return np.where(room < 0, -places, places)
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias, get_type_hints
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,12 @@ from mbaas.transforms import checks
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
+
+Colour = tuple[float, float, float]
+"""Levels of red, green and blue, 0 to 255."""
+
+PaddingMode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric"]
+Interpolation: TypeAlias = Literal["nearest", "bilinear"]
 
 
 class Parameters:
@@ -92,6 +98,10 @@ class BoxState:
     kept: NDArray[np.bool_]
 
 
+More: TypeAlias = Callable[[NDArray[np.int64], int, int], NDArray[np.float64]]
+"""(rows, first, count) -> float64[len(rows), count], uniform in [0, 1): a sample's random numbers from ``first`` on."""
+
+
 @dataclass(frozen=True)
 class DrawInputs:
     """Inputs from which a transform computes its parameters for n samples.
@@ -100,21 +110,37 @@ class DrawInputs:
         u: float64[n, draws], uniform in [0, 1).
         heights, widths: int64[n], image sizes in pixels.
         boxes: boxes of the images; None without boxes, or if no transform of the pipeline needs them.
-        more: (rows, first, count) -> float64[len(rows), count]: further uniform numbers for these samples, starting
-            with number ``first``. Numbers 0 to ``draws`` - 1 are in ``u``.
+        more: further random numbers of these samples. Numbers 0 to ``draws`` - 1 are in ``u``.
     """
 
     u: NDArray[np.float64]
     heights: NDArray[np.int64]
     widths: NDArray[np.int64]
     boxes: BoxState | None = None
-    more: Callable[[NDArray[np.int64], int, int], NDArray[np.float64]] | None = None
+    more: More | None = None
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(height, width) of the images, int64[n, 2]."""
+        return np.column_stack([self.heights, self.widths])
 
     @property
     def whole(self) -> NDArray[np.int64]:
-        """Return the windows that are the whole images, int64[n, 4]."""
-        zeros = np.zeros_like(self.heights)
-        return np.stack([zeros, zeros, self.heights, self.widths], axis=1)
+        """The windows that are the whole images, int64[n, 4]."""
+        return np.column_stack([np.zeros_like(self.sizes), self.sizes])
+
+
+class Padding(NamedTuple):
+    """Pixels outside of an image: by ``mode``, the colour ``fill``, or those of the image.
+
+    "edge" repeats the outermost pixel; "reflect" mirrors the image at it, and "symmetric" at its outer edge.
+    """
+
+    mode: PaddingMode = "constant"
+    fill: Colour = (0.0, 0.0, 0.0)
+
+
+BLACK = Padding()
 
 
 @dataclass(frozen=True)
@@ -123,21 +149,24 @@ class Windows:
 
     Attributes:
         boxes: int64[n, 4], (top, left, height, width) in pixels. A window may extend beyond the image, as in a
-            CenterCrop of a small image; the outside is black.
+            CenterCrop of a small image.
         sizes: int64[n, 2], (height, width) of the result in pixels; the window's size if nothing is resampled.
         kept: bool[total], the boxes to keep; None: all boxes that overlap their window.
+        padding: what is outside of the image.
     """
 
     boxes: NDArray[np.int64]
     sizes: NDArray[np.int64]
     kept: NDArray[np.bool_] | None = None
+    padding: Padding = BLACK
 
 
 @dataclass(frozen=True)
 class Flips:
-    """The samples to mirror left to right: ``which``, bool[n]."""
+    """The samples to mirror, ``which``, bool[n]: left to right, or if ``vertical`` upside down."""
 
     which: NDArray[np.bool_]
+    vertical: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,11 +176,105 @@ class Recolorings:
     changes: NDArray[np.float64]
 
 
-Step: TypeAlias = Windows | Flips | Recolorings
+@dataclass(frozen=True)
+class Warps:
+    """A projective map of each sample, such as a rotation.
+
+    Attributes:
+        which: bool[n], the samples that change.
+        to_source: float64[n, 3, 3], from (x, y, 1) in the result to the place in the image, up to a factor; in pixels,
+            counted from the left and upper edge.
+        sizes: int64[n, 2], (height, width) of the result in pixels.
+        nearest: True for the nearest pixel, False for a bilinear mean of four.
+        fill: colour outside of the image.
+    """
+
+    which: NDArray[np.bool_]
+    to_source: NDArray[np.float64]
+    sizes: NDArray[np.int64]
+    nearest: bool
+    fill: Colour
+
+    @functools.cached_property
+    def from_source(self) -> NDArray[np.float64]:
+        """The inverse of ``to_source``."""
+        return np.asarray(np.linalg.pinv(self.to_source), np.float64)  # also of a tiny image whose corners coincide
+
+
+class Operation(NamedTuple):
+    """A change of one image, named as in torchvision's AutoAugment: "Solarize", "ShearX", ..."""
+
+    name: str
+    value: float = 0.0
+
+
+class Blur(NamedTuple):
+    """A Gaussian blur by a kernel of (width, height) and ``sigma``, in pixels."""
+
+    kernel_size: tuple[int, int]
+    sigma: float
+
+
+class Erasure(NamedTuple):
+    """A window ``box``, (top, left, height, width) in pixels, that gets one colour."""
+
+    box: tuple[int, int, int, int]
+    value: Colour
+
+
+class Mixture(NamedTuple):
+    """The mean of an image, with weight ``own``, and of its changes by each of ``chains``, with one of ``weights``."""
+
+    own: float
+    weights: tuple[float, ...]
+    chains: tuple[Chain, ...]
+
+
+Chain: TypeAlias = "tuple[Operation | Blur | Erasure | Mixture, ...]"
+"""Successive changes of one image, which keep its size."""
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Successive changes of each of n samples: ``chains``.
+
+    ``nearest`` and ``fill`` as in `Warps`, for operations that move pixels; for None, see `mbaas.prep.operations.warp`.
+    """
+
+    chains: Sequence[Chain]
+    nearest: bool = True
+    fill: Colour | None = None
+
+
+Step: TypeAlias = Windows | Flips | Recolorings | Warps | Operations
 """The effect of one transform on n samples."""
 
 
-class WindowTransform(Transform, ABC):
+class ImageTransform(Transform, ABC):
+    """A transform of images that runs in prep workers.
+
+    Attributes:
+        leaves_fields: what it does that boxes, keypoints and masks cannot follow, as in "moves pixels"; "" if they can.
+    """
+
+    @property
+    def leaves_fields(self) -> str:
+        return ""
+
+    @abstractmethod
+    def step(self, drawn: DrawInputs) -> Step:
+        """Return the effect on n samples."""
+
+
+class CpuTransform(ImageTransform):
+    """A transform of images that only the cpu engine runs."""
+
+    @property
+    def dali_limit(self) -> str:
+        return f"runs no {type(self).__name__}"
+
+
+class WindowTransform(ImageTransform):
     """A transform that crops a window of the image and resamples it.
 
     Results have its parameter ``size``, if there is one that is (height, width).
@@ -164,3 +287,6 @@ class WindowTransform(Transform, ABC):
 
     @abstractmethod
     def windows(self, drawn: DrawInputs) -> Windows: ...
+
+    def step(self, drawn: DrawInputs) -> Windows:
+        return self.windows(drawn)

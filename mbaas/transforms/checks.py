@@ -46,6 +46,14 @@ def fraction(where: str, value: object) -> float:
     return result
 
 
+def level(where: str, value: object) -> float:
+    """Return ``value`` as a level of a channel, in [0, 255]."""
+    result = number(where, value)
+    if not 0.0 <= result <= 255.0:
+        raise refused(where, "must be in [0, 255]", value)
+    return result
+
+
 def whole(where: str, value: object, *, least: int = 1, most: int = 2**40, unit: str = "") -> int:
     """Return ``value`` as an int in [least, most]; ``unit``, such as " of pixels", is for the message."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
@@ -64,6 +72,19 @@ def one_of(where: str, value: object, *, names: Sequence[str]) -> object:
         *others, last = (f'"{name}"' for name in names)
         raise refused(where, f"must be {', '.join(others)} or {last}" if others else f"must be {last}", value)
     return value
+
+
+def named(where: str, value: object, *, names: Sequence[str]) -> object:
+    """Return ``value``, one of ``names``; torchvision's enumerations have them as values."""
+    return one_of(where, getattr(value, "value", value), names=names)
+
+
+def interpolation(where: str, value: object) -> object:
+    return named(where, value, names=("nearest", "bilinear"))
+
+
+def padding_mode(where: str, value: object) -> object:
+    return one_of(where, value, names=("constant", "edge", "reflect", "symmetric"))
 
 
 def flag(where: str, value: object) -> object:
@@ -95,6 +116,11 @@ def numbers(where: str, value: object, *, length: int | None = None) -> tuple[fl
     return tuple(number(where, each) for each in sequence(where, value, length))
 
 
+def fractions(where: str, value: object, *, length: int) -> tuple[float, ...]:
+    """Return ``value`` as a tuple of ``length`` floats in [0, 1]."""
+    return tuple(fraction(where, each) for each in sequence(where, value, length))
+
+
 def height_width(where: str, value: object) -> tuple[int, int]:
     """Return ``value`` as (height, width) in pixels; an integer means a square."""
     if isinstance(value, Integral):
@@ -107,6 +133,30 @@ def height_width(where: str, value: object) -> tuple[int, int]:
 def side_or_size(where: str, value: object) -> int | tuple[int, int]:
     """Return ``value`` as the length of a side in pixels, or as (height, width)."""
     return pixels(where, value) if isinstance(value, Integral) else height_width(where, value)
+
+
+def colour(where: str, value: object) -> tuple[float, float, float]:
+    """Return ``value`` as levels of red, green and blue in [0, 255]; a number is the level of all three."""
+    levels = value if isinstance(value, (list, tuple)) else (value, value, value)
+    red, green, blue = sequence(f"{where}, unless it is one number,", levels, 3)
+    return level(where, red), level(where, green), level(where, blue)
+
+
+def paddings(where: str, value: object) -> tuple[int, ...]:
+    """Return ``value`` as (left, top, right, bottom) in pixels; one number is for all sides, two for pairs of them."""
+    given = list(value) if isinstance(value, (list, tuple)) else [value]
+    if len(given) not in (1, 2, 4):
+        raise refused(where, "must hold one, two or four values", value)
+    pads = [whole(where, each, least=0, most=MOST_PIXELS, unit=" of pixels") for each in given]
+    return tuple(pads * (4 // len(pads)))
+
+
+def spread(where: str, value: object) -> tuple[float, float]:
+    """Return ``value`` as (low, high); a number x means (-x, x)."""
+    if isinstance(value, (list, tuple)):
+        return interval(where, value)
+    widest = number(where, value, least=0.0)
+    return 0.0 - widest, widest  # not -widest: the repr of -0.0 differs from 0.0, and so would the fingerprint
 
 
 def interval(

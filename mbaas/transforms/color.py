@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import permutations
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 from mbaas.transforms import checks
-from mbaas.transforms.base import Transform
+from mbaas.transforms.base import DrawInputs, ImageTransform, Recolorings, Transform
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ _FACTORS = ("brightness", "contrast", "saturation")
 
 
 @dataclass(frozen=True)
-class ColorJitter(Transform):
+class ColorJitter(ImageTransform):
     """Change brightness, contrast, saturation and hue by random amounts, in random order.
 
     The first three blend the image x with a reference r: ``clip(round(f * x + (1 - f) * r), 0, 255)``. The reference is
@@ -57,6 +57,9 @@ class ColorJitter(Transform):
     @property
     def turns_hue(self) -> bool:
         return self.hue != (0.0, 0.0)
+
+    def step(self, drawn: DrawInputs) -> Recolorings:
+        return Recolorings(self.changes(drawn.u))
 
     def changes(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Compute the successive changes of each sample: s = 4 with hue, else 3.
@@ -163,3 +166,19 @@ class Normalize(Transform):
         """Return (scale, offset), float32[3] each: the result is ``x * scale + offset``."""
         std = np.array(self.std)  # float64, so that only the results are rounded
         return (1.0 / (255.0 * std)).astype(np.float32), (-np.array(self.mean) / std).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ToFloat(Normalize):
+    """Compute ``x / 255``: levels from 0 to 1, as torchvision's ``ToDtype(torch.float32, scale=True)``.
+
+    Like Normalize, it must be the last transform, and runs in the consumer. Normalize divides by 255 itself, so that a
+    pipeline has one of both.
+
+    Args:
+        dtype: "float32", "float16" or "bfloat16" (torch only).
+    """
+
+    mean: tuple[float, float, float] = field(default=(0.0, 0.0, 0.0), init=False, repr=False)
+    std: tuple[float, float, float] = field(default=(1.0, 1.0, 1.0), init=False, repr=False)
+    dtype: str = "float32"

@@ -1,4 +1,4 @@
-"""Geometric transforms of images: crops, resizing, flips, and crops and zooms for object detection."""
+"""Geometric transforms of images that keep its axes: crops, resizing, padding, flips, and those of object detection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.transforms import checks
-from mbaas.transforms.base import DrawInputs, Size, Transform, Windows, WindowTransform
+from mbaas.transforms.base import (
+    Colour,
+    DrawInputs,
+    Flips,
+    ImageTransform,
+    Padding,
+    PaddingMode,
+    Size,
+    Windows,
+    WindowTransform,
+)
 
 ATTEMPTS = 10
 """Windows tried before falling back to the largest central one, as in torchvision."""
@@ -39,32 +49,11 @@ class RandomResizedCrop(WindowTransform):
     draws: ClassVar[int] = 2 * ATTEMPTS + 2
 
     def windows(self, drawn: DrawInputs) -> Windows:
-        u, heights, widths = drawn.u, drawn.heights, drawn.widths
-        # All attempts are drawn together and the first that fits is used. This has the same distribution as trying one
-        # after another, but needs no loop and a constant number of draws.
-        tries_h, tries_w = self._attempts(u[:, :ATTEMPTS], u[:, ATTEMPTS : 2 * ATTEMPTS], heights * widths)
-        fits = (tries_h > 0) & (tries_h <= heights[:, None]) & (tries_w > 0) & (tries_w <= widths[:, None])
-        # argmax returns the first True of a row, or 0 if there is no True; those rows are replaced below.
-        rows, first = np.arange(len(u)), fits.argmax(axis=1)
-        crop_h, crop_w = tries_h[rows, first], tries_w[rows, first]
-        # The difference plus one, because a window as large as the image has one position.
-        top = (u[:, -2] * (heights - crop_h + 1)).astype(np.int64)
-        left = (u[:, -1] * (widths - crop_w + 1)).astype(np.int64)
-        boxes = np.stack([top, left, crop_h, crop_w], axis=1)
-        found = fits[rows, first]
+        tries = random_windows(drawn.u, drawn.sizes, self.scale, self.ratio)
+        boxes, found = first_fitting(tries, drawn.u[:, -2:], drawn.sizes, drawn.sizes)
         if not found.all():
-            boxes[~found] = self._central(heights[~found], widths[~found])
-        return Windows(boxes, _repeated(self.size, len(u)))
-
-    def _attempts(
-        self, u_area: NDArray[np.float64], u_ratio: NDArray[np.float64], area: Pixels
-    ) -> tuple[Pixels, Pixels]:
-        """Return heights and widths, int64[n, ATTEMPTS] each."""
-        target = area[:, None] * (self.scale[0] + (self.scale[1] - self.scale[0]) * u_area)
-        # On a log scale, so that a window twice as wide as high is as likely as one twice as high as wide.
-        low, high = np.log(self.ratio)
-        aspect = np.exp(low + (high - low) * u_ratio)
-        return _rounded(np.sqrt(target / aspect)), _rounded(np.sqrt(target * aspect))
+            boxes[~found] = self._central(drawn.heights[~found], drawn.widths[~found])
+        return Windows(boxes, _repeated(self.size, len(boxes)))
 
     def _central(self, heights: Pixels, widths: Pixels) -> Pixels:
         shape = widths / heights
@@ -112,7 +101,84 @@ class Resize(WindowTransform):
 
 
 @dataclass(frozen=True)
-class RandomHorizontalFlip(Transform):
+class ScaleJitter(WindowTransform):
+    """Resize the image to a random multiple of the size at which it would fit into ``target_size``.
+
+    This matches torchvision (Ghiasi et al., 2021, large scale jittering). The aspect ratio is kept, so images differ in
+    size until a `RandomCrop` or `CenterCrop` follows.
+
+    Args:
+        target_size: (height, width) in pixels.
+        scale_range: (low, high) of the multiple.
+    """
+
+    target_size: Annotated[tuple[int, int], checks.height_width]
+    scale_range: Annotated[tuple[float, float], partial(checks.interval, above=0.0)] = (0.1, 2.0)
+
+    draws: ClassVar[int] = 1
+
+    def windows(self, drawn: DrawInputs) -> Windows:
+        low, high = self.scale_range
+        factors = (low + (high - low) * drawn.u[:, 0]) * (np.array(self.target_size) / drawn.sizes).min(axis=1)
+        # At least one pixel, where torchvision fails.
+        return Windows(drawn.whole, np.maximum((drawn.sizes * factors[:, None]).astype(np.int64), 1))
+
+
+class PaddingTransform(WindowTransform):
+    """A transform that may add pixels around the image, by its ``fill`` and ``padding_mode``."""
+
+    fill: float | Colour
+    padding_mode: PaddingMode
+
+    @property
+    def padding_of(self) -> Padding:
+        return Padding(self.padding_mode, self.fill)  # type: ignore[arg-type]  # canonical since the check
+
+    @property
+    def leaves_fields(self) -> str:
+        return "" if self.padding_mode == "constant" else "mirrors or repeats pixels"
+
+    @property
+    def dali_limit(self) -> str:
+        return "pads with a colour only" if self.leaves_fields else ""
+
+
+@dataclass(frozen=True)
+class Pad(PaddingTransform):
+    """Add pixels on all sides of the image.
+
+    Args:
+        padding: pixels on each side; or (left and right, top and bottom), or (left, top, right, bottom).
+        fill: level of the added pixels, 0 to 255, one or (red, green, blue).
+        padding_mode: "constant" for ``fill``, "edge" to repeat the outermost pixel, "reflect" to mirror the image at
+            that pixel, "symmetric" to mirror it at its outer edge.
+    """
+
+    padding: Annotated[int | tuple[int, ...], checks.paddings]
+    fill: Annotated[float | Colour, checks.colour] = 0
+    padding_mode: Annotated[PaddingMode, checks.padding_mode] = "constant"
+
+    def windows(self, drawn: DrawInputs) -> Windows:
+        left, top, right, bottom = self.padding  # type: ignore[misc]  # canonical since the check
+        sizes = drawn.sizes + np.array([top + bottom, left + right])
+        corners = np.tile(np.array([-top, -left]), (len(sizes), 1))
+        return Windows(np.column_stack([corners, sizes]), sizes, padding=self.padding_of)
+
+
+class _RandomFlip(ImageTransform):
+    p: float
+
+    draws: ClassVar[int] = 1
+    keeps_size: ClassVar[bool] = True
+    vertical: ClassVar[bool]
+
+    def step(self, drawn: DrawInputs) -> Flips:
+        # u is in [0, 1), so p = 1 means always, and p = 0 never.
+        return Flips(drawn.u[:, 0] < self.p, self.vertical)
+
+
+@dataclass(frozen=True)
+class RandomHorizontalFlip(_RandomFlip):
     """Mirror the image left to right with probability ``p``.
 
     Args:
@@ -121,13 +187,58 @@ class RandomHorizontalFlip(Transform):
 
     p: Annotated[float, checks.fraction] = 0.5
 
-    draws: ClassVar[int] = 1
-    keeps_size: ClassVar[bool] = True
+    vertical: ClassVar[bool] = False
 
-    def flips(self, u: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return the samples to mirror: bool[n] from ``u``, float64[n, 1]."""
-        # u is in [0, 1), so p = 1 means always, and p = 0 never.
-        return u[:, 0] < self.p
+
+@dataclass(frozen=True)
+class RandomVerticalFlip(_RandomFlip):
+    """Mirror the image upside down with probability ``p``.
+
+    Args:
+        p: probability in [0, 1].
+    """
+
+    p: Annotated[float, checks.fraction] = 0.5
+
+    vertical: ClassVar[bool] = True
+
+
+def random_windows(
+    u: NDArray[np.float64], sizes: Pixels, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Pixels:
+    """Return (height, width) of `ATTEMPTS` random windows for each of n images: int64[n, ATTEMPTS, 2].
+
+    Args:
+        u: float64[n, at least 2 * ATTEMPTS], uniform in [0, 1).
+        sizes: int64[n, 2], (height, width) of the images in pixels.
+        scale: (low, high) fraction of the image's area.
+        ratio: (low, high) of width / height, drawn uniformly on a log scale, so that a window twice as wide as high is
+            as likely as one twice as high as wide.
+    """
+    area = sizes.prod(axis=1)[:, None] * (scale[0] + (scale[1] - scale[0]) * u[:, :ATTEMPTS])
+    low, high = np.log(ratio)
+    aspect = np.exp(low + (high - low) * u[:, ATTEMPTS : 2 * ATTEMPTS])
+    return _rounded(np.stack([np.sqrt(area / aspect), np.sqrt(area * aspect)], axis=2))
+
+
+def first_fitting(
+    tries: Pixels, u: NDArray[np.float64], sizes: Pixels, most: Pixels
+) -> tuple[Pixels, NDArray[np.bool_]]:
+    """Place the first window of each image that is at most ``most`` large; int64[n, 2], as ``sizes``.
+
+    All attempts are drawn together and the first that fits is used. This has the same distribution as trying one after
+    another, but needs no loop and a constant number of draws.
+
+    Returns:
+        int64[n, 4], (top, left, height, width), and bool[n], whether a window fits. ``u``, float64[n, 2], places it.
+    """
+    fits = np.logical_and.reduce((tries > 0) & (tries <= most[:, None]), axis=2)
+    # argmax returns the first True of a row, or 0 if there is no True.
+    rows, first = np.arange(len(tries)), fits.argmax(axis=1)
+    windows = tries[rows, first]
+    # The difference plus one, because a window as large as the image has one position.
+    corners = (u * (sizes - windows + 1)).astype(np.int64)
+    return np.concatenate([corners, windows], axis=1), fits[rows, first]
 
 
 def _rounded(values: NDArray[np.floating[Any]]) -> Pixels:

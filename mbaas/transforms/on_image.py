@@ -21,7 +21,7 @@ BoxFormat: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]
 
 @dataclass(frozen=True)
 class Boxes(Parameters):
-    """Boxes on the image: crops, resizing and flips transform them together with the pixels.
+    """Boxes on the image: crops, resizing, flips and rotations transform them together with the pixels.
 
     As in torchvision's v2 transforms, a box is clipped to the window, and dropped if less than ``min_size`` pixels
     remain (`SanitizeBoundingBoxes`). Coordinates are pixels of the upright image and may be fractional; the left edge
@@ -64,7 +64,7 @@ class Boxes(Parameters):
 
 @dataclass(frozen=True)
 class Keypoints(Parameters):
-    """Keypoints on the image: crops, resizing and flips transform them together with the pixels.
+    """Keypoints on the image: crops, resizing, flips and rotations transform them together with the pixels.
 
     As in torchvision's v2 transforms, coordinates are pixels counted from 0, and a point outside a crop is moved to the
     nearest pixel inside. If points have a third value, COCO's visibility, a point outside becomes (0, 0, 0) instead,
@@ -105,7 +105,7 @@ class Keypoints(Parameters):
 
 @dataclass(frozen=True)
 class Masks:
-    """Object masks from COCO segmentations: crops, resizing and flips transform them together with the pixels.
+    """Object masks from COCO segmentations: crops, resizing, flips and rotations transform them, too.
 
     Minibatches have them for each sample as uint8 [objects, height, width] of the image's size, 1 on the object.
     Resizing takes the nearest pixel, as in torchvision. Masks are in the order of the boxes, and a dropped box drops

@@ -11,7 +11,7 @@ from mbaas.base.notebook import table
 from mbaas.errors import ConfigError, shown
 from mbaas.samples.fields import Field
 from mbaas.transforms.arrays import ArrayTransform, Form
-from mbaas.transforms.base import Size, Transform
+from mbaas.transforms.base import ImageTransform, Size, Transform
 from mbaas.transforms.color import Normalize
 from mbaas.transforms.decoders import DecodeImage, Decoder
 from mbaas.transforms.function import Map
@@ -69,6 +69,14 @@ class Pipeline:
             raise ConfigError(
                 f"{self.maps[0]!r} may move pixels in any way, and masks are made when all is done to an image, so a "
                 f"pipeline with it cannot have {masks!r}"
+            )
+        leaving = next(
+            (each for each in self.transforms if isinstance(each, ImageTransform) and each.leaves_fields), None
+        )
+        if leaving is not None and self._on_image:
+            raise ConfigError(
+                f"{leaving!r} {leaving.leaves_fields} in ways that {', '.join(self._on_image)} do not follow, so a "
+                "pipeline cannot have both"
             )
         for each in (*(each for each in self.transforms if each.needs_boxes), *([masks] if masks is not None else [])):
             if boxes is None:
@@ -260,8 +268,8 @@ def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
         raise ConfigError(f"a pipeline's first transform must be DecodeImage, DecodeAudio or DecodeArray, got {listed}")
     if decoders > 1:
         raise ConfigError(f"a pipeline needs one decoder, got {decoders}: {listed}")
-    if "Normalize" in names[:-1]:
-        raise ConfigError(f"Normalize must be the last transform, once, got {listed}")
+    if any(isinstance(each, Normalize) for each in given[:-1]):
+        raise ConfigError(f"Normalize or ToFloat must be the last transform, once, got {listed}")
     return given
 
 
@@ -275,12 +283,17 @@ def _forms_of(decoder: Decoder, others: Sequence[Transform]) -> tuple[Form, ...]
     """
     forms = [decoder.form]
     has_images = decoder.form.kind == "image"
+    accepted = (ImageTransform, Normalize, Map) if has_images else (ArrayTransform, Map)
     for transform in others:
-        is_of_arrays = isinstance(transform, ArrayTransform)
-        if is_of_arrays == has_images and not isinstance(transform, Map):
-            kind = "arrays and sound" if is_of_arrays else "images"
+        if not isinstance(transform, accepted):
+            kind = "arrays and sound" if has_images else "images"
             raise ConfigError(f"{transform!r} is a transform of {kind}, but {decoder!r} makes {decoder.form.kind}s")
-        forms.append(transform.result(forms[-1]) if isinstance(transform, ArrayTransform) else forms[-1])
+        if has_images:
+            transform.fixed_size  # noqa: B018 (for the error of a RandomCrop with three lengths)
+        if isinstance(transform, ArrayTransform) and not has_images:
+            forms.append(transform.result(forms[-1]))
+        else:
+            forms.append(forms[-1])
     if forms[-1].differing and forms[-1].longest is None:
         bound = "max_s" if decoder.form.kind == "sound" else "longest"
         raise ConfigError(

@@ -44,6 +44,14 @@ OF_ARRAYS = {"AmplitudeToDB", "CropOrPad", "DecodeArray", "DecodeAudio", "MelSpe
 OF_OBJECTS = {"RandomIoUCrop", "RandomZoomOut"}
 """Transforms that depend on boxes, with a documentation page of their own."""
 
+OF_AUGMENTATION = {
+    *("AugMix", "AutoAugment", "GaussianBlur", "Pad", "RandAugment", "RandomAdjustSharpness", "RandomAffine"),
+    *("RandomAutocontrast", "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomInvert", "RandomPerspective"),
+    *("RandomPosterize", "RandomRotation", "RandomSolarize", "RandomVerticalFlip", "ScaleJitter", "ToFloat"),
+    "TrivialAugmentWide",
+}
+"""Further transforms of images, with a documentation page of their own."""
+
 STEPS = set(T.__all__) - {"Boxes", "Keypoints", "Masks", "Pipeline", "Transform"}
 
 Write = Callable[[str], Path]
@@ -128,7 +136,21 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
         load(write(shown))
     config = load(write(re.sub("^masks:.*", "", shown, flags=re.MULTILINE)))
     assert (config.options.timeouts.patience_s, config.options.staging.readahead_bytes) == (30.0, 64 << 20)
-    assert {type(t).__name__ for t in config.pipeline.transforms} == STEPS - OF_ARRAYS - OF_OBJECTS
+    assert {type(t).__name__ for t in config.pipeline.transforms} == STEPS - OF_ARRAYS - OF_OBJECTS - OF_AUGMENTATION
+
+
+def test_the_page_about_augmentation_names_all_and_each_can_stand_in_a_file(write: Write) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "augmentation.md").read_text()
+    assert set(re.findall(r"`(\w+)`", text)) >= OF_AUGMENTATION
+    start = GOOD.partition("pipeline:")[0]
+    given = {"GaussianBlur": 3, "Pad": 1, "RandomAdjustSharpness": 2, "RandomAffine": 9, "RandomPosterize": 4}
+    given |= {"RandomRotation": {"degrees": [-9, 9], "interpolation": "bilinear", "fill": [1, 2, 3]}}
+    given |= {"RandomSolarize": 128, "ScaleJitter": {"target_size": [32, 32]}}
+    last = {"ToFloat"}
+    steps = [{name: given[name]} if name in given else name for name in sorted(OF_AUGMENTATION - last)]
+    steps = ["DecodeImage", *steps, {"RandomCrop": {"size": 16, "padding": 4}}, *last]
+    config = load(write(start + yaml.safe_dump({"pipeline": steps})))
+    assert {type(t).__name__ for t in config.pipeline.transforms} == OF_AUGMENTATION | {"DecodeImage", "RandomCrop"}
 
 
 @pytest.mark.parametrize(("page", "steps"), [("sound.md", 5), ("arrays.md", 2)])
@@ -172,7 +194,11 @@ def test_the_pages_about_sound_and_arrays_show_files_that_are_valid(page: str, s
         ("timeouts: {lease_s: 30}", "scaling: {stall_low: 0.2}", "13: scaling.stall_low must be below"),
         ("engine:", "engine: gpu", "15: engine must be one of 'auto', 'cpu', 'dali', got 'gpu' (text)"),
         ("- DecodeImage", "- DecodeJpeg", "5: unknown transform 'DecodeJpeg'; did you mean 'DecodeImage'?"),
-        ("- DecodeImage", "- Blur", "5: unknown transform 'Blur'; known are AmplitudeToDB, CenterCrop, ColorJitter, C"),
+        (
+            "- DecodeImage",
+            "- Blur",
+            "5: unknown transform 'Blur'; known are AmplitudeToDB, AugMix, AutoAugment, CenterC",
+        ),
         (
             "- DecodeImage",
             "- DecodeImage: big",

@@ -59,6 +59,10 @@ def pipeline_with_boxes(names: Names) -> None:
     assert names["pipeline"].boxes == T.Boxes("boxes", format="xywh", beside=("classes",))
 
 
+def pipeline_of_cifar(names: Names) -> None:
+    assert names["cifar"].output_shape == (32, 32, 3)
+
+
 def shards(names: Names) -> None:
     """The first call stored the listing of 128 shards; the second one reads two shards."""
     data = names["data"]
@@ -218,6 +222,7 @@ SHOWN = {
         },
     ),
     "docs/sound.md": Page(page_data.for_sound, {'"commands/"': sounds, "utterances": utterances}),
+    "docs/augmentation.md": Page(checks={"cifar": pipeline_of_cifar}),
     "docs/arrays.md": Page(page_data.for_arrays, {'"scans"': scans, '"cosmo"': volumes, "packed": clouds}),
     "docs/cluster.md": Page(),
 }

@@ -27,6 +27,11 @@ PIPELINES = {
     "pad": T.Pipeline([T.DecodeImage(), T.CenterCrop((450, 301))]),
     "squeeze": T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip(), T.Resize((333, 111))]),
     "jitter": T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(96), T.ColorJitter(0.8, 0.8, 0.8)]),
+    "cifar": T.Pipeline([T.DecodeImage(), T.RandomCrop((300, 350), padding=(20, 9), fill=(250, 3, 77)), T.Pad(4)]),
+    "upside down": T.Pipeline(
+        [T.DecodeImage(), T.RandomVerticalFlip(), T.Pad((1, 2, 3, 4), fill=99), T.CenterCrop((390, 500))]
+    ),
+    "large scale jitter": T.Pipeline([T.DecodeImage(), T.ScaleJitter((200, 200), (0.5, 1.5)), T.RandomCrop(180)]),
     "late crop": T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip(), T.RandomResizedCrop((100, 200))]),
 }
 

@@ -62,6 +62,12 @@ IMAGES = {
     "all of it": (3, [T.DecodeImage(), T.Resize((56, 72)), T.CenterCrop(50)]),
     "normalized": (3, [T.DecodeImage(), T.Resize(56), T.CenterCrop(50), T.Normalize((0, 0, 0), (1, 1, 1))]),
     "padded": (2, [T.DecodeImage(), T.CenterCrop((130, 60)), FLIP]),
+    "padded, augmented": (
+        3,
+        [T.DecodeImage(), T.Resize(50), T.Pad(3, 9), T.RandomCrop(48), T.RandAugment(3), T.AugMix()],
+    ),
+    "mirrored": (2, [T.DecodeImage(), T.Pad(7, padding_mode="reflect"), T.RandomCrop(60), T.RandomPerspective()]),
+    "warped": (1, [ANY, T.RandomRotation(40, "bilinear", expand=True), T.GaussianBlur(5), T.RandomErasing(0.9)]),
     "function": (3, [T.DecodeImage(), T.Resize((56, 72)), always(brighter), CROP, JITTER]),
     "two functions": (
         5,
@@ -105,7 +111,7 @@ def test_images(files, name):
 
 KEPT = {
     **dict.fromkeys(("padded", "no image"), 53),  # the rows of two that are damaged below are never read
-    **dict.fromkeys(("any size", "any size, flipped", "any size, jitter"), 50),  # one is too large
+    **dict.fromkeys(("any size", "any size, flipped", "any size, jitter", "warped"), 50),  # one is too large
     "bad for its size": 4,
     "bad by chance": 35,
     "too large": 4,

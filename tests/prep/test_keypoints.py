@@ -69,8 +69,19 @@ def test_points_are_where_torchvision_has_them(values: int, of_objects: bool) ->
     assert values == 2 or marked > (points[..., 2] == 0).sum()
 
 
-@pytest.mark.parametrize("engine", ["cpu", "dali"])
-def test_a_point_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineName) -> None:
+@pytest.mark.parametrize(
+    ("engine", "steps"),
+    [
+        ("cpu", [T.RandomHorizontalFlip()]),
+        ("dali", [T.RandomHorizontalFlip()]),
+        ("cpu", [T.RandomVerticalFlip()]),
+        ("dali", [T.RandomVerticalFlip()]),
+        ("cpu", [T.RandomRotation(180), T.RandomVerticalFlip()]),
+        ("cpu", [T.RandomAffine(20, (0.1, 0.1), (0.9, 1.1), 9)]),
+        ("cpu", [T.RandomPerspective(0.3, p=0.7)]),
+    ],
+)
+def test_a_point_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineName, steps: list[T.Transform]) -> None:
     rng, encoded, boxes, points = np.random.default_rng(3), [], [], []
     for _ in range(SAMPLES):
         image = np.zeros((80, 100, 3), np.uint8)
@@ -80,7 +91,7 @@ def test_a_point_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineNam
         boxes.append([[left, top, left + 7, top + 7], [0, 0, 0, 0]])
         points.append([[[left + 3, top + 3, 2]], [[1, 1, 1]]])
     known: Arrays = {"boxes": np.array(boxes, np.float32), "keypoints": np.array(points, np.float32)}
-    transforms = [T.DecodeImage(), T.RandomResizedCrop(96, scale=(0.4, 1.0)), T.RandomHorizontalFlip()]
+    transforms = [T.DecodeImage(), T.RandomResizedCrop(96, scale=(0.4, 1.0)), *steps]
     pipeline = T.Pipeline(transforms, boxes=T.Boxes(beside=("keypoints",), min_size=3), keypoints=T.Keypoints())
     made, out = make_engine(engine, pipeline, seed=1), np.empty((SAMPLES, 96, 96, 3), np.uint8)
     moved = made.prepare(Batch(encoded, np.arange(SAMPLES), 0, known), out).known["keypoints"]

@@ -123,8 +123,19 @@ def prepared(
     return out, found
 
 
-@pytest.mark.parametrize("engine", ["cpu", "dali"])
-def test_a_mask_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineName) -> None:
+FLIPS = [T.RandomHorizontalFlip(), T.RandomVerticalFlip()]
+
+
+@pytest.mark.parametrize(
+    ("engine", "more"),
+    [
+        ("cpu", FLIPS),
+        ("dali", FLIPS),
+        ("cpu", [T.RandomRotation(90), *FLIPS]),
+        ("cpu", [T.RandomPerspective(0.4, p=0.7), T.RandomCrop((64, 72), padding=6)]),
+    ],
+)
+def test_a_mask_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineName, more: list[T.Transform]) -> None:
     rng, encoded, boxes, segmentations = np.random.default_rng(2), [], [], []
     for _ in range(SAMPLES):
         image = np.zeros((90, 110, 3), np.uint8)
@@ -135,7 +146,7 @@ def test_a_mask_is_where_its_pixels_are_and_goes_with_its_box(engine: EngineName
         boxes.append([[0, 0, 0, 0], [left, top, left + width, top + height]])
         segmentations.append([[[0, 0, 1, 0, 0, 1]], [list(map(float, corners))]])
     lying = {"boxes": T.Boxes(), "masks": T.Masks()}
-    crops = [T.RandomZoomOut((1, 1.5)), T.RandomIoUCrop(), T.Resize((64, 72)), T.RandomHorizontalFlip()]
+    crops = [T.RandomZoomOut((1, 1.5)), T.RandomIoUCrop(), T.Resize((64, 72)), *more]
     pipeline = T.Pipeline([T.DecodeImage(), *crops], **lying)  # type: ignore[arg-type]
     out, found = prepared(pipeline, segmentations, encoded, np.array(boxes, np.float32), engine)
     assert found.bad == []

@@ -45,7 +45,7 @@ def full() -> T.Pipeline:
         ),
         (
             lambda: T.Pipeline([T.DecodeImage(), IMAGENET, IMAGENET]),
-            "Normalize must be the last transform, once",
+            "Normalize or ToFloat must be the last transform, once",
         ),
         (
             lambda: T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip]),

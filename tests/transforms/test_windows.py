@@ -107,7 +107,8 @@ def test_center_crop_is_torchvisions_for_small_odd_and_even_images():
 
 def test_flips_have_their_probability():
     ids = np.arange(20_000)
-    flip = T.RandomHorizontalFlip(0.3)
-    assert flip.flips(uniforms(0, 0, ids, substream=2, draws=1)).mean() == pytest.approx(0.3, abs=0.01)
-    assert not T.RandomHorizontalFlip(0.0).flips(uniforms(0, 0, ids, substream=2, draws=1)).any()
-    assert T.RandomHorizontalFlip(1.0).flips(uniforms(0, 0, ids, substream=2, draws=1)).all()
+    drawn = DrawInputs(uniforms(0, 0, ids, substream=2, draws=1), ids + 1, ids + 1)
+    for flip in (T.RandomHorizontalFlip, T.RandomVerticalFlip):
+        assert flip(0.3).step(drawn).which.mean() == pytest.approx(0.3, abs=0.01)
+        assert not flip(0.0).step(drawn).which.any()
+        assert flip(1.0).step(drawn).which.all()

@@ -20,12 +20,13 @@ from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows, image_header, i
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, Encoded, Engine, Prepared, is_image
 from mbaas.prep.geometry import Stage, boxes_before, moved_fields, plan, sizes_after_all, stages_of
 from mbaas.prep.header import Header, UndecodableError, peek
+from mbaas.prep.operations import operate, warp
 from mbaas.prep.part import Results, SampleFields, call_map, described
 from mbaas.prep.pixels import Image, Scratch
 from mbaas.samples.fields import ANNOTATED_SIZE, IMAGE, Arrays, Field
 from mbaas.samples.order import generator
-from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize
-from mbaas.transforms.base import Recolorings, Step, Windows
+from mbaas.transforms import Map, Pipeline, RandomResizedCrop, Resize, ScaleJitter, Transform
+from mbaas.transforms.base import Flips, Operations, Recolorings, Step, Windows
 
 Array = NDArray[Any]
 
@@ -128,7 +129,7 @@ class CpuEngine(Engine):
         self._scratch = Scratch()
         # Import torch now, while the engine is made: on a busy machine the import may take longer than a block's
         # timeout.
-        if any(isinstance(each, RandomResizedCrop | Resize) for each in pipeline.prep):
+        if any(isinstance(each, _RESAMPLING) or _is_bilinear(each) for each in pipeline.prep):
             pixels.resampler()
 
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
@@ -249,19 +250,32 @@ class CpuEngine(Engine):
             place = into if k >= last else None
             if isinstance(step, Windows):
                 target = self._target(k, step.sizes[row].tolist(), place)
-                pixels.cut(image, step.boxes[row].tolist(), target, self._scratch)
+                pixels.cut(image, step.boxes[row].tolist(), target, self._scratch, step.padding)
                 image = kept.put(first + k + 1, target)
             elif isinstance(step, Recolorings):
-                target = self._writable(k, image, place)
-                if target is not image:
-                    np.copyto(target, image)
-                    image = target
+                image = self._own(k, image, place)
                 pixels.recolor(image, step.changes[row].tolist())
-            elif step.which[row]:
+            elif isinstance(step, Operations):
+                if chain := step.chains[row]:
+                    image = self._own(k, image, place)
+                    operate(image, chain, nearest=step.nearest, fill=step.fill)
+            elif not step.which[row]:
+                continue
+            elif isinstance(step, Flips):
                 target = self._writable(k, image, place)
-                pixels.mirror(image, target)
+                pixels.mirror(image, target, vertical=step.vertical)
                 image = target
+            else:
+                size = step.sizes[row].tolist()
+                image = warp(image, step.to_source[row], size, nearest=step.nearest, fill=step.fill)
         return image
+
+    def _own(self, step: int, image: Image, into: Array | None) -> Image:
+        """Return the image in memory that may change."""
+        own = self._writable(step, image, into)
+        if own is not image:
+            np.copyto(own, image)
+        return own
 
     def _writable(self, step: int, image: Image, into: Array | None) -> Image:
         if image.flags.writeable:
@@ -282,6 +296,12 @@ class CpuEngine(Engine):
 
 
 _IMAGE = "uint8 [height, width, 3]"
+
+_RESAMPLING = (RandomResizedCrop, Resize, ScaleJitter)
+
+
+def _is_bilinear(transform: Transform) -> bool:
+    return getattr(transform, "interpolation", None) == "bilinear"
 
 
 def _fits(into: Array, size: Sequence[int]) -> bool:

@@ -33,14 +33,18 @@ from mbaas.prep.pixels import Image
 from mbaas.transforms import (
     CenterCrop,
     ColorJitter,
+    Pad,
     Pipeline,
+    RandomCrop,
     RandomHorizontalFlip,
     RandomIoUCrop,
     RandomResizedCrop,
+    RandomVerticalFlip,
     RandomZoomOut,
     Transform,
 )
-from mbaas.transforms.base import Flips, Size, Step, Windows, WindowTransform
+from mbaas.transforms.base import BLACK, Flips, Recolorings, Size, Step, Windows, WindowTransform
+from mbaas.transforms.geometry import PaddingTransform
 from mbaas.wire.samples import EngineName
 
 BATCH_PIXELS = 32_000_000
@@ -53,8 +57,11 @@ SAMPLES = "samples"
 """Name of a graph's first input: encoded files, or decoded images."""
 
 _HEIGHT_WIDTH = (0, 1)
-_WINDOWS = (RandomResizedCrop, RandomIoUCrop, CenterCrop, RandomZoomOut)
-"""Transforms whose window is an input of the graph. Resize is not among them: its window is the whole image."""
+_UNSCALED = (RandomIoUCrop, CenterCrop, RandomZoomOut, Pad, RandomCrop)
+"""Transforms that cut or extend images."""
+
+_WINDOWS = (RandomResizedCrop, *_UNSCALED)
+"""Transforms whose window is an input of the graph. Those that resize the whole image are not among them."""
 
 
 class DaliEngine(CpuEngine):
@@ -223,7 +230,7 @@ def graph_inputs(stages: Sequence[Stage], steps: Sequence[Step]) -> dict[str, ND
                 inputs[f"size {index}"] = step.sizes.astype(np.float32)
         elif isinstance(step, Flips):
             inputs[f"flip {index}"] = step.which.astype(np.int32)
-        else:
+        elif isinstance(step, Recolorings):
             inputs[f"blends {index}"] = step.changes[:, :, :3].astype(np.float32)
     return inputs
 
@@ -238,8 +245,11 @@ def image_graph(stages: Sequence[Stage], *, gpu: bool, decoded: bool = False) ->
     for index, transform in rest:
         if isinstance(transform, WindowTransform):
             made = _cut(made, index, transform)
-        elif isinstance(transform, RandomHorizontalFlip):
-            made = fn.flip(made, horizontal=_input(f"flip {index}", types.INT32, 0))
+        elif isinstance(transform, RandomHorizontalFlip | RandomVerticalFlip):
+            which = _input(f"flip {index}", types.INT32, 0)
+            made = (
+                fn.flip(made, horizontal=0, vertical=which) if transform.vertical else fn.flip(made, horizontal=which)
+            )
         elif isinstance(transform, ColorJitter):
             made = _jittered(made, _input(f"blends {index}", types.FLOAT, 2))
     return made
@@ -262,8 +272,10 @@ def _decoded(stages: Sequence[Stage], gpu: bool) -> tuple[Any, Sequence[Stage]]:
 
 
 def _cut(images: Any, index: int, transform: WindowTransform) -> Any:
-    if isinstance(transform, (CenterCrop, RandomIoUCrop, RandomZoomOut)):
-        return fn.slice(images, **_box(index), axes=_HEIGHT_WIDTH, out_of_bounds_policy="pad", fill_values=0)
+    if isinstance(transform, _UNSCALED):
+        fill = transform.padding_of.fill if isinstance(transform, PaddingTransform) else BLACK.fill
+        colour = [float(round(level)) for level in fill]
+        return fn.slice(images, **_box(index), axes=_HEIGHT_WIDTH, out_of_bounds_policy="pad", fill_values=colour)
     if isinstance(transform, RandomResizedCrop):
         images = fn.slice(images, **_box(index), axes=_HEIGHT_WIDTH)
     return _resized(images, index, transform)

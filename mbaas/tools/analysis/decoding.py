@@ -66,8 +66,10 @@ def decoding(rates: Rates, setup: Setup) -> Decoding | None:
     plan, decoded = form_plan(rates, setup), read_shares(rates, setup, steady=True).decoded
     encoded, cost = rates.cpu_s(0.0), rates.cpu_s(1.0)
     # measured independently, so the two may be off in opposite directions
+    pairs = (cost.value, encoded.value), (cost.high, encoded.low), (cost.low, encoded.high)
+    # nothing can be saved of what costs nothing
     share = spanning(
-        1 - cost.value / encoded.value, 1 - cost.high / encoded.low, 1 - cost.low / encoded.high, unit="of prep"
+        *(1 - decoded_s / encoded_s if encoded_s else 0.0 for decoded_s, encoded_s in pairs), unit="of prep"
     )
     found = Decoding(
         share=share,

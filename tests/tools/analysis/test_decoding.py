@@ -44,6 +44,12 @@ def test_how_much_memory_ends_decoding_and_what_that_brings() -> None:
     assert json.loads(json.dumps(found.to_json()))["prep_speedup"]["value"] == pytest.approx(5.5)
 
 
+def test_nothing_is_saved_of_what_costs_nothing() -> None:
+    """Rates may be stated, and 0 CPU seconds with them."""
+    found = asked(decodable_rates(prep_cpu_s=stated(0.0, unit="CPU-s")), Setup())
+    assert (found.share.value, found.is_worthwhile) == (0, False)
+
+
 def test_intervals_are_those_of_both_measurements() -> None:
     """1,600 to 2,400 samples/s decoded and 180 to 220 encoded: 7.3 to 13.3 times."""
     spread = {"prep": line((1, 200), spread=0.1), "decoded_prep": line((1, 2000), spread=0.2)}
