@@ -323,10 +323,12 @@ class MeasuredCurve:
 
     @property
     def most(self) -> float:
+        """The highest measured count; beyond it the curve is an extrapolation."""
         return self.points[-1][0]
 
     @property
     def fastest(self) -> tuple[float, Quantity]:
+        """The point with the highest rate: (count, rate)."""
         return max(self.points, key=lambda point: point[1].value)
 
     @property
@@ -347,12 +349,14 @@ class MeasuredCurve:
         return {"low": min(1.0, *lows), "value": 1.0, "high": max(1.0, *highs)}
 
     def rate(self, count: float, bound: Bound = "value") -> float:
+        """Return the total rate of ``count`` workers; a fraction is a worker that helps part of the time."""
         return self._fitted(count) * self._factors[bound]
 
     def quantity(self, count: float) -> Quantity:
         return spanning(*(self.rate(count, bound) for bound in BOUNDS), unit=self.points[0][1].unit)
 
     def best_rate(self, count: float, bound: Bound = "value") -> float:
+        """Return the highest rate that ``count`` or fewer workers reach."""
         # a piecewise linear curve peaks at a knot or at its end
         bends = [knot for knot, _ in self.fit.curve.knots if knot < count]
         return max(self.rate(n, bound) for n in (count, *bends))

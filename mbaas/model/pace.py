@@ -286,6 +286,7 @@ def fewest_prep_cores(rates: Rates, setup: Setup, *, most: int = MOST_COUNT) -> 
 
 
 def bottleneck(rates: Rates, setup: Setup) -> Bottleneck:
+    """Return the resource that sets the pace of steady epochs, and the next one if it were unlimited."""
     found = resource_times(rates, setup, steady=True)
     rest = found.without(found.limit)
     limits = predict(rates, setup).steady.limits

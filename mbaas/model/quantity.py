@@ -75,6 +75,7 @@ class Quantity(AsJson):
         return (self.high - self.low) / 2 / abs(self.value) if self.value else 0.0
 
     def scaled(self, factor: float, *, unit: str | None = None) -> Quantity:
+        """Multiply by an exact factor of 0 or more."""
         return Quantity(
             self.value * factor,
             low=self.low * factor,
@@ -98,6 +99,7 @@ class Quantity(AsJson):
 
 
 def stated(value: float, *, unit: str) -> Quantity:
+    """Return a quantity for a number taken as exact."""
     return Quantity(value, low=value, high=value, unit=unit)
 
 

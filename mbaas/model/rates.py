@@ -102,10 +102,12 @@ class Rates(AsJson):
 
     @property
     def prepared_cpu_s(self) -> Quantity:
+        """CPU-seconds to prepare an encoded sample, as measured or as 1 / P(1)."""
         # prep only computes, so a worker that never waits for bytes keeps one core busy
         return self.prep_cpu_s if self.prep_cpu_s is not None else self.prep.quantity(1).inverse(unit="CPU-s")
 
     def cpu_s(self, decoded: float) -> Quantity:
+        """Return the mean CPU-seconds to prepare a sample if the share ``decoded`` of samples is cached decoded."""
         if not decoded or self.decoded_prep is None:
             return self.prepared_cpu_s
         cost = self.decoded_cpu_s

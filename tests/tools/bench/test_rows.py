@@ -123,9 +123,7 @@ def test_a_row_that_takes_too_long_is_ended(photos: Path) -> None:
 
 def test_rows_without_a_service_do_not_load_it() -> None:
     """Otherwise the memory of mbaas would count as theirs."""
-    rows = ", ".join(
-        f"mbaas.tools.bench.{module}" for module in ("rows.dataloader", "rows.dali", "rows.prep", "trial", "host")
-    )
+    rows = ", ".join(f"mbaas.tools.bench.{module}" for module in ("rows.dataloader", "rows.dali", "rows.prep", "host"))
     code = f"import sys, {rows}; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"ray", "mbaas.feed", "mbaas.loader", "mbaas.coordinator.coordinator", "mbaas.prep.worker"} & set(loaded)
