@@ -9,24 +9,16 @@ from transformers import ResNetConfig, ResNetForImageClassification, Trainer, Tr
 
 import mbaas
 
+COLUMNS = {"pixel_values": "image", "labels": "label"}  # as the model names them
+
 
 class LoaderTrainer(Trainer):
-    """Trains an image model on mbaas minibatches, with fields renamed to the parameters of its `forward`."""
+    """Trains on mbaas loaders."""
 
     def __init__(self, model, options, loader, validation, **others):
         super().__init__(model, options, eval_dataset=validation.dataset, **others)
         self.get_train_dataloader = lambda: loader
         self.get_eval_dataloader = lambda eval_dataset=None: validation
-
-    def compute_loss(self, model, inputs, *others, **named):
-        return super().compute_loss(model, renamed(inputs), *others, **named)
-
-    def prediction_step(self, model, inputs, *others, **named):
-        return super().prediction_step(model, renamed(inputs), *others, **named)
-
-
-def renamed(batch):
-    return {"pixel_values": batch["image"], "labels": batch["label"]} if "image" in batch else batch
 
 
 class SaveLoader(TrainerCallback):
@@ -41,7 +33,10 @@ with tempfile.TemporaryDirectory() as folder, digit_feeds():
     saving = {"output_dir": folder, "save_steps": 100, "eval_strategy": "epoch", "label_names": ["labels"]}
     for saved, steps in ((None, 100), (Path(folder, "checkpoint-100"), 225)):  # an epoch has 45 steps
         state = saved and json.loads((saved / "loader.json").read_text())
-        with mbaas.join("train", "me", state=state) as loader, mbaas.join("validation", "me") as validation:
+        with (
+            mbaas.join("train", "me", columns=COLUMNS, state=state) as loader,
+            mbaas.join("validation", "me", columns=COLUMNS) as validation,
+        ):
             options = TrainingArguments(max_steps=steps, use_cpu=True, report_to="none", learning_rate=0.01, **saving)
             trainer = LoaderTrainer(model, options, loader, validation, callbacks=[SaveLoader()])
             trainer.train(resume_from_checkpoint=saved and str(saved))

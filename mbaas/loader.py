@@ -18,7 +18,7 @@ import numpy as np
 import ray
 
 from mbaas.client.batches import BatchCutter, BlockView, RecycledMemory
-from mbaas.client.convert import Converter, Minibatch, check_names, collating, make_converter
+from mbaas.client.convert import Converter, Minibatch, check_columns, check_names, collating, make_converter, shaping
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import Find, JoinOptions, await_feed_restart, feed_info
 from mbaas.client.ledger import EpochProgress
@@ -68,6 +68,8 @@ class Loader:
     - ``label``, ``sample_id``: int64 ``[n]``.
     - the other fields of the dataset: ``[n, *shape]``. Fields of variable length are batched according to ``collate``.
 
+    With ``columns`` it has only their keys, and with ``batch_fn`` it is what that function returns.
+
     Views pin the feed's staging memory. To keep data longer, copy it and drop the minibatch.
 
     In a data-parallel trial each rank has its own loader, and all ranks make the same number of steps. In each step
@@ -107,11 +109,14 @@ class Loader:
         self._pid = os.getpid()
         self._coordinator, self._name, self._find, self._again = coordinator, name, find, again
         self._format, self._device, self._collate = options.format, options.device, options.collate
+        self._columns, self._batch_fn = options.columns, options.batch_fn
         self._wait_timeout_s = options.wait_timeout_s
         self._begins_now = options.start == "now"
         self._memory = RecycledMemory()  # shared by all epochs
         self._info = feed_info(coordinator, name, options.wait_timeout_s)
         check_names(self._info.spec, options.collate)
+        if options.columns is not None:
+            check_columns(options.columns, self._info.spec, options.collate)
         self._batch_size = _checked_batch_size(options.batch_size, self._info.settings.batch_size, name.world_size)
 
         # totals for `report`
@@ -288,8 +293,8 @@ class Loader:
             batch = converter.finish(started)
             # counted before the trial gets it: a state saved during a step resumes after that step
             self._progress.count(sample_ids, position=end.position, shuffle=end.shuffle, elsewhere=end.elsewhere)
+            self._samples += len(sample_ids)
             del started, sample_ids
-            self._samples += len(batch["sample_id"])
             handed_out = time.perf_counter()
             self._first_batch_s = self._first_batch_s or handed_out - self._joined_at
             if is_over:  # now: many trainers count minibatches and never request one more
@@ -311,7 +316,8 @@ class Loader:
         converter = make_converter(
             self._format, self._device, info.normalize, has_images=info.has_images, memory=self._memory
         )
-        return collating(converter, self._info.spec, self._collate, has_images=self._info.has_images)
+        converter = collating(converter, self._info.spec, self._collate, has_images=self._info.has_images)
+        return shaping(converter, self._columns, self._batch_fn)
 
     def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd, bool]]:
         """Start converting minibatches, as many ahead as the converter can process in the background.

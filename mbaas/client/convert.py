@@ -7,6 +7,7 @@ the converter as one run of pixels, so that no padding is copied or normalized, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from mbaas.client.batches import RecycledMemory, is_private, read_only
 from mbaas.errors import ConfigError
 from mbaas.memory import pinned, slots
-from mbaas.samples.fields import IMAGE, Arrays, Packed
+from mbaas.samples.fields import IMAGE, Arrays, Field, Packed
 from mbaas.wire.samples import SampleSpec
 
 if TYPE_CHECKING:
@@ -254,9 +255,14 @@ def check_names(spec: SampleSpec, how: Collate) -> None:
     """Raise ConfigError if a key added for a field is the name of another field."""
     names = {field.name for field in spec.fields}
     for field in spec.fields:
-        beside = (_BESIDE_SIZED if field.differing > 1 else _BESIDE).get(how, ()) if field.is_packed else ()
-        for name in names.intersection(f"{field.name}_{each}" for each in beside):
+        for name in names.intersection(_beside(field, how)):
             raise ConfigError(f"collate={how!r} adds {name!r} to a minibatch, which is a field of this feed already")
+
+
+def _beside(field: Field, how: Collate) -> list[str]:
+    """Return the keys added for a field."""
+    suffixes = (_BESIDE_SIZED if field.differing > 1 else _BESIDE).get(how, ()) if field.is_packed else ()
+    return [f"{field.name}_{each}" for each in suffixes]
 
 
 def collating(converter: Converter, spec: SampleSpec, how: Collate, *, has_images: bool = True) -> Converter:
@@ -355,3 +361,39 @@ def _cut(values: Any, lengths: list[int]) -> list[Any]:
         pieces.append(values[start : start + length])
         start += length
     return pieces
+
+
+# ---- minibatches as a trial's model wants them ----
+
+
+def check_columns(columns: Mapping[str, str], spec: SampleSpec, how: Collate) -> None:
+    """Raise ConfigError if ``columns`` name a field that minibatches do not have."""
+    there = list(dict.fromkeys(name for field in spec.fields for name in (field.name, *_beside(field, how))))
+    for new, name in columns.items():
+        if name not in there:
+            has = ", ".join(map(repr, there))
+            raise ConfigError(f"columns[{new!r}] must be a field of minibatches, {has}, got {name!r}", option="columns")
+
+
+def shaping(
+    converter: Converter, columns: Mapping[str, str] | None, batch_fn: Callable[[Minibatch], Any] | None
+) -> Converter:
+    """Return a converter that also renames fields by ``columns``, and passes minibatches through ``batch_fn``."""
+    return converter if columns is None and batch_fn is None else _Shaping(converter, columns, batch_fn)
+
+
+class _Shaping:
+    def __init__(
+        self,
+        converter: Converter,
+        columns: Mapping[str, str] | None,
+        batch_fn: Callable[[Minibatch], Any] | None,
+    ) -> None:
+        self._converter, self._columns, self._batch_fn = converter, columns, batch_fn
+        self.start, self.ahead = converter.start, converter.ahead
+
+    def finish(self, started: Any) -> Any:
+        batch = self._converter.finish(started)
+        if self._columns is not None:
+            batch = {new: batch[name] for new, name in self._columns.items()}
+        return batch if self._batch_fn is None else self._batch_fn(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -45,6 +45,14 @@ class JoinOptions:
     1]. Padded images of different sizes have zeros to the right and below, and ``image_size`` int64[n, 2]. Packed
     images are pixels [total, 3], also with ``image_size``. Masks are batched like their images."""
 
+    columns: Mapping[str, str] | None = None
+    """Key in minibatches -> field, as a model wants them: ``{"pixel_values": "image", "labels": "label"}``. All other
+    fields are left out. Default: all fields under their own names."""
+
+    batch_fn: Callable[[dict[str, Any]], Any] | None = None
+    """A function that is called with each minibatch in this process, after ``columns``; the loop gets its result. An
+    example is a cast to float16. Use `mbaas.transforms.Map` for work that all trials share."""
+
     start: JoinStart | None = None
     """"epoch" waits for the next epoch that other consumers begin. "now" begins immediately, in the middle of their
     epoch if necessary, and each of its own epochs still contains every sample once. While any consumer is out of phase,
@@ -76,6 +84,18 @@ class JoinOptions:
             raise ConfigError(f'start must be "epoch" or "now", got {shown(self.start)}')
         if self.collate not in get_args(Collate):
             raise ConfigError(f'collate must be "list", "pad" or "packed", got {shown(self.collate)}')
+        if self.columns is not None and not (
+            isinstance(self.columns, Mapping) and self.columns and all(isinstance(key, str) for key in self.columns)
+        ):
+            raise ConfigError(
+                f"columns must be a dict of keys and fields, such as {{'pixel_values': 'image'}}, got "
+                f"{shown(self.columns)}",
+                option="columns",
+            )
+        if self.batch_fn is not None and not callable(self.batch_fn):
+            raise ConfigError(
+                f"batch_fn must be a function of a minibatch, got {shown(self.batch_fn)}", option="batch_fn"
+            )
         if self.start == "now" and world_size > 1:
             raise ConfigError(
                 f'start must be "epoch" for ranks, which begin together, got "now" for {world_size} ranks'

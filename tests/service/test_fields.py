@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from ray import cloudpickle
 
 import mbaas
 from mbaas import transforms as T
@@ -123,6 +126,50 @@ def test_values_that_differ_in_length_come_as_the_loader_is_asked_to(
                 np.testing.assert_array_equal(np.asarray(packs["boxes"])[bounds[row] : bounds[row + 1]], wanted)
                 np.testing.assert_array_equal(np.asarray(pads["boxes"])[row, : sample % 4], wanted)
                 assert not np.asarray(pads["boxes"])[row, sample % 4 :].any()
+
+
+def test_a_trial_may_name_fields_as_its_model_does_and_change_minibatches(feed: mbaas.Feed) -> None:
+    """The ledger still counts each sample, although the trial leaves out its id."""
+    columns = {"pixel_values": "image", "years": "age", "bounds": "boxes_bounds"}
+    with mbaas.join(feed.name, columns=columns, collate="packed", format="numpy") as loader:
+        assert {*loader.peek()} == {*columns}
+        for batch in loader:
+            assert {*batch} == {*columns}
+            assert batch["pixel_values"].shape[1:] == (8, 8, 3)
+            assert len(batch["bounds"]) == len(batch["years"]) + 1
+        assert loader.ledger is not None
+        assert loader.ledger.exact
+    halved = partial(shrunk, keys=("image",))
+    with mbaas.join(feed.name, batch_fn=halved) as loader:
+        state = loader.state_dict()
+        assert all(isinstance(batch, list) and batch[0].dtype == torch.float16 for batch in loader)
+        assert loader.ledger is not None
+        assert loader.ledger.exact
+    with mbaas.join(feed.name, columns={"x": "image"}, batch_fn=lambda batch: batch["x"], state=state) as loader:
+        again = pickle.loads(cloudpickle.dumps(loader))  # as accelerate and checkpoints do
+        assert {tuple(images.shape[1:]) for images in again} == {(3, 8, 8)}
+        again.close()
+
+
+def shrunk(batch: dict[str, Any], keys: tuple[str, ...]) -> list[Any]:
+    return [batch[key].half() for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"columns": {"x": "picture"}}, r"columns\['x'\] must be a field of minibatches, 'image', .*, got 'picture'"),
+        ({"columns": {"x": "boxes_length"}}, r"columns\['x'\] must be a field of minibatches"),
+        ({"columns": ["image"]}, r"columns must be a dict of keys and fields, such as .*, got \['image'\]"),
+        ({"columns": {}}, r"columns must be a dict of keys and fields"),
+        ({"batch_fn": "half"}, r"batch_fn must be a function of a minibatch, got 'half'"),
+    ],
+)
+def test_columns_and_functions_that_cannot_be_are_refused(
+    feed: mbaas.Feed, given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(mbaas.ConfigError, match=sentence):
+        mbaas.join(feed.name, **given)
 
 
 def test_a_way_that_there_is_not_and_a_name_that_is_taken_are_named(feed: mbaas.Feed, data: mbaas.Dataset) -> None:
