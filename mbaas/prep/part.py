@@ -35,8 +35,8 @@ _IMAGES = _Texts(
     ("height", "width"),
     "pixels",
     " (DecodeImage's max_pixels); a Resize in the pipeline makes images smaller",
-    "a Resize, a CenterCrop or a RandomResizedCrop in the pipeline gives all the same size, and DecodeImage's "
-    "max_pixels lets them differ",
+    "a Resize, a CenterCrop, a RandomCrop or a RandomResizedCrop in the pipeline gives all the same size, and "
+    "DecodeImage's max_pixels lets them differ",
 )
 _ARRAYS = _Texts(("any",) * 32, "values", "", "a RandomCrop or a CropOrPad in the pipeline gives all the same lengths")
 

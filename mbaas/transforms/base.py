@@ -131,9 +131,9 @@ class DrawInputs:
 
 
 class Padding(NamedTuple):
-    """Pixels outside of an image: by ``mode``, the colour ``fill``, or those of the image.
+    """Pixels outside of an image: the colour ``fill`` if ``mode`` is "constant"; otherwise they repeat the image.
 
-    "edge" repeats the outermost pixel; "reflect" mirrors the image at it, and "symmetric" at its outer edge.
+    "edge" repeats the outermost pixel. "reflect" mirrors the image at that pixel, "symmetric" at its outer edge.
     """
 
     mode: PaddingMode = "constant"
@@ -152,7 +152,7 @@ class Windows:
             CenterCrop of a small image.
         sizes: int64[n, 2], (height, width) of the result in pixels; the window's size if nothing is resampled.
         kept: bool[total], the boxes to keep; None: all boxes that overlap their window.
-        padding: what is outside of the image.
+        padding: pixels of a window outside of its image.
     """
 
     boxes: NDArray[np.int64]
@@ -182,8 +182,8 @@ class Warps:
 
     Attributes:
         which: bool[n], the samples that change.
-        to_source: float64[n, 3, 3], from (x, y, 1) in the result to the place in the image, up to a factor; in pixels,
-            counted from the left and upper edge.
+        to_source: float64[n, 3, 3], maps a place (x, y, 1) in the result to its place in the image, up to a factor.
+            Places are in pixels from the left and upper edge.
         sizes: int64[n, 2], (height, width) of the result in pixels.
         nearest: True for the nearest pixel, False for a bilinear mean of four.
         fill: colour outside of the image.
@@ -254,7 +254,7 @@ class ImageTransform(Transform, ABC):
     """A transform of images that runs in prep workers.
 
     Attributes:
-        leaves_fields: what it does that boxes, keypoints and masks cannot follow, as in "moves pixels"; "" if they can.
+        leaves_fields: a change that boxes, keypoints and masks cannot follow, as in "moves pixels"; "" if they can.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Geometric transforms of images that keep its axes: crops, resizing, padding, flips, and those of object detection."""
+"""Geometric transforms of images: crops, resizing, padding, flips, and crops and zooms for object detection."""
 
 from __future__ import annotations
 
@@ -212,8 +212,8 @@ def random_windows(
         u: float64[n, at least 2 * ATTEMPTS], uniform in [0, 1).
         sizes: int64[n, 2], (height, width) of the images in pixels.
         scale: (low, high) fraction of the image's area.
-        ratio: (low, high) of width / height, drawn uniformly on a log scale, so that a window twice as wide as high is
-            as likely as one twice as high as wide.
+        ratio: (low, high) of width / height. It is drawn uniformly on a log scale: a window twice as wide as high is as
+            likely as one twice as high as wide.
     """
     area = sizes.prod(axis=1)[:, None] * (scale[0] + (scale[1] - scale[0]) * u[:, :ATTEMPTS])
     low, high = np.log(ratio)

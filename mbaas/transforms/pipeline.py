@@ -83,8 +83,8 @@ class Pipeline:
                 raise ConfigError(f"{each!r} goes by boxes: say in Pipeline's boxes which field has them")
             if self.output_shape is None and self.most_pixels is None:
                 raise ConfigError(
-                    f"a pipeline with {each!r} must make all images equally large, by a Resize to (height, width), a "
-                    "CenterCrop or a RandomResizedCrop, or say how large they may be, by DecodeImage's max_pixels"
+                    f"a pipeline with {each!r} must make all images equally large, by a Resize to (height, width) or "
+                    "by a crop, or say how large they may be, by DecodeImage's max_pixels"
                 )
 
     def __repr__(self) -> str:

@@ -213,8 +213,8 @@ def test_samples_of_another_size_than_the_feeds_are_bad_rows(jpegs, odd_files):
     out, bad = prepare(T.Pipeline([T.DecodeImage()]), [jpegs[0], odd_files["png"][0]], shape=(400, 500, 3))
     reason = (
         "it is prepared to uint8 [120, 90, 3], but the samples of this feed are uint8 [400, 500, 3]; a Resize, a "
-        "CenterCrop or a RandomResizedCrop in the pipeline gives all the same size, and DecodeImage's max_pixels lets "
-        "them differ"
+        "CenterCrop, a RandomCrop or a RandomResizedCrop in the pipeline gives all the same size, and DecodeImage's "
+        "max_pixels lets them differ"
     )
     assert bad == [BadRow(1, reason)]
     np.testing.assert_array_equal(out[0], pillow(jpegs[0]))

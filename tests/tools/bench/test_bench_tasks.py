@@ -49,11 +49,14 @@ def spec_of(task: str, folder: Path, row: str = "", **options: Any) -> RowSpec:
     return RowSpec(BenchSettings(task=task, cores=1, seed=5, **options), row, 1, data, BATCH)
 
 
-def epoch_of(epoch: Epoch, beside: int) -> dict[int, list[Array]]:
-    """Arrays of each sample in an epoch, by sample id. Fails if a sample is missing or repeated."""
+def epoch_of(epoch: Epoch, beside: int, most: int = BATCH) -> dict[int, list[Array]]:
+    """Arrays of each sample in an epoch, by sample id. Fails if a sample is missing or repeated.
+
+    Minibatches have ``most`` samples, but those of prep may be larger.
+    """
     seen: dict[int, list[Array]] = {}
     for (made, *others), ids in epoch():
-        assert len(made) == len(ids)
+        assert len(made) == len(ids) <= most
         assert len(others) == beside * len(ids)
         for row, sample in enumerate(ids.tolist()):
             assert sample not in seen
@@ -66,12 +69,12 @@ def epoch_of(epoch: Epoch, beside: int) -> dict[int, list[Array]]:
 def test_p_from_decoded_samples_makes_the_same_bytes(task: str, folder: Path) -> None:
     spec = spec_of(task, folder, "prep")
     with prep.loader(spec) as own:
-        wanted = epoch_of(own, len(spec.task.beside))
+        wanted = epoch_of(own, len(spec.task.beside), SAMPLES)
     with prep.service(replace(spec, row="prep-decoded")) as address:
         again = replace(spec, row="prep-decoded", address=address)
         with prep.loader(again) as loader:
             assert all(is_decoded(each.data) for each in prep._decoded(address, SAMPLES))
-            got = epoch_of(loader, len(spec.task.beside))
+            got = epoch_of(loader, len(spec.task.beside), SAMPLES)
     for sample, arrays in wanted.items():
         for mine, same in zip(arrays, got[sample], strict=True):
             np.testing.assert_array_equal(mine, same, strict=True)
@@ -106,7 +109,7 @@ def test_rows_do_the_same_work(task: str, folder: Path) -> None:
     spec = spec_of(task, folder)
     beside = len(spec.task.beside)
     with prep.loader(spec) as one, dataloader.loader(spec) as other:
-        wanted, got = epoch_of(one, beside), epoch_of(other, beside)
+        wanted, got = epoch_of(one, beside, SAMPLES), epoch_of(other, beside)
         again = epoch_of(other, beside)
     with dali.loader(spec) as third:
         theirs = [epoch_of(third, beside) for _ in range(2)][1]
@@ -130,7 +133,7 @@ def test_dali_hears_what_the_others_hear(folder: Path) -> None:
 
     spec = spec_of("audio", folder)
     with prep.loader(spec) as one, dali.loader(spec) as other:
-        ours, theirs = epoch_of(one, 0), epoch_of(other, 0)
+        ours, theirs = epoch_of(one, 0, SAMPLES), epoch_of(other, 0)
     errors = np.concatenate([bands(ours[sample][0]) - bands(theirs[sample][0]) for sample in range(SAMPLES)])
     assert np.nanmedian(np.abs(errors)) < 3
     for seen in (ours, theirs):
@@ -171,7 +174,7 @@ def test_a_feed_gives_a_trial_the_same(
     monkeypatch.setattr(feed.ray, "shutdown", lambda: None)  # keeps the cluster of all tests running
     monkeypatch.setenv("RAY_ADDRESS", "")
     with prep.loader(spec) as own:
-        wanted = epoch_of(own, len(spec.task.beside))
+        wanted = epoch_of(own, len(spec.task.beside), SAMPLES)
     options = {"batch_size": BATCH, "seed": spec.settings.seed, "prep_workers": 1, "engine": "cpu"}
     with mbaas.serve(feed.FEED, spec.task.dataset(spec.data), spec.task.pipeline(), **options):
         with feed.loader(spec) as loader:
@@ -257,7 +260,7 @@ def test_own_recordings_may_be_short_and_have_two_channels(tmp_path: Path) -> No
     spec = RowSpec(BenchSettings(task="audio", cores=1, seed=5), "", 1, data, BATCH)
     for row in (prep, dali):
         with row.loader(spec) as loader:
-            seen = epoch_of(loader, 0)
+            seen = epoch_of(loader, 0, SAMPLES if row is prep else BATCH)
         decibels = np.stack([seen[sample][0] for sample in range(SAMPLES)])
         is_loud = (decibels > -30) & (decibels != 0.0)  # DALI masks with 0.0
         loud = np.median(is_loud.mean(axis=1), axis=1)  # fraction of loud frames in a band
