@@ -41,7 +41,7 @@ def test_who_comes_when_its_place_is_gone_is_learned_from():
     time.joined("a", 103.0)
     assert time.hold_s(0.0) == 6.0
     time.joined("a", 190.0)
-    assert time.hold_s(0.0) == 6.0, "it joins again, which is no arrival"
+    assert time.hold_s(0.0) == 6.0, "joining again does not count as an arrival"
 
 
 def test_whether_those_who_are_announced_begin_at_once_is_known_from_the_last_one():
@@ -119,7 +119,7 @@ def test_places_are_held_for_others_that_are_announced_after_the_first():
     feed.join("a")
     assert [give(feed, "a", block) for block in range(2)] == [(0,), (1,)]
     feed.ask("a", 2)
-    assert not feed.tasks, "two blocks ahead of those who are still to come is all that may be made"
+    assert not feed.tasks, "prep stays at most two blocks ahead of trials that are still to arrive"
     for name in ("b", "c"):
         feed.wait(2.0)
         feed.send(ev.Announce(name))
@@ -432,7 +432,7 @@ def test_trials_that_begin_at_once_are_not_waited_for():
     feed = make_feed()
     feed.join("here")
     feed.send(ev.Announce("a"))
-    assert reserved(feed) == {"a": 20.0}, "what it will do is not known"
+    assert reserved(feed) == {"a": 20.0}, "its start is not known yet"
     feed.send(ev.Join("a", 2, now=True))
     feed.send(ev.Announce("b"))
     feed.send(ev.Leave("a", None, successors=1))

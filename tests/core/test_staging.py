@@ -347,9 +347,9 @@ def test_a_worker_is_not_replaced_for_the_last_error_of_a_bad_block():
         assert kinds(fail(feed, 0), ev.ReplaceWorker) == []
     assert feed.core.window.blocks[0].error is not None
     feed.ask("a", 0)
-    assert kinds(fail(feed, 0), ev.ReplaceWorker) == [], "nor are those before counted against it"
+    assert kinds(fail(feed, 0), ev.ReplaceWorker) == [], "the worker's earlier failures do not count either"
     assert prepared(feed.wait(PUT_OFF_S)) == [0]
-    assert kinds(fail(feed, 0), ev.ReplaceWorker), "but these two are: nothing is known to be wrong with the block"
+    assert kinds(fail(feed, 0), ev.ReplaceWorker), "but these two do: the block is not known to be bad"
 
 
 def test_a_worker_that_makes_something_between_two_errors_stays():
@@ -537,7 +537,7 @@ def evaluated(feed, name, *, goes_on=False):
         while feed.tasks:
             made += prepared(feed.finish(min(feed.tasks)))
     feed.send(ev.Leave(name, feed.session))
-    assert feed.wait(100.0) == [], "a feed that everybody left makes nothing"
+    assert feed.wait(100.0) == [], "a feed without consumers prepares nothing"
     return made
 
 
@@ -667,7 +667,7 @@ def test_a_call_that_comes_twice_is_answered_twice_and_what_it_got_first_stays()
     session = feed.core.consumers.by_name["ann"].session
     first = ev.Ask("ann", session, 1, 0, 0, 3, number=1)
     assert delivered(feed.send(first)) == {"ann": (1, 2, 3)}
-    assert delivered(feed.send(first)) == {"ann": (1, 2, 3)}, "nobody knows whether the first answer arrived"
+    assert delivered(feed.send(first)) == {"ann": (1, 2, 3)}, "the first answer may not have arrived"
     assert delivered(feed.send(ev.Ask("ann", session, 1, 0, 0, 1, number=1))) == {"ann": (1,)}
     feed.send(ev.Ask("ann", session, 4, 0, 3, 1, number=2))
     assert [feed.core.consumers.by_name["ann"].holds(block) for block in range(5)] == [True, True, True, True, False]
@@ -1028,7 +1028,7 @@ def test_a_session_that_is_not_newer_than_the_open_one_is_refused():
 
 
 def test_a_successor_begins_behind_the_epoch_that_its_predecessor_used_up():
-    """This also holds while another trial is so far behind that all of that epoch is still staged."""
+    """This also holds while another trial is so far behind that the whole epoch is still staged."""
     feed = Feed(ahead=4, credit=8)
     feed.join("ann")
     feed.join("bob")
@@ -1170,7 +1170,7 @@ def test_the_slowest_is_not_blamed_while_an_epoch_is_still_to_be_written_down():
     core.handle(ev.TaskEnded(2), 0.0)
     core.handle(ev.TaskEnded(3), 0.0)
     assert core.window.is_ready(2)
-    assert core.consumers.by_name["b"].cursor == 1, "it works on what it was given"
+    assert core.consumers.by_name["b"].cursor == 1, "it works on the blocks that it received"
     assert not [i for now in (1.0, 20.0) for i in core.handle(ev.Tick(), now) if isinstance(i, ev.Note)]
     assert len(core.consumers.cohorts) == 1
     assert delivered(core.handle(ev.EpochsWritten((1,)), 21.0)) == {"a": (2,)}
