@@ -191,7 +191,7 @@ def test_an_answer_that_is_late_still_comes(calls: BlockCalls) -> None:
     assert 0.1 <= time.monotonic() - began < 0.9
     wait_until(pending.is_answered, "the answer is here")
     assert pending.result(0.0).progress == 10
-    assert pending.result(0.0).progress == 10, "also when it is asked for again"
+    assert pending.result(0.0).progress == 10, "a second read gives the same"
 
 
 def test_the_answer_to_a_call_that_was_forgotten_is_not_taken_for_another(calls: BlockCalls) -> None:
@@ -199,7 +199,7 @@ def test_the_answer_to_a_call_that_was_forgotten_is_not_taken_for_another(calls:
     assert calls.make(a_call(11, poll_s=0.4)).result(30.0).progress == 11, "its answer comes later"
     calls.make(a_call(12, poll_s=0.4))
     assert calls.make(a_call(13)).result(30.0).progress == 13, "its answer comes first"
-    assert calls.make(a_call(14, poll_s=0.6)).result(30.0).progress == 14, "after that of call 12"
+    assert calls.make(a_call(14, poll_s=0.6)).result(30.0).progress == 14, "after the answer to call 12"
 
 
 def test_a_call_to_a_coordinator_that_dies_ends_as_through_ray_and_goes_on_with_the_next_one(

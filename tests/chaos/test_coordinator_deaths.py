@@ -30,7 +30,7 @@ def pipeline():
 
 @pytest.mark.alone
 def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_five_seconds(serve_small, ray_clean):
-    """Three kills in one epoch, with two consumers, one of which holds a minibatch of every block."""
+    """Three kills in one epoch, with two consumers; one holds a minibatch of every block."""
     with serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=2) as feed:
         with mbaas.join(feed.name, consumer="alone", format="numpy") as loader:
             undisturbed = [record_epoch(loader) for _ in range(3)]
@@ -57,7 +57,7 @@ def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_fi
         assert sorted(prep_worker_pids(feed.name) + cache_node_pids(feed.name)) == children, "they went on"
         assert any("the coordinator was restarted" in note for note in status.notes)
         ledgers = feed.ledger()
-        assert ledgers["consumer"].to_pylist() == ["alone"] * 3 + ["me"] * 2, "also those of three coordinators before"
+        assert ledgers["consumer"].to_pylist() == ["alone"] * 3 + ["me"] * 2, "also the three earlier ledgers"
         assert ledgers["exact"].to_pylist() == [True] * 5
         assert status.fetched.storage.nbytes == 0, "caches announced their slabs: nothing was read again"
         assert read_before > 0

@@ -45,7 +45,7 @@ def test_it_begins_its_next_epoch_with_the_others_as_long_as_that_is_kept() -> N
     feed = feed_of_two()
     give(feed, "goes on", 8)
     feed.wait(REST_AFTER_S)
-    assert feed.core.window.is_ready(8), "it is kept for whoever begins there, as long as there is room"
+    assert feed.core.window.is_ready(8), "while memory lasts, it is kept for consumers that begin there"
     assert delivered(feed.ask("rests", 8, began=8)) == {"rests": (8,)}
     assert feed.core.consumers.by_name["rests"].own_epoch == OwnEpoch(8, 16)
 
@@ -161,7 +161,7 @@ def test_who_comes_back_to_a_restarted_coordinator_between_its_epochs_begins_whe
     feed.join("goes on", 8, asks=False)
     for block in range(8, 10):
         give(feed, "goes on", block)
-    assert come_back(feed, "near", 8) == 8, "the others are no further than prep may be ahead of it"
+    assert come_back(feed, "near", 8) == 8, "the others' lead is no larger than prep's may be"
     feed.send(ev.Leave("near"))
     for block in range(10, 14):
         give(feed, "goes on", block)

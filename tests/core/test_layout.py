@@ -146,7 +146,7 @@ def test_blocks_that_will_not_do_are_not_kept():
     others = replace(before, order=replace(before.order, num_samples=999))
     assert laid_out(earlier=others, read_s=0.02)[0].order.block_samples == 64
     odd = replace(before, order=replace(before.order, block_samples=100))
-    assert laid_out(earlier=odd)[0].order == before.order, "100 are no whole minibatches of 64"
+    assert laid_out(earlier=odd)[0].order == before.order, "100 is not a multiple of the batch size 64"
 
 
 def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
@@ -285,7 +285,7 @@ def test_the_bounds_of_staging_are_those_of_the_feed():
     ],
 )
 def test_the_default_cache_has_room_for_the_measured_samples(decoded, needed):
-    """1,000 samples of 64 KB, and those of the blocks that workers have."""
+    """1,000 samples of 64 KB, plus the samples in the workers' blocks."""
     settings = FeedSettings(
         name="f", batch_size=64, staging_bytes=2**30, prep_workers=1, cache_bytes=2**30, sizes_cache=True
     )

@@ -33,12 +33,12 @@ def test_prep_divides_its_time_fairly() -> None:
 def test_a_cohort_is_parted_where_most_is_gained() -> None:
     assert best_split([1.0, 1.0, 0.5, 0.1], [], 100.0) == CohortSplit(2, pytest.approx(4.5))
     assert best_split([1.0, 0.9, 0.85], [], 100.0) is None, f"less than {SPLIT_GAIN:.0%}"
-    assert best_split([6.0, 5.0], [], 100.0) == CohortSplit(1, SPLIT_GAIN), "together they are given 10, apart 11"
+    assert best_split([6.0, 5.0], [], 100.0) == CohortSplit(1, SPLIT_GAIN), "10 delivered together, 11 after a split"
     assert best_split([1.0] * 9, [], 100.0) is None
 
 
 def test_a_gain_is_a_share_of_what_the_cohort_itself_is_given() -> None:
-    """Two trials receive 1 together and 1.5 apart; other groups do not count."""
+    """Two trials receive 1 together and 1.5 after a split; other groups do not count."""
     assert best_split([1.0, 0.5], [Group(100, 7.0)], 100.0) == CohortSplit(1, pytest.approx(0.5))
 
 

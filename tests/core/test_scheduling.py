@@ -73,7 +73,7 @@ def test_a_faster_node_runs_ahead_before_it_takes_anything_over():
         assert feed.given_to("fast") == [(block, "b")]
         feed.finish(next(order for order in feed.orders if order.worker == "fast"))
     assert feed.given_to("slow") == [(0, "a")]
-    assert feed.given_to("fast") == [(1, "a")], "the window ends: the most urgent part that nobody began"
+    assert feed.given_to("fast") == [(1, "a")], "the window ends: the most urgent part not yet begun"
 
 
 def test_the_part_is_taken_over_that_is_needed_soonest():
@@ -150,7 +150,7 @@ def test_a_worker_that_leaves_finishes_and_gets_nothing_new():
     mine = [order for order in feed.orders if order.worker == "goes"]
     done = [feed.finish(order) for order in mine]
     assert [ev.ReleaseWorker("goes") in instructions for instructions in done] == [False] * (len(mine) - 1) + [True]
-    assert feed.given_to("stays"), "its parts are anybody's now"
+    assert feed.given_to("stays"), "its parts are free for other workers"
 
 
 def test_an_event_of_a_large_feed_takes_milliseconds():

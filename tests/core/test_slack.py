@@ -1,4 +1,4 @@
-"""Trials may be as far apart as memory allows before the fastest waits for the slowest."""
+"""The fastest trial may lead the slowest by as much as memory allows before it has to wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_trial_that_stops_for_a_moment_stops_no_other(prep_s: float) -> None:
 
     alone = 40 / (40 * 0.05 + 0.5)
     assert mean_rate(slack=12) >= 0.98 * alone
-    assert mean_rate(slack=0) < 0.6 * alone, "each of them would stop all others"
+    assert mean_rate(slack=0) < 0.6 * alone, "each pause would stop all other trials"
 
 
 @pytest.mark.parametrize("prep_s", [0.01, 0.06])

@@ -161,7 +161,7 @@ def test_a_worker_that_is_busy_with_two_blocks_says_at_once_that_it_lives(
     try:
         assert ray.get(worker.location.remote(), timeout=10).feed == feed_name
         place_on_its_node(worker, cache, dataset)
-        assert not ray.wait([refs[0] for refs in asked], timeout=0)[0], "both are still in hand"
+        assert not ray.wait([refs[0] for refs in asked], timeout=0)[0], "both tasks are unfinished"
     finally:
         gate.touch()
     assert [meta.block for meta in ray.get([refs[0] for refs in asked], timeout=30)] == [0, 1]

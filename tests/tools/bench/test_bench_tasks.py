@@ -323,7 +323,7 @@ def test_sounds_are_the_same_each_time_and_made_once(tmp_path: Path) -> None:
         assert 2 <= len(sound) / rate <= 4
         assert 0.02 < np.abs(sound).max() < 1
     wav, flac = (np.mean([len(first[name]) for name in first if name.endswith(end)]) for end in (".wav", ".flac"))
-    assert 0.4 < flac / wav < 0.9, "sound that can be compressed as that of the world"
+    assert 0.4 < flac / wav < 0.9, "the sound compresses like natural recordings"
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
