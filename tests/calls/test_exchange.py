@@ -122,7 +122,7 @@ def test_an_exchange_that_waits_is_ended_by_the_next_one_which_brings_all_answer
     coordinator.add(number, b"A")
     assert coordinator.collect(second.number) == {number: b"A"}
     assert node.end(second.number, {number: b"A"}) == [("a", b"A")]
-    assert node.is_due, "somebody waits, and nothing would bring the answer"
+    assert node.is_due, "a caller waits, and only an exchange brings the answer"
     assert node.begin().requests == {}
 
 

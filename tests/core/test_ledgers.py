@@ -37,7 +37,7 @@ def test_a_ledger_that_is_sent_again_is_one() -> None:
     book = LedgerBook()
     assert [book.add(entry("ann", epoch)) for epoch in (0, 1, 1, 0, 2)] == [True, True, False, False, True]
     assert book.last_of("ann") == entry("ann", 2).ledger
-    assert book.add(entry("ann", 0, loader="another")), "a loader that began anew counts from 0"
+    assert book.add(entry("ann", 0, loader="another")), "a new loader counts from 0"
     assert [e.ledger.epoch for e in all_of(book)] == [0, 1, 2, 0]
     assert book.add(entry("ann", 0, number=3)), "a trial that loads an older state has an epoch twice"
     assert book.last_of("bob") is None

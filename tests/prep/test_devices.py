@@ -73,7 +73,7 @@ def test_workers_are_brought_to_gpus_by_what_ray_says_of_them_without_taking_any
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(sum(n for n, _ in gpus.values()))})
     assert resources.gpu_marker() == marker
-    assert resources.markable_gpus() == markable, "one worker for each of these"
+    assert resources.markable_gpus() == markable, "one worker for each markable GPU"
     most = max(n for n, _ in gpus.values())
     assert resources.cpus_per_gpu() == 8 / most, "where there are fewest for each"
     assert {node: resources.gpus_of(node) for node in gpus} == {node: n for node, (n, _) in gpus.items()}

@@ -57,7 +57,7 @@ def test_what_is_said_to_be_kept_is_kept(seed: int) -> None:
                 if one.keeps(cut, other):
                     kept += 1
                     assert sorted(samples(one, 0, cut)) == sorted(samples(other, 0, cut))
-    assert kept >= len(shuffles) * len(cuts), "each keeps what it has itself"
+    assert kept >= len(shuffles) * len(cuts), "each shuffle keeps its own samples"
 
 
 def test_a_shuffle_that_keeps_nothing_says_so() -> None:

@@ -88,7 +88,7 @@ def test_a_part_on_its_own_node_that_cannot_be_read_is_asked_for_again_in_second
             arrivals.append(time.monotonic())
             ids += batch["sample_id"].tolist()
             del batch
-        assert forgotten, "there was no block after the 20th minibatch"
+        assert forgotten, "no block followed the 20th minibatch"
         assert sorted(ids) == [*range(SAMPLES)]
         assert LOCAL_READ_S < max(np.diff(arrivals)) < 3 * LOCAL_READ_S
         assert feed.status().remade_blocks == 1

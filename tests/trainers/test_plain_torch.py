@@ -75,7 +75,7 @@ def test_it_says_what_trainers_ask_a_dataloader_for(training):
         )
 
 
-# ---- minibatches by number, as accelerate skips those before a restart ----
+# ---- minibatches by number: after a restart, accelerate skips the earlier ones ----
 
 
 def resumed(loader: mbaas.Loader, first: int) -> DataLoader[Any]:

@@ -213,7 +213,7 @@ def test_with_the_first_trial_those_are_announced_that_have_a_place_too(monkeypa
 
 
 def test_no_more_are_announced_than_trials_are_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other placement groups of that shape may belong to another part of this program."""
+    """Other placement groups with the same shape may belong to another part of this program."""
     search, cluster = Search(monkeypatch, "PPT"), Cluster(monkeypatch, free=0, held={})
     asking(search, CPU=1)
     cluster.placed = {f"group {number}": [{"CPU": 1.0}] for number in range(9)}
