@@ -548,6 +548,6 @@ def test_an_undeclared_import_is_noticed(line: str) -> None:
 
 
 def test_no_two_test_files_have_one_name() -> None:
-    """Otherwise pytest would collect only one file of that name when it runs the whole suite."""
+    """If two had the same name, pytest would collect only one when it runs the whole suite."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

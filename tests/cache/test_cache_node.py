@@ -405,7 +405,7 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
             assert [view.tobytes() for view in raw] == expected
         size = len(contents[absent]) if epoch < 2 else 0
         assert stats_of(node).cached_bytes == folder.dataset.total_bytes - size
-    assert folder.opened()[str(path)] == 3, "tried in epochs 0, 1 and 2, and kept since"
+    assert folder.opened()[str(path)] == 3, "tried in epochs 0, 1 and 2, and cached since"
     assert stats_of(node).epochs[1].failures == 1
 
 

@@ -234,7 +234,7 @@ def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> No
     with pytest.raises(MemoryError, match="full"):
         node.planner.locate(PartRequest(0))
     node.end(0)
-    assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to be kept"
+    assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to cache them"
     node.fill(min(node.filling))
     assert node.deliver(1).counts.storage.samples == 6
 

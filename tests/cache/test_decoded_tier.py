@@ -263,7 +263,7 @@ def test_while_there_is_room_for_both_nothing_gives_way() -> None:
     epoch(node, 1)
     assert node.reads[1] == 0
     assert node.planner.directory.decoded.samples == 60
-    assert node.planner.minio.used_bytes == 60 * 5 * GROWTH, "their slabs went when the last sample had gone"
+    assert node.planner.minio.used_bytes == 60 * 5 * GROWTH, "their slabs were freed with the last sample"
 
 
 def test_a_sample_that_cannot_be_handed_in_is_kept_as_storage_has_it() -> None:
@@ -332,7 +332,7 @@ def test_what_a_disk_has_lost_is_read_from_storage() -> None:
 
 
 def moved_to(decoded: list[int], *, cache: int, readahead: int = 0) -> Node:
-    """A new home of all 40 samples; their previous node has some of them decoded."""
+    """A new home of all 40 samples; their previous node has decoded some."""
     node = Node([5] * 40, block_samples=8, cache=cache, readahead=readahead, name="b")
     move_all_to(node, decoded)
     return node

@@ -329,7 +329,7 @@ def test_a_tier_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
     done = tier.sums()
     assert early.nbytes == done.nbytes == 30
     assert 0 < early.busy_s < early.thread_s <= later.thread_s <= done.thread_s <= 2 * done.busy_s
-    assert tier.sums() == done, "nobody waits"
+    assert tier.sums() == done, "no use is in progress"
     assert (done - early).nbytes == 0
 
 

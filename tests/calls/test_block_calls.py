@@ -349,7 +349,7 @@ def test_a_socket_from_which_no_answer_comes_is_given_up_and_not_used_again(
         if listener is not coordinator:
             assert late.result(30.0).progress == 11
     assert late.result(30.0).progress == 11
-    assert pending.result(30.0).progress == 10, "made again, too"
+    assert pending.result(30.0).progress == 10, "retried, too"
     calls.offer(address)
     assert calls.socket is None
 
@@ -407,7 +407,7 @@ def test_an_actor_that_only_relays_ends_when_nobody_uses_it(coordinator: Any) ->
     while time.monotonic() < used_until:
         assert calls.make(a_call(number, poll_s=0.1)).result(30.0).progress == number
         number += 1
-    assert calls.socket is not None, "who is used does not end"
+    assert calls.socket is not None, "a relay in use does not end"
     calls.close()
     with pytest.raises(ray.exceptions.RayActorError):
         wait_until(lambda: ray.get(relaying.relay.remote(own_id, coordinator), timeout=30.0) is None, "it has ended")

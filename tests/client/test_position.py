@@ -94,7 +94,7 @@ def test_who_skips_what_was_delivered_and_looks_at_an_older_block_gives_the_rest
     assert found.leap(4)
     assert (found.cursor, found.following, found.released(), found.given_up) == (4, 4, 0, 1)
     assert found.leap(8)
-    assert found.given_up == 1, "the coordinator may not have heard of the first skip"
+    assert found.given_up == 1, "the first skip may not have reached the coordinator"
     take(found, 8)
     assert found.given_up is None
 
@@ -145,7 +145,7 @@ def test_who_goes_back_to_a_block_of_the_epoch_before_needs_it_for_that():
 
 def test_a_new_session_goes_on_in_its_own_epoch():
     found = position(2, first=2)
-    assert found.start_at(2) == Start(now=True), "it was given nothing so far"
+    assert found.start_at(2) == Start(now=True), "it has received nothing so far"
     take(found, 2, 3)
     assert found.start_at(4) == Start(4, resumed=Resumption(4, OwnEpoch(2, 6, 20), 0, Shuffle(0)))
     take(found, 4)

@@ -58,7 +58,7 @@ def test_one_program_divides_the_cluster_at_a_time(unlocked: None) -> None:
     holders.run(PROGRAMS, TURNS)
     assert holders.most == 1
     assert holders.numbers == list(range(1, PROGRAMS * TURNS + 1)), "each has the next number"
-    assert kept_claims._numbers() == [PROGRAMS * TURNS], "of all before nothing is left"
+    assert kept_claims._numbers() == [PROGRAMS * TURNS], "earlier numbers are removed"
 
 
 def test_of_those_who_wait_for_one_that_died_one_takes_over(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_another_worker_is_started_while_the_one_that_will_be_gone_works_on():
     (old,) = feed.supervisor.workers
     drain(feed, "a")
     assert len(feed.kinds(ev.StartWorker)) == 1
-    assert phases(feed)["a"] is WorkerPhase.WORKING, "nobody else works yet"
+    assert phases(feed)["a"] is WorkerPhase.WORKING, "no other worker is up yet"
     new = start(feed, "b")
     assert feed.move_homes().weights.keys() == {"b"}
     assert [event.worker for event in feed.told(staging.WorkerLeaves)] == [old], "it finishes its tasks"
@@ -171,4 +171,4 @@ def test_staging_hears_also_of_a_dead_machine_where_nothing_but_trials_ran():
     feed.send(ev.NodesDead(frozenset({"trials"})))
     assert [event.node for event in feed.told(staging.NodeDown)] == ["trials"]
     feed.send(ev.NodesDead(frozenset({"trials"})))
-    assert not feed.told(staging.NodeDown), "Ray says it again at each look"
+    assert not feed.told(staging.NodeDown), "Ray reports it again at each check"

@@ -212,7 +212,7 @@ def test_an_epoch_aside_is_remembered_like_others() -> None:
         table.fix(number * BLOCKS, [])
         table.forget([there.start] if number < PAGE_EPOCHS * MOST_PAGES else [])
         if number == PAGE_EPOCHS * MOST_PAGES - 1:
-            assert table.has_begun(there.start), "somebody is there"
+            assert table.has_begun(there.start), "a consumer is there"
     assert not table.has_begun(there.start)
 
 

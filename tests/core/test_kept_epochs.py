@@ -62,7 +62,7 @@ def test_what_is_kept_outlives_its_consumers():
     start = feed.join("second", asks=False)
     for block in range(start, start + EPOCH):
         given = [i.blocks for i in feed.ask("second", block) if isinstance(i, ev.Deliver)]
-        assert given == [(block,)], "it waits for nobody"
+        assert given == [(block,)], "it does not wait"
     assert not feed.tasks
 
 

@@ -63,7 +63,7 @@ def test_a_successor_has_all_that_was_kept_and_goes_on_with_it() -> None:
     successor.go_on({number: page for number, page in kept.items() if page is not None})
     assert all_of(successor) == all_of(book)
     assert successor.inexact == 1
-    assert [successor.add(entry("ann", 2 * PAGE + n)) for n in range(10)] == [False] * 10, "it heard no answer"
+    assert [successor.add(entry("ann", 2 * PAGE + n)) for n in range(10)] == [False] * 10, "it received no answer"
     assert successor.add(entry("ann", 2 * PAGE + 10))
     assert list(successor.take_changed()) == [2], "only the last page is written again"
 

@@ -87,7 +87,7 @@ def test_a_copy_of_what_was_dropped_or_made_again_meanwhile_is_of_no_use():
     assert made(feed.send(ev.UnreadablePart(1, 0, feed.core.window.blocks[1].parts[0].task))) == [1]
     assert not kinds(feed.send(ev.PartMoved(0)), ev.UsePart)
     feed.send(ev.Leave("me"))
-    assert not feed.core.window.blocks.keys() - {1}, "nobody needs them"
+    assert not feed.core.window.blocks.keys() - {1}, "they are not needed"
     assert not kinds(feed.send(ev.PartMoved(1)), ev.UsePart)
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 def test_prep_divides_its_time_fairly() -> None:
     groups = [Group(1, 10.0), Group(1, 1.0), Group(5, 4.0)]
     assert made_per_s(groups, 100.0) == [10.0, 1.0, 4.0], "as much as each takes"
-    assert made_per_s(groups, 9.0) == [4.0, 1.0, 4.0], "who takes little has it; the others have equal parts"
+    assert made_per_s(groups, 9.0) == [4.0, 1.0, 4.0], "a slow one gets all it needs; the others get equal parts"
     assert made_per_s(groups, 6.0) == [2.5, 1.0, 2.5]
     assert given_per_s(groups, 9.0) == 4.0 + 1.0 + 5 * 4.0
 
@@ -73,7 +73,7 @@ def test_each_pace_reaches_what_it_would_alone() -> None:
         assert rates[trial] >= 0.95 / step_s, trial
     assert search.cohorts() == {frozenset({f"{pace}-1", f"{pace}-2"}) for pace in ("fast", "half", "tenth")}
     assert search.all_exact()
-    assert search.made <= 40.0 * (1 / 0.03 + 1 / 0.06 + 1 / 0.3) * 1.02, "for each pace a block is made once at most"
+    assert search.made <= 40.0 * (1 / 0.03 + 1 / 0.06 + 1 / 0.3) * 1.02, "at most once for each block and pace"
 
 
 def test_without_known_paces_all_go_as_the_slowest() -> None:

@@ -37,7 +37,7 @@ def test_who_comes_when_its_place_is_gone_is_learned_from():
     time = ReservationTime(20.0)
     time.give_up("a", since=100.0)
     time.joined("b", 103.0)
-    assert time.hold_s(0.0) == 20.0, "nobody waited for b"
+    assert time.hold_s(0.0) == 20.0, "no trial waited for b"
     time.joined("a", 103.0)
     assert time.hold_s(0.0) == 6.0
     time.joined("a", 190.0)
@@ -50,7 +50,7 @@ def test_whether_those_who_are_announced_begin_at_once_is_known_from_the_last_on
     time.came(1.0, at_once=True)
     assert time.at_once
     time.came(1.0)
-    assert time.at_once, "that one went on where it had been, which says nothing of others"
+    assert time.at_once, "a resumed trial is not evidence about others"
     time.give_up("a", since=100.0)
     time.joined("a", 101.0, at_once=False)
     assert not time.at_once
@@ -163,7 +163,7 @@ def test_one_of_the_others_is_waited_for_as_long_also_once_it_is_announced():
     feed.send(ev.Announce("b"))
     assert reserved(feed) == {"b": 20.0}
     feed.send(ev.Announce("c"))
-    assert reserved(feed) == {"b": 20.0, "c": 5.0}, "c came by itself"
+    assert reserved(feed) == {"b": 20.0, "c": 5.0}, "c is not among the expected trials"
 
 
 def test_others_that_came_too_late_are_learned_from():

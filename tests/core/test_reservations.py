@@ -163,7 +163,7 @@ def test_where_two_cohorts_meet_newcomers_can_begin_the_epoch_of_the_one_behind(
     stage(found, 0, 1, 2)
     assert found.regrouping.merge(behind) is None, "blocks 3 and 4 would be prepared again"
     stage(found, 3, 4)
-    assert found.regrouping.merge(found.by_name["c1"]) is None, "those ahead wait until it comes"
+    assert found.regrouping.merge(found.by_name["c1"]) is None, "trials ahead wait until it arrives"
     assert found.regrouping.merge(behind) == "c0 joined the cohort of c1"
     assert (found.beginnings.join_start(front), front.held_up) == (0, None)
     assert {member.cohort for member in front.members} == {1}

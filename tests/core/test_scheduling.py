@@ -139,7 +139,7 @@ def test_a_part_that_a_consumer_cannot_read_is_made_again_once():
     again = feed.core.window.blocks[0].parts[0].task
     assert again != first.task
     feed.send(ev.UnreadablePart(0, 0, first.task))
-    assert feed.core.window.is_ready(0), "late word of the first loss"
+    assert feed.core.window.is_ready(0), "a late report of the first loss"
 
 
 def test_a_worker_that_leaves_finishes_and_gets_nothing_new():
@@ -176,7 +176,7 @@ def test_a_death_is_charged_to_the_block_that_was_being_made_and_forgiven_when_t
     assert tasks.makers(2) == ["w1"]
     tasks.charge(tasks.worker_down("w1")[0], "b", "killed", 2.0)
     assert tasks.deaths == {1: [(0, "a", "killed", 1.0), (0, "b", "killed", 2.0)]}
-    assert tasks.forgive("c") == [], "nobody died there"
+    assert tasks.forgive("c") == [], "no worker died there"
     assert tasks.forgive("a") == [1]
     assert tasks.deaths == {1: [(0, "b", "killed", 2.0)]}
     assert tasks.forgive("b") == [1]

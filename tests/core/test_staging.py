@@ -192,7 +192,7 @@ def test_a_block_whose_third_worker_died_with_its_node_is_made_again_at_once():
     die(feed, "n0", "n0", "n1")
     feed.send(ev.WorkerUp("lives", 9, "n2"))
     feed.send(ev.NodeDown("n3", "its cache does not answer"))
-    assert feed.tasks[0].worker == "dies", "nobody died there"
+    assert feed.tasks[0].worker == "dies", "no worker died there"
     feed.send(ev.NodeDown("n1", "its cache does not answer"))
     assert feed.tasks[0].worker == "lives"
     assert [delivery.blocks for delivery in kinds(feed.finish(0), ev.Deliver)] == [(0,)]
@@ -254,7 +254,7 @@ def test_deaths_and_errors_over_a_block_are_forgotten_with_it():
     fail(feed, 1)
     assert feed.core.tasks.failures == {1: 1}
     feed.send(ev.Leave("a"))
-    assert [*feed.core.window.blocks] == [2], "it is in hand"
+    assert [*feed.core.window.blocks] == [2], "it is being prepared"
     assert (feed.core.tasks.deaths, feed.core.tasks.failures) == ({}, {})
 
 
@@ -640,7 +640,7 @@ def test_a_word_that_was_overtaken_changes_nothing():
     feed.send(ev.HandBack("ann", session, 1, 0, number=2))
     feed.send(ev.Ask("ann", session, 9, 0, 0, 1, number=4))
     assert feed.core.consumers.by_name["ann"].holds(8)
-    assert not feed.send(ev.Ask("ann", session, 1, 0, 0, 3, number=1)), "one that comes twice"
+    assert not feed.send(ev.Ask("ann", session, 1, 0, 0, 3, number=1)), "a repeated call"
     assert feed.core.consumers.by_name["ann"].cursor == 9
 
 
@@ -787,7 +787,7 @@ def test_a_bad_sample_is_not_tried_anew_for_a_consumer_that_had_no_error_yet():
     feed.join("a")
     feed.join("late", asks=False)
     assert delivered(feed.send(ev.TaskEnded(feed.tasks.pop(0).task, "bad"))) == {"a": (0,)}
-    assert kinds(feed.ask("a", 1), ev.DropBlock) == [], "it goes on behind it"
+    assert kinds(feed.ask("a", 1), ev.DropBlock) == [], "it continues after it"
     assert delivered(feed.ask("late", 0)) == {"late": (0,)}
     assert feed.core.window.blocks[0].error == "bad"
 
@@ -872,7 +872,7 @@ def test_who_keeps_the_budget_is_named():
 def test_who_comes_after_the_feed_failed_learns_why_and_all_else_is_silence():
     feed = Feed()
     feed.join("ann")
-    assert feed.send(ev.Stop("it was stopped")) == [ev.Refuse("ann", 1, "it was stopped")], "who waits is told"
+    assert feed.send(ev.Stop("it was stopped")) == [ev.Refuse("ann", 1, "it was stopped")], "a waiting trial is refused"
     assert feed.send(ev.Stop("another reason")) == []
     for thing in ("ann", "w0", "block 0"):
         assert feed.core.story(thing)[-1].endswith("the feed ended: it was stopped  <- Stop(reason='it was stopped')")
@@ -929,8 +929,8 @@ def test_small_blocks_do_not_pass_a_large_one_that_waits_for_room():
     feed.make(1, 0, 2, 3)
     assert feed.join("waits", 40) == 40
     assert feed.tasks == {}
-    assert sorted(feed.core.window.blocks) == [0, 1], "2 and 3 made room for it, which is not enough"
-    assert prepared(feed.ask("waits", 40)) == [], "nor is block 2 made for the other one"
+    assert sorted(feed.core.window.blocks) == [0, 1], "blocks 2 and 3 were dropped, which is not enough"
+    assert prepared(feed.ask("waits", 40)) == [], "block 2 is not prepared for the other one either"
     assert prepared(feed.send(ev.Heartbeat("holds", 1, released=1, done=1))) == [40]
 
 
@@ -959,7 +959,7 @@ def test_two_who_wait_do_not_take_each_others_bytes_while_another_node_is_at_it(
     for second, (name, start) in enumerate((("ben", 20), ("cid", 40)), 1):
         feed.now = second
         feed.join(name, start)
-    assert sorted(feed.core.window.blocks) == [0, 20], "ben came first"
+    assert sorted(feed.core.window.blocks) == [0, 20], "ben joined first"
     feed.finish(0)
     assert delivered(feed.finish(20)) == {"ben": (20,)}
     feed.send(ev.Heartbeat("ben", 2, released=21, done=21))

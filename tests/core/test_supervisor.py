@@ -543,7 +543,7 @@ def test_more_workers_send_nobody_home():
     feed.borrow("a", "third")
     feed.send(ev.Scale(5))
     assert not feed.told(staging.WorkerLeaves)
-    assert len(feed.kinds(ev.StartWorker)) == 2, "one of its own and two borrowed ones are there"
+    assert len(feed.kinds(ev.StartWorker)) == 2, "it already has one local worker and two borrowed ones"
     assert feed.supervisor.own == 3
 
 
@@ -670,7 +670,7 @@ def test_a_worker_that_was_told_an_older_placement_is_told_the_newest_before_it_
     assert [up.worker for up in feed.told(staging.WorkerUp)] == [late]
     feed.send(ev.WorkerBehind(late))
     feed.send(ev.WorkerBriefed(late, old))
-    assert not feed.told(staging.WorkerUp), "a late word: it may lack any placement"
+    assert not feed.told(staging.WorkerUp), "a late report: it may lack any placement"
 
 
 # ---- lent and borrowed workers ----
@@ -931,13 +931,13 @@ def test_a_machine_is_given_back_when_the_others_have_room_for_what_it_keeps():
     (note,) = feed.kinds(ev.Note)
     assert "keeping 1 idle prep worker: no other node has room" in note.text
     feed.send(full("a", "b", "c"))
-    assert not feed.kinds(ev.Note), "it is said once"
+    assert not feed.kinds(ev.Note), "it is reported once"
     feed.send(ev.CachesMeasured({"a": (50, 100), "b": (50, 100), "c": (80, 100)}))
     feed.wait(SETTLED_S)
     move = feed.only(ev.MovePlacement)
     assert leave(feed) == ["a"]
     feed.send(ev.PlacementMoved(move.version, move.workers))
-    assert feed.only(ev.VacateNode).node == "a", "its samples move before it goes"
+    assert feed.only(ev.VacateNode).node == "a", "its samples move before it is released"
     assert feed.supervisor.wanted == feed.supervisor.staying == 2
 
 
@@ -949,7 +949,7 @@ def test_machines_that_keep_what_nobody_has_room_for_give_all_workers_but_one():
     assert leave(feed) == ["a", "b", "a"]
     assert feed.supervisor.staying == 2
     feed.send(ev.Scale(4))
-    assert len(feed.kinds(ev.StartWorker)) == 2, "the one that was kept is one of the four"
+    assert len(feed.kinds(ev.StartWorker)) == 2, "the worker that was kept is one of the four"
 
 
 def test_while_caches_fill_no_machine_is_given_back():

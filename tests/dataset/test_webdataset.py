@@ -329,7 +329,7 @@ def test_what_was_kept_is_read_until_a_shard_changes(tmp_path: Path, opened: lis
     written(shards[1], SAMPLES[:5])
     assert len(read_webdataset(shards, **options)) == 9
     assert len(read_webdataset(shards, **options)) == 9
-    assert sorted(opened) == ["a.tar", "b.tar"], "looked into once, and kept"
+    assert sorted(opened) == ["a.tar", "b.tar"], "inspected once, then cached"
 
 
 def test_what_is_kept_of_something_else_is_refused_with_both(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
     """Both ranks are on the head, which prepares nothing.
 
     While a trial works on the second-to-last minibatch of a block, the next block may arrive. Its rows are then
-    requested at the end of that step.
+    requested at the end of the step.
     """
     nodes.add()
     nodes.add()

@@ -244,7 +244,7 @@ def test_fields_move_as_those_of_the_file_do(scenes, prefix, steps, lying):
 
 
 def decoded(pipeline, files, **options):
-    """Decode ``files``, all of them good, into containers."""
+    """Decode the valid ``files`` into containers."""
     engine = make_engine("cpu", pipeline, seed=0, **options)
     keep, field = DecodedRows(range(len(files)), 1 << 24), engine.field(files[0], "x", {})
     assert engine.prepare(Batch(files, np.arange(len(files)), 0, {}), field.empty(len(files)), keep).bad == []

@@ -77,7 +77,7 @@ def test_values_in_rooms_of_one_size_are_moved_together_in_place(lengths: list[i
         rooms[row, : end - start] = wanted.values[start:end]
     column = Packed.closed_up(rooms, np.array(lengths, np.int64))
     assert listed(column) == listed(wanted)
-    assert len(column.values) == sum(lengths), "no more than these values travels"
+    assert len(column.values) == sum(lengths), "only these values are sent"
     assert not len(column.values) or np.shares_memory(column.values, rooms)
 
 

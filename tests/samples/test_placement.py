@@ -272,7 +272,7 @@ def test_of_a_part_that_was_cut_before_others_have_what_this_node_handed_over() 
     small = PlacementHistory(ORDER, "b")
     small.add(even_placement("bc", 1))
     small.add(even_placement("abc", 2, cache_bytes=0))
-    assert (small.lenders(PartRequest(0, BlockPart("b", 1)), everything) == -1).all(), "nobody keeps anything"
+    assert (small.lenders(PartRequest(0, BlockPart("b", 1)), everything) == -1).all(), "no home has a cache"
 
 
 def test_a_node_keeps_only_what_fits_its_memory() -> None:

@@ -67,7 +67,7 @@ def test_a_shuffle_that_keeps_nothing_says_so() -> None:
     assert not second.keeps(201, first)
     assert not Shuffle(1).keeps(200, first)
     assert not second.after(2, [100]).keeps(200, first)
-    assert Shuffle(5).keeps(0, first), "nothing comes before the beginning"
+    assert Shuffle(5).keeps(0, first), "nothing precedes the beginning"
 
 
 def test_segments_are_shuffled_anew_in_every_epoch() -> None:

@@ -93,7 +93,7 @@ def test_a_late_trial_begins_at_once_and_nothing_is_made_twice(feed: mbaas.Feed,
     made = feed.status().prepared_samples - before
     records = [record for one in both for record in one]
     assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * 6
-    assert len({tuple(record.sample_ids.tolist()) for record in records}) == 6, "each epoch has an order of its own"
+    assert len({tuple(record.sample_ids.tolist()) for record in records}) == 6, "each epoch has its own order"
     ids = [one[0].sample_ids.tolist() for one in both]
     begin = ids[0].index(ids[1][0])
     # a call returns several minibatches, so the first trial is further than it has read
@@ -153,7 +153,7 @@ def test_a_state_of_an_epoch_that_began_in_the_middle_goes_on_exactly_there(
                 assert rest.sample_ids.tolist() == whole.sample_ids[samples:].tolist()
                 assert loader.ledger is not None
                 assert loader.ledger.exact
-                assert record_epoch(loader).flaws(range(SAMPLES)) == [], "and then it goes on with the others"
+                assert record_epoch(loader).flaws(range(SAMPLES)) == [], "and then it continues with the others"
 
 
 def test_who_joins_with_a_state_joins_once_and_there(feed: mbaas.Feed) -> None:

@@ -40,7 +40,7 @@ def test_trials_share_exact_epochs_of_minibatches_that_were_prepared_once(feed_n
     ):
         mbaas.announce(feed.name, names)
         joined = [trials.join(name) for name in names]
-        assert all(trial.pid for trial in joined), "on a busy machine processes come later than reservations last"
+        assert all(trial.pid for trial in joined), "on a busy machine reservations expire before processes start"
         waiting = [trial.epochs(count) for trial in joined]
         records = []
         while waiting:

@@ -179,7 +179,7 @@ def test_a_pickle_joins_in_another_process_as_its_own_consumer_unless_it_has_a_n
         assert sorted(ids) == EVERY
         assert "batch_size=50" in text
         assert text.partition("consumer=")[2].partition(",")[0] not in repr(loader)
-        assert sorted(read(loader)) == EVERY, "it keeps its place"
+        assert sorted(read(loader)) == EVERY, "it keeps its position"
 
 
 def test_pickles_of_all_ranks_go_on_together(training):

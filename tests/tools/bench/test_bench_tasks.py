@@ -117,7 +117,7 @@ def test_rows_do_the_same_work(task: str, folder: Path) -> None:
         for mine, like in zip(arrays, theirs[sample], strict=True):
             assert mine.shape[1:] == like.shape[1:]
             assert mine.dtype.kind == like.dtype.kind
-    assert any((wanted[sample][0] != again[sample][0]).any() for sample in wanted), "an epoch has chances of its own"
+    assert any((wanted[sample][0] != again[sample][0]).any() for sample in wanted), "epochs have other random numbers"
 
 
 def test_dali_hears_what_the_others_hear(folder: Path) -> None:
