@@ -1,4 +1,4 @@
-"""Reading threads keep their order, survive failures and hanging reads, and end when told."""
+"""Reading threads keep their order, survive failures and hanging reads, and end on request."""
 
 from __future__ import annotations
 

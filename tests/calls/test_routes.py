@@ -17,7 +17,7 @@ CALL = BlockCall(Ask("a", 0, 0, 0, 0), 1.0)
 
 
 class Socket:
-    """A connection whose next answer is ``comes``: None for one that is late."""
+    """A connection whose next answer is ``comes``; None for a late answer."""
 
     def __init__(self, consumer: Consumer, address: str) -> None:
         if address != consumer.listening:
@@ -77,7 +77,7 @@ class Consumer:
         made.call.lose_socket()
 
     def look(self, made: Made, comes: SocketAnswer | None) -> None:
-        """Look for the answer of a call, which has ``comes`` over its socket."""
+        """Look for the answer to a call; ``comes`` is the answer on its socket."""
         self.newest = made
         call: Any = made.call
         if call._connection is not None:

@@ -1,4 +1,4 @@
-"""A coordinator that dies comes back; workers and caches keep running, and consumers keep their exact position."""
+"""A coordinator that dies is restarted; workers and caches keep running, and consumers keep their exact position."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_of_those_who_wait_for_one_that_died_one_takes_over(unlocked: None, monk
 
 
 def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It saw the lock free after turn 1. Two programs came since, and the key of turn 2 is deleted again."""
+    """It saw the lock free after turn 1. Two programs had turns since then, and the key of turn 2 is deleted again."""
     with kept_claims.dividing():
         pass
     seen, look = kept_claims._numbers(), kept_claims._numbers

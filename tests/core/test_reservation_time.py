@@ -366,7 +366,7 @@ def test_successors_that_come_in_time_again_have_places_again():
 
 
 def test_nothing_is_learned_from_places_that_were_held_for_another_search():
-    """Neither the successor nor the other trial came, and all consumers left."""
+    """Neither the successor nor the other trial arrived, and all consumers left."""
     feed = make_feed()
     feed.send(ev.Announce("a", others=1))
     feed.join("a")

@@ -16,7 +16,7 @@ from mbaas.samples.placement import WHOLE
 
 
 class Table(ConsumerTable):
-    """Consumers and an empty window, with what decides by both."""
+    """Consumers, an empty window, and the logic that uses both."""
 
     def __init__(self, ahead, blocks_per_epoch):
         super().__init__(EpochTable(blocks_per_epoch), ahead, Stories())

@@ -55,7 +55,7 @@ def cache(ray_session, dataset, order):
 
 @pytest.fixture(scope="module")
 def feed_name(ray_session):
-    """A feed whose stand-in for a coordinator all workers share."""
+    """A feed whose workers all share one stand-in for a coordinator."""
     name = "prep-worker"
     coordinator = Nobody.options(name=actor_names.actor_name(name), namespace=actor_names.NAMESPACE).remote()
     ray.get(coordinator.answer.remote())

@@ -121,7 +121,7 @@ class Cluster(abc.ABC):
         is_down: True while the coordinator is dead and not yet restarted.
         is_peaceful: True once all faults are over.
         service: staging in this life of the coordinator.
-        placements: those used to cut blocks.
+        placements: placements used to cut blocks.
         worker_deaths: workers that died or hung so far.
     """
 

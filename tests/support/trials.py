@@ -1,4 +1,4 @@
-"""Test consumers: records of an epoch, and trials in processes of their own.
+"""Test consumers: records of an epoch, and trials in separate processes.
 
 A record is kept sample by sample and separate from the loader's ledger, so that each checks the other.
 """
