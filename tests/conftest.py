@@ -1,4 +1,4 @@
-"""All tests of the service share one Ray, and a check after each of them finds anything left behind."""
+"""All tests of the service share one Ray, and a check after each test finds anything left behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ for name, value in {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # else Ray inspects each of its processes every five seconds
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # otherwise Ray inspects each of its processes every five seconds
     "RAY_worker_niceness": "0",  # default 15: next to two busy processes, as tests are, Ray's would hardly run
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -65,10 +65,10 @@ hypothesis.settings.load_profile("same")  # every change is tested with the same
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files whose tests need Ray first, so that with several processes the short files even out the end.
 
-    Before them come files with tests marked ``alone``: these wait until no other test runs, which can take a minute in
-    the middle of the long ones. In a file they follow each other, because all other processes wait for them. Files that
-    start clusters of their own come after those that share a Ray, which otherwise would have to start again. Tests that
-    need no Ray, and have no marker that says otherwise, are ``quick``.
+    Files with tests marked ``alone`` come even earlier. These tests wait until no other test runs, which can take a
+    minute while long tests run. Within a file they follow each other, because all other processes wait for them. Files
+    that start clusters come last among the files with Ray; otherwise the shared Ray would have to start again. Tests
+    without Ray and without a marker to the contrary are ``quick``.
     """
     for item in items:
         if not _needs_ray(item) and not any(map(item.get_closest_marker, NOT_QUICK)):

@@ -51,7 +51,7 @@ SEE_THE_FACE = ("cli", "tools", "analysis")
 """Packages that may `import mbaas`, the public package, which is above `feed` and `loader`."""
 
 PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.transforms", "tune_integration")
-"""Modules that users may import, limited to the names in ``__all__``. Everything else is private."""
+"""Modules that users may import, limited to the names in ``__all__``. All other modules are private."""
 
 USES_PRIVATE = {
     "examples/comparing.py": {"mbaas.prep.engines"},
@@ -66,7 +66,7 @@ CORE_MAY_IMPORT = ("core", "samples", "wire", "settings", "errors", "model")
 """Parts of mbaas that the pure core may import: values and arithmetic, no side effects."""
 
 PURE_MODULES = {"memory": "mbaas.memory.budgets", "base": "mbaas.base.units"}
-"""The only module of these rooms that the pure core may import."""
+"""Room -> its only module that the pure core may import."""
 
 IMPURE = ("ray", "asyncio", "threading", "time", "os", "random", "pathlib", "io", "logging")
 """Modules that the pure core never imports: it receives time and events, and returns instructions."""
@@ -548,6 +548,6 @@ def test_an_undeclared_import_is_noticed(line: str) -> None:
 
 
 def test_no_two_test_files_have_one_name() -> None:
-    """pytest would collect only one of them in a run of the whole suite."""
+    """If two had the same name, pytest would collect only one when it runs the whole suite."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

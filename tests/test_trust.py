@@ -35,7 +35,7 @@ JUSTIFIED = {
     ("mbaas/cli/__init__.py", "import_module"): "the modules of mbaas's own commands, by names in its source",
     ("mbaas/tools/bench/host.py", "pickle"): "the benchmark's own child, over a pipe that nobody else has",
 }
-"""(file, call) -> why it is allowed: no dataset, state or name reaches any of these calls."""
+"""(file, call) -> why it is allowed: no dataset, state or name reaches any listed call."""
 
 
 def risks(source: str) -> Iterator[str]:

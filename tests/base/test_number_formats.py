@@ -61,7 +61,7 @@ def test_numbers_are_written_by_units() -> None:
     }
     by_hand = {name: where for name, where in found.items() if where}
     assert {name: where for name, where in by_hand.items() if name not in BY_HAND} == {}
-    assert sorted(by_hand) == sorted(BY_HAND), "an exception that nobody needs any more"
+    assert sorted(by_hand) == sorted(BY_HAND), "an exception that is no longer needed"
 
 
 @pytest.mark.parametrize(

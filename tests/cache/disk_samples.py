@@ -28,7 +28,7 @@ def open_tier(path: Path, *, budget: int = EVERYTHING, fingerprint: str = PRINT,
 
 
 def put(tier: DiskStore, ids: Iterable[int], *, seed: int = 0) -> list[int]:
-    """Put samples in one call; return those that were kept."""
+    """Store samples in one call; return the ids of the stored ones."""
     chosen = np.array([*ids], np.int64)
     data = np.concatenate([np.zeros(0, np.uint8), *(content(i, seed) for i in chosen.tolist())])
     return chosen[tier.put(chosen, LENGTHS[chosen], data)].tolist()

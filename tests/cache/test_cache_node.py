@@ -106,7 +106,7 @@ def test_hits_are_exactly_the_cached_samples(share: float, make_folder: MakeFold
     )
     assert stats.cached_bytes <= stats.budget_bytes
     assert stats.cached_slabs <= 7
-    assert stats.peak_transient_bytes <= BLOCK * 4000, "one block at a time was asked for"
+    assert stats.peak_transient_bytes <= BLOCK * 4000, "blocks were requested one at a time"
     assert stats.fetching_bytes == stats.readahead_bytes == 0
 
 
@@ -405,7 +405,7 @@ def test_a_file_deleted_after_listing_is_an_error_of_its_row_until_it_is_back(
             assert [view.tobytes() for view in raw] == expected
         size = len(contents[absent]) if epoch < 2 else 0
         assert stats_of(node).cached_bytes == folder.dataset.total_bytes - size
-    assert folder.opened()[str(path)] == 3, "tried in epochs 0, 1 and 2, and kept since"
+    assert folder.opened()[str(path)] == 3, "tried in epochs 0, 1 and 2, and cached since"
     assert stats_of(node).epochs[1].failures == 1
 
 
@@ -445,7 +445,7 @@ def test_a_node_killed_while_it_reads_is_outlived(
 
 
 def reads_of(node: Any) -> int:
-    """Samples read from storage by the current incarnation; 0 while there is none."""
+    """Samples read from storage by the current incarnation; 0 while the actor is unavailable."""
     try:
         return stats_of(node).total.reads.samples
     except ray.exceptions.ActorUnavailableError:
@@ -568,7 +568,7 @@ def test_a_part_that_waits_for_storage_holds_nobody_and_comes_whole(
     eventually(is_told, "the log says so")
     flow, stats = ray.get([node.flow.remote(0.0), node.stats.remote()], timeout=DEADLINE_S)
     assert stats.cached_bytes <= flow.used_bytes <= flow.budget_bytes == stats.budget_bytes
-    assert (flow.used_bytes > 0) == (share > 0), "those that are awaited count, too"
+    assert (flow.used_bytes > 0) == (share > 0), "awaited samples count, too"
     assert min(flow.cpu_s, stats.cpu_s) > 0
     switch.unlink()
     eventually(lambda: not reader.read(PartRequest(2))[0].errors, "block 2 comes")

@@ -35,7 +35,7 @@ def test_after_the_first_epoch_hits_are_the_cached_samples_and_storage_reads_the
     cached = node.planner.directory.cached_ids()
     assert node.planner.directory.nbytes <= budget
     left_out = [n for i, n in enumerate(lengths) if n and i not in set(cached.tolist())]
-    assert all(n > node.planner.minio.free_bytes for n in left_out), "not full, and one of them still fits"
+    assert all(n > node.planner.minio.free_bytes for n in left_out), "a sample was left out although it fits"
     if share >= 1:
         assert not left_out
     for epoch in (1, 2):
@@ -234,7 +234,7 @@ def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> No
     with pytest.raises(MemoryError, match="full"):
         node.planner.locate(PartRequest(0))
     node.end(0)
-    assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to be kept"
+    assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to cache them"
     node.fill(min(node.filling))
     assert node.deliver(1).counts.storage.samples == 6
 
@@ -258,7 +258,7 @@ def test_read_ahead_stays_within_its_bytes_and_goes_on_as_blocks_are_fetched() -
     for slab in list(node.filling):
         node.fill(slab)
     node.deliver(0)
-    assert node.planner.ahead.used_bytes == 40, "what was read ahead is still held"
+    assert node.planner.ahead.used_bytes == 40, "samples read ahead are still held"
     node.begin(1)
     assert [load.request.block for load in node.filling.values()] == [3]
     assert node.deliver(1).counts.storage.samples == 4
@@ -273,7 +273,7 @@ def test_read_ahead_into_the_cache_costs_its_window_nothing_once_it_is_there() -
     assert node.planner.ahead.used_bytes == 0
     assert node.planner.ahead_blocks == DEPTH_BLOCKS
     assert node.deliver(0).counts.local.samples == 0
-    assert node.fetch(1).counts.local.samples == 0, "the first epoch has no hits, whoever read first"
+    assert node.fetch(1).counts.local.samples == 0, "the first epoch has no hits, even on samples read ahead"
 
 
 @pytest.mark.parametrize(("samples", "ahead"), [(4, 2), (12, 3), (400, DEPTH_BLOCKS)])

@@ -63,7 +63,7 @@ class Worker:
         return sum(self.part(PartRequest(block)) for block in range(number * blocks, (number + 1) * blocks))
 
     def settle(self) -> None:
-        """Wait until the node has stored all hand-ins; until then it may read a sample from storage once more."""
+        """Wait until the node has stored all hand-ins; until then it may read a sample from storage again."""
         ray.get(self.handed_in, timeout=DEADLINE_S)
 
 

@@ -96,8 +96,8 @@ def test_copies_of_what_is_to_be_handed_in_give_way_no_more_than_needed(
     """Blocks of 80 bytes, without any hand-in. For the last block, 40 bytes are free next to the promises.
 
     First case: two blocks are promised, and the third lacks 40 bytes, so one block's copies are dropped. Second case:
-    one and a half blocks are promised, and the rest of the second just fits. Nothing is dropped, and there is no room
-    for copies of its promised half.
+    one and a half blocks are promised, and the rest of the second just fits. Nothing is dropped, and copies of its
+    promised half do not fit.
     """
     cache = decoded * 5 * GROWTH + beside
     node = Node([5] * 80, block_samples=16, cache=cache)
@@ -151,7 +151,7 @@ def test_what_had_no_room_when_it_was_read_ahead_is_asked_for_when_it_is_fetched
 
 
 def test_what_was_handed_in_decoded_since_it_was_read_is_taken_from_there() -> None:
-    """A part read three samples, of which storage did not return the last; two were handed in meanwhile."""
+    """A part read three samples, the last one unsuccessfully; two were handed in meanwhile."""
     plan = PartPlan(PartRequest(0), np.arange(3), np.full(3, 5, np.int64))
     load = Load(-1, plan.request, 0, None, np.arange(3), np.arange(3), np.full(3, 5, np.int64))
     plan.add(load)
@@ -263,7 +263,7 @@ def test_while_there_is_room_for_both_nothing_gives_way() -> None:
     epoch(node, 1)
     assert node.reads[1] == 0
     assert node.planner.directory.decoded.samples == 60
-    assert node.planner.minio.used_bytes == 60 * 5 * GROWTH, "their slabs went when the last sample had gone"
+    assert node.planner.minio.used_bytes == 60 * 5 * GROWTH, "their slabs were freed with the last sample"
 
 
 def test_a_sample_that_cannot_be_handed_in_is_kept_as_storage_has_it() -> None:
@@ -316,7 +316,7 @@ def test_what_memory_has_no_room_for_goes_to_disk_and_comes_from_there() -> None
     assert node.planner.directory.decoded.samples == 10
     assert len(node.disk) == 20
     assert node.planner.directory.samples == 20
-    assert not node.disk & set(node.planner.directory.cached_ids().tolist()), "what the disk has is kept nowhere else"
+    assert not node.disk & set(node.planner.directory.cached_ids().tolist()), "samples on disk are not also in memory"
     assert epoch(node, 2) == 30
     assert node.reads[2] == 0
 
@@ -332,7 +332,7 @@ def test_what_a_disk_has_lost_is_read_from_storage() -> None:
 
 
 def moved_to(decoded: list[int], *, cache: int, readahead: int = 0) -> Node:
-    """A new home of all 40 samples, some of which are decoded on their previous node."""
+    """A new home of all 40 samples; their previous node has decoded some."""
     node = Node([5] * 40, block_samples=8, cache=cache, readahead=readahead, name="b")
     move_all_to(node, decoded)
     return node

@@ -1,4 +1,4 @@
-"""Reading threads keep their order, survive failures and hanging reads, and end when told."""
+"""Reading threads keep their order, survive failures and hanging reads, and end on request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEADLINE_S = 20.0
 
 
 class Storage(SampleReader):
-    """Storage in which each sample's bytes are its id, and whose reads wait while the gate is closed.
+    """Storage that returns each sample's id as its bytes; reads wait while the gate is closed.
 
     Samples in ``away`` fail that many times first; samples in ``stuck`` wait for their own event.
     """
@@ -273,7 +273,7 @@ def test_one_chunk_that_waits_for_storage_is_enough_to_read_with_all_threads_aga
 
 
 def test_what_several_threads_read_faster_is_seldom_tried_with_one() -> None:
-    """A disk that answers in 100 us keeps eight threads as busy as one can be, if they do nothing else."""
+    """A disk with 100 us latency keeps eight dedicated threads as busy as a single one."""
     effort, trials = Effort(), []
     for chunk in range(10_000):
         alone = effort.one_is_enough
@@ -329,7 +329,7 @@ def test_a_tier_is_measured_up_to_now_also_in_the_middle_of_a_read() -> None:
     done = tier.sums()
     assert early.nbytes == done.nbytes == 30
     assert 0 < early.busy_s < early.thread_s <= later.thread_s <= done.thread_s <= 2 * done.busy_s
-    assert tier.sums() == done, "nobody waits"
+    assert tier.sums() == done, "no use is in progress"
     assert (done - early).nbytes == 0
 
 
@@ -501,10 +501,10 @@ def test_reads_that_hang_keep_nothing_else_from_being_read() -> None:
         assert await fill == {}
         for event in storage.stuck.values():
             event.set()
-        assert [await each for each in hung] == [{}, {}], "what came late is good"
+        assert [await each for each in hung] == [{}, {}], "late reads succeed"
         many = load_of(*range(100, 180))
         assert await pool.fill(many, empty(many), urgent=True) == {}
-        assert most_at_once(storage.spans[-80:]) <= 2, "nobody hangs any more, and nobody is replaced"
+        assert most_at_once(storage.spans[-80:]) <= 2, "no thread hangs any more, and none is replaced"
         assert pool.threads == 2
 
     time_ = FakeTime()
@@ -541,7 +541,7 @@ def test_when_all_threads_and_all_that_may_replace_them_hang_nothing_is_read_unt
 
 
 def test_attempts_that_hang_do_not_keep_what_storage_did_not_give_from_being_asked_for_again() -> None:
-    """Two threads, one of which may retry. Another sample is retried once the first attempt counts as hanging."""
+    """There are two threads, and one may retry. Another sample is retried once the first attempt counts as hanging."""
 
     async def scenario() -> None:
         storage.stuck = {50: threading.Event()}

@@ -52,7 +52,7 @@ def test_the_first_file_that_is_missing_has_the_whole_patience_and_the_next_ones
         assert waited_s == pytest.approx(120.0 if sample == 1 else SHORT_RETRY_S)
         now += waited_s
     assert now == pytest.approx(120.0 + 999 * SHORT_RETRY_S)
-    assert given_up_after(retries, ERRS, since=now, sample=1001)[0] == pytest.approx(120.0), "that is no missing file"
+    assert given_up_after(retries, ERRS, since=now, sample=1001)[0] == pytest.approx(120.0), "the file is not missing"
 
 
 def test_missing_files_that_wait_when_the_first_one_is_given_up_are_bad_when_they_are_due() -> None:
@@ -111,7 +111,7 @@ def test_without_patience_a_sample_is_bad_at_once() -> None:
 
 
 def test_a_sample_that_nobody_asked_for_meanwhile_begins_anew() -> None:
-    """It failed once, an hour ago. That is no reason to call it bad now."""
+    """It failed once, an hour ago, which does not make it bad now."""
     retries = Retries(120.0, lambda: 0.5)
     retries.failed(7, ERRS, 0.0)
     assert given_up_after(retries, since=3600.0)[0] == pytest.approx(120.0)
@@ -152,4 +152,4 @@ def test_the_log_tells_when_trouble_begins_when_samples_are_given_up_and_when_it
     assert log() == ["storage gives what it is asked for again, after 62 s"]
     retries.failed(5, ERRS, now)
     now += 5 * FORGET_S
-    assert log() == [], "nobody asks for it any more"
+    assert log() == [], "it is no longer requested"

@@ -35,7 +35,7 @@ def part(rows: list[int], *, whole: bool = False) -> dict[str, np.ndarray]:
 
 
 def test_rows_of_each_part_come_as_a_smaller_part():
-    """Parts of 6 rows and one without requested rows. A row has 90 kB, so a thread copies 11 of them at a time."""
+    """Parts of 6 rows and one without requested rows. A row has 90 kB, so a thread copies 11 at a time."""
     parts = [part(list(range(0, 60, 2))), part([1, 3, 9]), part([61])]
     for one in parts:  # sample r has r % 3 boxes
         lengths = one["row"] % 3

@@ -54,7 +54,7 @@ def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert disk is not None
     in_reads = 131_072 * len(took_s) / sum(took_s)
     assert 0.3 * in_reads < disk <= 131_072 / 0.02
-    assert len(reads) == len(set(reads)), "a piece that was read before comes from memory"
+    assert len(reads) == len(set(reads)), "a second read of a piece would come from memory"
 
 
 def test_what_is_read_was_driven_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,5 +102,5 @@ class Folder:
         return Counter(log.read_text().split("\n")[:-1] if log.exists() else [])
 
     def invite(self, sample_ids: list[int]) -> None:
-        """Let none of these samples' files open before all have been requested."""
+        """Keep every file of ``sample_ids`` from opening until all have been requested."""
         (self.watch / "meeting").write_text("\n".join(self.dataset.uri(i) for i in sample_ids))

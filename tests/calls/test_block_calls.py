@@ -191,7 +191,7 @@ def test_an_answer_that_is_late_still_comes(calls: BlockCalls) -> None:
     assert 0.1 <= time.monotonic() - began < 0.9
     wait_until(pending.is_answered, "the answer is here")
     assert pending.result(0.0).progress == 10
-    assert pending.result(0.0).progress == 10, "also when it is asked for again"
+    assert pending.result(0.0).progress == 10, "a second read gives the same"
 
 
 def test_the_answer_to_a_call_that_was_forgotten_is_not_taken_for_another(calls: BlockCalls) -> None:
@@ -199,7 +199,7 @@ def test_the_answer_to_a_call_that_was_forgotten_is_not_taken_for_another(calls:
     assert calls.make(a_call(11, poll_s=0.4)).result(30.0).progress == 11, "its answer comes later"
     calls.make(a_call(12, poll_s=0.4))
     assert calls.make(a_call(13)).result(30.0).progress == 13, "its answer comes first"
-    assert calls.make(a_call(14, poll_s=0.6)).result(30.0).progress == 14, "after that of call 12"
+    assert calls.make(a_call(14, poll_s=0.6)).result(30.0).progress == 14, "after the answer to call 12"
 
 
 def test_a_call_to_a_coordinator_that_dies_ends_as_through_ray_and_goes_on_with_the_next_one(
@@ -349,7 +349,7 @@ def test_a_socket_from_which_no_answer_comes_is_given_up_and_not_used_again(
         if listener is not coordinator:
             assert late.result(30.0).progress == 11
     assert late.result(30.0).progress == 11
-    assert pending.result(30.0).progress == 10, "made again, too"
+    assert pending.result(30.0).progress == 10, "retried, too"
     calls.offer(address)
     assert calls.socket is None
 
@@ -407,7 +407,7 @@ def test_an_actor_that_only_relays_ends_when_nobody_uses_it(coordinator: Any) ->
     while time.monotonic() < used_until:
         assert calls.make(a_call(number, poll_s=0.1)).result(30.0).progress == number
         number += 1
-    assert calls.socket is not None, "who is used does not end"
+    assert calls.socket is not None, "a relay in use does not end"
     calls.close()
     with pytest.raises(ray.exceptions.RayActorError):
         wait_until(lambda: ray.get(relaying.relay.remote(own_id, coordinator), timeout=30.0) is None, "it has ended")

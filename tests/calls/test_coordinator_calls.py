@@ -56,7 +56,7 @@ def test_a_call_goes_on_with_who_comes_back(mortal: Any) -> None:
     assert after != before
     began = time.monotonic()
     await_restart(mortal, began + 30.0)
-    assert time.monotonic() - began < 5.0, "who answers is not waited for"
+    assert time.monotonic() - began < 5.0, "no wait while the actor answers"
 
 
 def test_whoever_waits_for_a_restart_gives_up_in_time(mortal: Any) -> None:

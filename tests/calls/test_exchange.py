@@ -72,7 +72,7 @@ class Machine:
         elif step == "return":
             for consumer, answer in self.node.end(*self.back.pop(self.chances.randrange(len(self.back)))):
                 request = answer.removeprefix(b"answer to ")
-                assert self.asked.pop(request) == consumer, "whose request it was, and who had no answer"
+                assert self.asked.pop(request) == consumer, "it answers an open request of this consumer"
                 self.given.append(request)
 
 
@@ -104,7 +104,7 @@ def test_requests_that_came_together_go_together_and_so_do_their_answers() -> No
     answers = coordinator.collect(exchange.number)
     assert answers is not None
     assert node.end(exchange.number, answers) == [("a", b"A"), ("b", b"B"), ("c", b"C")]
-    assert not node.is_due, "nobody waits"
+    assert not node.is_due, "no caller waits"
 
 
 def test_an_exchange_that_waits_is_ended_by_the_next_one_which_brings_all_answers() -> None:
@@ -122,7 +122,7 @@ def test_an_exchange_that_waits_is_ended_by_the_next_one_which_brings_all_answer
     coordinator.add(number, b"A")
     assert coordinator.collect(second.number) == {number: b"A"}
     assert node.end(second.number, {number: b"A"}) == [("a", b"A")]
-    assert node.is_due, "somebody waits, and nothing would bring the answer"
+    assert node.is_due, "a caller waits, and only an exchange brings the answer"
     assert node.begin().requests == {}
 
 

@@ -48,7 +48,7 @@ def looks(directory: RelayDirectory, began: float, per_s: float, seconds: float)
 @pytest.mark.parametrize("per_s", [1.0, 0.9 * RELAYING_PAYS_PER_S, 1.1 * RELAYING_PAYS_PER_S, 300.0])
 def test_an_actor_that_only_relays_is_started_where_calls_are_frequent(per_s: float) -> None:
     directory = RelayDirectory()
-    assert not directory.may_start("a"), "nobody called"
+    assert not directory.may_start("a"), "no call was made"
     first, *later = looks(directory, 100.0, per_s, 4 * SEARCH_S)
     assert first == (100.0, False), "at the first look nothing is known of their pace"
     assert len(later) >= 2

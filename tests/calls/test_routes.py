@@ -17,7 +17,7 @@ CALL = BlockCall(Ask("a", 0, 0, 0, 0), 1.0)
 
 
 class Socket:
-    """A connection whose next answer is ``comes``: None for one that is late."""
+    """A connection whose next answer is ``comes``; None for a late answer."""
 
     def __init__(self, consumer: Consumer, address: str) -> None:
         if address != consumer.listening:
@@ -77,7 +77,7 @@ class Consumer:
         made.call.lose_socket()
 
     def look(self, made: Made, comes: SocketAnswer | None) -> None:
-        """Look for the answer of a call, which has ``comes`` over its socket."""
+        """Look for the answer to a call; ``comes`` is the answer on its socket."""
         self.newest = made
         call: Any = made.call
         if call._connection is not None:
@@ -102,7 +102,7 @@ class Consumer:
             told = self.chances.choice([None, self.listening, f"socket {self.chances.randrange(5)}"])
             used, before = self.calls.socket, len(self.connected)
             self.calls.offer(told)
-            assert used is None or len(self.connected) == before, "a socket that does is not left for another"
+            assert used is None or len(self.connected) == before, "a working socket is not replaced"
         elif self.chances.random() < 0.1:
             self.lose(made)  # it timed out
         else:
@@ -122,7 +122,7 @@ def test_every_call_is_answered_and_made_at_most_once_in_each_way(seed: int) -> 
             break
         consumer.step()
     for made in consumer.made[:60]:
-        assert made.answer == made.over[-1], "the answer is awaited where the call was made last"
+        assert made.answer == made.over[-1], "the answer arrives on the route of the last attempt"
         assert made.over.count("Ray") <= 1
         assert len(made.over) == len(set(made.over)) <= 2
     assert len(consumer.connected) == len(set(consumer.connected)), "no socket is tried twice"
@@ -141,7 +141,7 @@ def test_a_call_that_waits_on_a_socket_of_before_leaves_the_new_one_alone() -> N
     consumer.calls.offer("socket 0")
     assert consumer.calls.socket == "socket 1"
     consumer.lose(second)
-    assert second.over == ["socket 0", "Ray"], "it goes through Ray by now"
+    assert second.over == ["socket 0", "Ray"], "by now it uses Ray"
 
 
 def test_an_answered_call_loses_no_socket() -> None:

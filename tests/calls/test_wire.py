@@ -207,7 +207,7 @@ def test_a_call_with_a_wrong_value_tells_its_caller() -> None:
         encoding.decoded(sent.call, BlockCall)
 
 
-# ---- what goes through Ray instead ----
+# ---- answers that are sent through Ray instead ----
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_an_answer_that_is_a_bug_is_logged_and_asked_through_ray(caplog: pytest.
 # ---- no pickle ----
 
 RECEIVING = [path for room in ("calls", "client", "wire") for path in sorted((ROOT / room).glob("*.py"))]
-"""The modules of calls, and those that use what arrived."""
+"""Modules that make calls or use received answers."""
 
 UNPICKLERS = {"pickle", "cloudpickle", "_pickle", "dill", "marshal", "shelve"}
 

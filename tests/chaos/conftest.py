@@ -17,7 +17,7 @@ SAMPLE_BYTES = 8 * 8 * 3 + 16
 
 @pytest.fixture
 def serve_small(ray_clean: None, feed_name: str) -> Callable[..., mbaas.Feed]:
-    """Serve ``samples`` computed images in blocks of 20, eight of which fill the budget."""
+    """Serve ``samples`` computed images in blocks of 20; eight blocks fill the budget."""
 
     def serve(samples: int, *transforms: T.Map, **options: Any) -> mbaas.Feed:
         budget = 8 * BATCH_SIZE * SAMPLE_BYTES

@@ -1,4 +1,4 @@
-"""A coordinator that dies comes back; workers and caches keep running, and consumers keep their exact position."""
+"""A coordinator that dies is restarted; workers and caches keep running, and consumers keep their exact position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pipeline():
 
 @pytest.mark.alone
 def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_five_seconds(serve_small, ray_clean):
-    """Three kills in one epoch, with two consumers, one of which holds a minibatch of every block."""
+    """Three kills in one epoch, with two consumers; one holds a minibatch of every block."""
     with serve_small(SAMPLES, T.RandomHorizontalFlip(), prep_workers=2) as feed:
         with mbaas.join(feed.name, consumer="alone", format="numpy") as loader:
             undisturbed = [record_epoch(loader) for _ in range(3)]
@@ -54,10 +54,10 @@ def test_consumers_of_a_coordinator_that_dies_miss_nothing_and_wait_less_than_fi
             again = record_epoch(loader)
             assert again.flaws(range(SAMPLES)) == []
         status = feed.status()
-        assert sorted(prep_worker_pids(feed.name) + cache_node_pids(feed.name)) == children, "they went on"
+        assert sorted(prep_worker_pids(feed.name) + cache_node_pids(feed.name)) == children, "they continued"
         assert any("the coordinator was restarted" in note for note in status.notes)
         ledgers = feed.ledger()
-        assert ledgers["consumer"].to_pylist() == ["alone"] * 3 + ["me"] * 2, "also those of three coordinators before"
+        assert ledgers["consumer"].to_pylist() == ["alone"] * 3 + ["me"] * 2, "also from earlier coordinators"
         assert ledgers["exact"].to_pylist() == [True] * 5
         assert status.fetched.storage.nbytes == 0, "caches announced their slabs: nothing was read again"
         assert read_before > 0
@@ -136,7 +136,7 @@ def test_a_dataset_that_is_not_kept_comes_from_a_cache_that_stands_still_while_t
                     assert "it waits for its 1 cache node to tell it, which did not answer (on " in said
         del batch
         assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
-        assert cache_node_pids(feed.name) == [cache], "it went on"
+        assert cache_node_pids(feed.name) == [cache], "it continued"
         status = feed.status()
         assert (status.failed, status.restarts) == (None, 1)
 
@@ -163,7 +163,7 @@ def test_a_coordinator_that_dies_together_with_the_only_worker_or_cache_costs_no
         took_s = time.monotonic() - killed_at
         del batch
         assert len(pids) == 1 + len(others)
-        assert took_s < FETCH_TIMEOUT_S / 2, "the worker that is left waits for nothing that only the dead knew"
+        assert took_s < FETCH_TIMEOUT_S / 2, "the remaining worker does not depend on state of the dead one"
         assert recorder.record(loader.ledger).flaws(range(SAMPLES)) == []
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
         status = feed.status()

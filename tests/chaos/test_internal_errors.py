@@ -116,7 +116,7 @@ def test_an_error_in_the_coordinators_loop_is_told_and_the_loop_goes_on(feed: mb
     with broken(feed, "_look", lambda _: look):
         wait_until(lambda: feed.status().internal_errors >= before + 2, "the loop has gone on after the first error")
         told = sum("RuntimeError: provoked in the loop" in note for note in feed.status().notes)
-        assert told == 1, "an error that comes every round is told once"
+        assert told == 1, "an error in every round is reported once"
         log = logged(coordinator_pid(feed.name))
         assert log.count("RuntimeError: provoked in the loop") == log.count(", in look\n") == 1
 

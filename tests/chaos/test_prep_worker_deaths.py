@@ -32,7 +32,7 @@ def slow_map():
 
 
 def busiest(feed, spared):
-    """The running worker with most tasks, except for ``spared``; None if there is none."""
+    """The running worker with most tasks that is not in ``spared``, or None."""
     workers = [worker for worker in feed.status().workers if worker.pid not in spared]
     return max(workers, key=lambda worker: worker.tasks, default=None)
 

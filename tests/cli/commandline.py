@@ -125,7 +125,7 @@ def mbaas(*arguments: object, columns: int = 100, **environment: str) -> subproc
 def call(*arguments: object, columns: int = 200) -> Result:
     """Run the command in this process, which takes 2 s of CPU time less than another process.
 
-    For output written before it connects to Ray, or with the cluster to which this process is connected.
+    Use it for output written before the command connects to Ray, or for commands on this process's cluster.
     """
     environment = {
         "COLUMNS": str(columns),

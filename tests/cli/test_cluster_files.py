@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["checkout", "wheel"])
 def packages(request: pytest.FixtureRequest) -> Path:
-    """A folder from which Python imports mbaas."""
+    """A folder with the package mbaas, for Python's path."""
     return ROOT if request.param == "checkout" else request.getfixturevalue("wheel")
 
 

@@ -342,7 +342,7 @@ def test_supervisors_and_closed_terminals_end_it_like_ctrl_c(number: signal.Sign
 def test_a_cluster_of_its_own_beside_one_that_runs_ends_with_all_that_it_started(
     config: Path, cluster: str, tmp_path: Path
 ) -> None:
-    """RAY_ADDRESS names the other cluster, on which no feed starts."""
+    """RAY_ADDRESS names the other cluster, where no feed starts."""
     shared = shared_files()
     with tempfile.TemporaryDirectory(prefix="own", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", cluster)

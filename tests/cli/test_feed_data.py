@@ -119,7 +119,7 @@ def test_coco_is_read(write: Write, images: Path) -> None:
 
 
 def test_shards_and_parquet_files_are_read(write: Write, images: Path) -> None:
-    """Their paths, including those with braces, are relative to the feed file."""
+    """All paths, including paths with braces, are relative to the feed file."""
     folder, png = images.parent, cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
     for number in range(2):
         with tarfile.open(folder / f"s-{number}.tar", "w") as tar:

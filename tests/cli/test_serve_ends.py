@@ -198,5 +198,5 @@ def test_a_feed_on_another_ray_ends_with_the_command_that_is_killed(cluster: str
             serving.wait_for("0 trials")
             looking.wait_for("it is there")
             serving.process.kill()
-            assert looking.end(ENDS_WITHIN_S) == 0, "all of it is gone"
+            assert looking.end(ENDS_WITHIN_S) == 0, "nothing of the feed is left"
             assert looking.lines[-1] == "it is gone\n"

@@ -37,7 +37,7 @@ def test_the_end_of_an_epoch_is_told_soon_if_no_other_one_begins() -> None:
 def test_the_end_of_a_long_epoch_is_told_at_once() -> None:
     pulse = beating(100.0)
     pulse.epoch_ends(99.9 + GATHER_S)
-    assert pulse.due == 100.0 + GATHER_S, "the end of one that is nearly as long is not kept back beyond that"
+    assert pulse.due == 100.0 + GATHER_S, "the end of a step almost that long is not delayed further"
     pulse.epoch_ends(100.5 + GATHER_S)
     pulse.goes_on()
     assert pulse.due <= 100.5 + GATHER_S
@@ -56,7 +56,7 @@ def test_whose_next_epoch_begins_tells_of_the_last_one_when_it_was_silent_for_a_
     assert pulse.due == 100.0 + GATHER_S, "no later than for the one before"
     pulse.sent(100.0 + GATHER_S)
     pulse.goes_on()
-    assert pulse.due == 103.0 + GATHER_S, "there is nothing to tell"
+    assert pulse.due == 103.0 + GATHER_S, "there is nothing to report"
 
 
 def test_of_two_ends_the_first_is_not_kept_back_for_longer() -> None:
@@ -79,7 +79,7 @@ def test_no_epoch_is_kept_back_for_long_and_signs_of_life_are_rarer_than_short_e
         while pulse.due <= end:
             now = max(now, pulse.due)
             if unreported:
-                assert now - ended <= GATHER_S + 1e-9, "the oldest that was not told"
+                assert now - ended <= GATHER_S + 1e-9, "the oldest unreported one"
             pulse.sent(now)
             told.append(now)
             unreported = 0

@@ -29,7 +29,7 @@ def test_it_is_told_when_it_has_lasted_for_a_while_and_whenever_that_has_doubled
     assert [now for now in range(200) if patience.is_to_be_told(now)] == [10, 20, 40, 80, 160]
     late = Patience(1000.0, 0.0, first_word_s=10.0)
     assert late.until_word_s(4.0) == 6.0
-    assert late.is_to_be_told(35.0), "nobody looked before"
+    assert late.is_to_be_told(35.0), "it was not read before"
     assert not late.is_to_be_told(39.0)
     assert late.until_word_s(39.0) == pytest.approx(1.0)
     assert late.until_word_s(50.0) == 0.0

@@ -94,7 +94,7 @@ def test_who_skips_what_was_delivered_and_looks_at_an_older_block_gives_the_rest
     assert found.leap(4)
     assert (found.cursor, found.following, found.released(), found.given_up) == (4, 4, 0, 1)
     assert found.leap(8)
-    assert found.given_up == 1, "the coordinator may not have heard of the first skip"
+    assert found.given_up == 1, "the first skip may not have reached the coordinator"
     take(found, 8)
     assert found.given_up is None
 
@@ -145,7 +145,7 @@ def test_who_goes_back_to_a_block_of_the_epoch_before_needs_it_for_that():
 
 def test_a_new_session_goes_on_in_its_own_epoch():
     found = position(2, first=2)
-    assert found.start_at(2) == Start(now=True), "it was given nothing so far"
+    assert found.start_at(2) == Start(now=True), "it has received nothing so far"
     take(found, 2, 3)
     assert found.start_at(4) == Start(4, resumed=Resumption(4, OwnEpoch(2, 6, 20), 0, Shuffle(0)))
     take(found, 4)
@@ -170,7 +170,7 @@ def test_who_was_given_nothing_so_far_begins_where_it_was_told_to():
 
 
 def test_what_an_earlier_session_handed_out_says_nothing_of_what_this_one_holds():
-    """It read the rest of its epoch aside, still holds the last block, and continues with the others."""
+    """It read the rest of its epoch as a side epoch, still holds the last block, and continues with the others."""
     found, aside = position(), ASIDE * 4
     found.enter(2 + aside, OwnEpoch(aside, 4 + aside), 4, 10)
     take(found, 2 + aside, 3 + aside)
@@ -183,14 +183,14 @@ def test_what_an_earlier_session_handed_out_says_nothing_of_what_this_one_holds(
 
 
 def test_a_new_session_may_count_from_another_number_on():
-    """The rest of its epoch was put aside. Afterwards it rejoins the others and sees no sample twice."""
+    """The rest of its epoch was moved to a side epoch. Afterwards it rejoins the others and sees no sample twice."""
     found, by = position(2, first=2), ASIDE * 4
     take(found, 2, 3)
     start = found.start_at(4)
     found.enter(4 + by, OwnEpoch(2 + by, 6 + by, 20), 4, 10)
     found.resume(start.resumed, by)
     assert found.start_at(4 + by).resumed == start.resumed.moved(ASIDE, 4)
-    assert found.released() == 4 + by, "what it still looks at was handed out in another session"
+    assert found.released() == 4 + by, "the minibatch that it still holds was delivered in another session"
     found.take_in([OfAside(4 + by), OfAside(5 + by)])
     assert found.start_at(6 + by) == Start(8)
     assert found.next_epoch(6 + by) == 2
@@ -212,7 +212,7 @@ def test_who_stays_aside_says_there_how_the_epoch_before_was_shuffled():
 
 def test_the_next_epoch_is_one_of_which_it_has_seen_nothing():
     assert position(4).next_epoch(4) == 1
-    assert position(4).next_epoch(5) == 1, "its first block was bad: it has used nothing of that epoch"
+    assert position(4).next_epoch(5) == 1, "its first block was bad, so it has used nothing from that epoch"
     assert position(2, first=2).next_epoch(2) == 1
 
 

@@ -29,7 +29,7 @@ def test_memory_that_nothing_refers_to_is_used_again():
     where = address(first)
     del first
     again = memory.copy(large(2, ROWS + 5))
-    assert address(again) == where, "the second is a little larger, for which there is room"
+    assert address(again) == where, "the second array is slightly larger, but fits"
     np.testing.assert_array_equal(again, large(2, ROWS + 5))
     assert is_private(again)
 

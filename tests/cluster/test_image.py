@@ -49,7 +49,7 @@ def test_python_is_one_that_is_tested() -> None:
 
 
 def test_it_installs_the_tested_set() -> None:
-    """Dependencies are installed with the constraints, and nothing else installs any."""
+    """Dependencies are installed only with the constraints; the other command installs none."""
     installs = [command for run in arguments_of("RUN") for command in run.split(" && ") if "pip install" in command]
     assert len(installs) == 2
     assert all("--constraint constraints.txt" in command or "--no-deps" in command for command in installs)

@@ -74,7 +74,7 @@ def answer_of(serving: subprocess.Popen[str]) -> object:
 
 
 def read(serving: subprocess.Popen[str], *feeds: str) -> None:
-    """Let a program read an epoch of each of these feeds."""
+    """Let a program read one epoch of each feed in ``feeds``."""
     assert serving.stdin is not None
     serving.stdin.write(json.dumps(feeds) + "\n")
     serving.stdin.flush()

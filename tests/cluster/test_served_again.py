@@ -145,7 +145,7 @@ def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs
         assert begun > 1
         assert following == begun + 1
         for who, epochs in told.await_epochs(2).items():
-            assert epochs == list(range(epochs[0], epochs[0] + len(epochs))), f"{who} goes on where it stood"
+            assert epochs == list(range(epochs[0], epochs[0] + len(epochs))), f"{who} continues where it stopped"
         second.communicate("end\n")
         assert trials.wait(60) == 0
         told.join()
@@ -153,7 +153,7 @@ def test_a_feed_whose_program_was_killed_is_served_again_at_once_with_the_epochs
     with serve(), mbaas.join("again", consumer="trial", format="numpy") as loader:
         assert record_epoch(loader).flaws(range(SAMPLES)) == []
         assert loader.ledger is not None
-        assert loader.ledger.feed_epoch == 0, "a feed that was stopped left nothing to go on with"
+        assert loader.ledger.feed_epoch == 0, "a stopped feed leaves nothing to resume from"
 
 
 @pytest.mark.long

@@ -132,10 +132,10 @@ def test_a_report_that_another_one_overtook_takes_nothing_back() -> None:
     kept.report("ann", late)
     kept.report("ann", replace(early, ledgers=(EpochLedger(0, 0, 5, 1, 5, 1),)))
     assert kept.reports.latest == {"ann": late}
-    assert len(kept.ledgers.newest(9)) == 1, "what it alone told is entered"
+    assert len(kept.ledgers.newest(9)) == 1, "the ledger found only in this report is recorded"
     again = ConsumerReport("two", samples=13, step_s=0.02)
     kept.report("ann", again)
-    assert kept.reports.latest == {"ann": again}, "another loader of that name begins with nothing"
+    assert kept.reports.latest == {"ann": again}, "another loader with that name starts from zero"
     assert kept.reports.total.samples == 403 + 13
 
 

@@ -58,7 +58,7 @@ def test_one_program_divides_the_cluster_at_a_time(unlocked: None) -> None:
     holders.run(PROGRAMS, TURNS)
     assert holders.most == 1
     assert holders.numbers == list(range(1, PROGRAMS * TURNS + 1)), "each has the next number"
-    assert kept_claims._numbers() == [PROGRAMS * TURNS], "of all before nothing is left"
+    assert kept_claims._numbers() == [PROGRAMS * TURNS], "earlier numbers are removed"
 
 
 def test_of_those_who_wait_for_one_that_died_one_takes_over(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_of_those_who_wait_for_one_that_died_one_takes_over(unlocked: None, monk
 
 
 def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It saw the lock free after turn 1. Two programs came since, and the key of turn 2 is deleted again."""
+    """It saw the lock free after turn 1. Two programs had turns since then, and the key of turn 2 is deleted again."""
     with kept_claims.dividing():
         pass
     seen, look = kept_claims._numbers(), kept_claims._numbers

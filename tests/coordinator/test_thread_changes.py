@@ -114,7 +114,7 @@ def test_who_gives_threads_goes_first_and_the_log_says_why(monkeypatch: pytest.M
     feed = Feed(monkeypatch)
     for _ in range(40):
         feed.second(demand_per_s=10_000.0)
-    assert feed.calls[:2] == [("one", 3), ("two", 3)], "they are told what they have"
+    assert feed.calls[:2] == [("one", 3), ("two", 3)], "the first calls repeat the current numbers"
     assert feed.calls[2:] == [("one", 1), ("two", 1), ("node-1", 14)]
     assert feed.threads == 14
     assert feed.prep == {"one": 1, "two": 1}

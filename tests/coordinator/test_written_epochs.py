@@ -134,7 +134,7 @@ def test_what_is_written_down_is_found_by_feeds_of_the_same_fingerprint_only(ray
     keep_page(feed_name, "a", 1, {})
     assert recall_epochs(feed_name, "a") == {1: Shuffle(1), 2: CUT}
     assert recall_epochs(feed_name, "b") == {}
-    assert store.names(feed_name, "") == [], "another feed's epochs are in nobody's way"
+    assert store.names(feed_name, "") == [], "another feed's epochs do not interfere"
 
 
 def test_the_plans_of_ranks_are_found_again(ray_session, feed_name):

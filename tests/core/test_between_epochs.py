@@ -33,7 +33,7 @@ def state(feed: Feed, name: str) -> ConsumerState:
 def test_who_ended_an_epoch_and_does_not_ask_holds_up_nobody() -> None:
     feed = feed_of_two()
     assert [give(feed, "goes on", block) for block in (8, 9)] == [(8,), (9,)]
-    assert give(feed, "goes on", 10) == (), "its place is kept for a moment"
+    assert give(feed, "goes on", 10) == (), "its position is kept for a moment"
     feed.wait(REST_AFTER_S)
     assert state(feed, "rests") is ConsumerState.RESTING
     given = delivered(feed.finish(10))
@@ -45,7 +45,7 @@ def test_it_begins_its_next_epoch_with_the_others_as_long_as_that_is_kept() -> N
     feed = feed_of_two()
     give(feed, "goes on", 8)
     feed.wait(REST_AFTER_S)
-    assert feed.core.window.is_ready(8), "it is kept for whoever begins there, as long as there is room"
+    assert feed.core.window.is_ready(8), "while memory lasts, it is kept for consumers that begin there"
     assert delivered(feed.ask("rests", 8, began=8)) == {"rests": (8,)}
     assert feed.core.consumers.by_name["rests"].own_epoch == OwnEpoch(8, 16)
 
@@ -61,7 +61,7 @@ def test_its_place_is_kept_as_long_as_there_is_room() -> None:
     feed.send(ev.Leave("goes on"))
     assert delivered(feed.ask("unread", 0, want=4, began=0)) == {"unread": (0, 1, 2, 3)}
     for block in range(4, 12):
-        assert delivered(feed.ask("unread", block)) == {"unread": (block,)}, "nothing is made again"
+        assert delivered(feed.ask("unread", block)) == {"unread": (block,)}, "nothing is prepared again"
 
 
 def test_where_others_are_far_ahead_it_does_not_hold_them_up_although_there_is_room() -> None:
@@ -161,7 +161,7 @@ def test_who_comes_back_to_a_restarted_coordinator_between_its_epochs_begins_whe
     feed.join("goes on", 8, asks=False)
     for block in range(8, 10):
         give(feed, "goes on", block)
-    assert come_back(feed, "near", 8) == 8, "the others are no further than prep may be ahead of it"
+    assert come_back(feed, "near", 8) == 8, "the others' lead is no larger than prep's may be"
     feed.send(ev.Leave("near"))
     for block in range(10, 14):
         give(feed, "goes on", block)
@@ -288,7 +288,7 @@ def test_ranks_that_are_restored_do_not_follow_their_own_past(ranks: tuple[str, 
 def test_ranks_that_are_restored_begin_an_epoch_with_others_who_are_there() -> None:
     """Their past run is ignored here, too."""
     feed = ranks_in_mid_epoch("other")
-    assert [restore(feed, rank) for rank in ("t[0]", "t[1]")] == [16, 16], "the other is in it, and it is kept"
+    assert [restore(feed, rank) for rank in ("t[0]", "t[1]")] == [16, 16], "the other trial is there, so it is kept"
 
 
 def test_a_rank_that_is_restored_begins_with_the_one_that_waits_for_it() -> None:

@@ -30,7 +30,7 @@ def consumers(*cohorts):
 
 
 def observed(before, after, members, *, samples=0, prep_s=0.0, **options):
-    """Observation between two looks that are one window apart."""
+    """Observation from two looks, one at each end of a window."""
     estimator = DemandEstimator()
     assert estimator.observe(Look(0.0, before, 0, 0.0), members, **BOUNDS) is None
     return estimator.observe(Look(WINDOW_S, after, samples, prep_s), members, **BOUNDS, **options)
@@ -128,7 +128,7 @@ def test_another_loader_of_the_same_name_begins_anew():
 
 
 def test_differences_are_over_a_whole_window_and_none_are_told_before_half_of_one():
-    """Looks are a second apart. Each is compared with the one `WINDOW_S` earlier, so the first seconds drop out."""
+    """There is a look every second. Each is compared with the one `WINDOW_S` earlier, so the first seconds drop out."""
     estimator, seen = DemandEstimator(), {}
     for second in range(int(2 * WINDOW_S) + 1):
         look = Look(
@@ -213,7 +213,7 @@ def test_a_single_sample_counts():
 
 
 def paces(reports, ranks=None, *, block_samples=10, scales=False, **bounds):
-    """Paces of trials after a whole window, in which prep made 200 samples in 4 s."""
+    """Paces of trials after a whole window with 200 samples prepared in 4 s."""
     estimator, members, bounds = DemandEstimator(), consumers([*reports]), {**BOUNDS, **bounds}
     estimator.observe(Look(0.0, {}, 0, 0.0), members, **bounds)
     look = Look(WINDOW_S, reports, 200, 4.0)
@@ -248,4 +248,4 @@ def test_prep_is_as_fast_as_all_workers_that_can_come():
     bounds = {"workers": 2, "reserved": 3, "most": 9}
     assert paces(a, **bounds).prep_per_s == 15.0, "no more are started"
     assert paces(a, **bounds, scales=True).prep_per_s == 45.0
-    assert paces(a, **bounds, scales=True, pending=1).prep_per_s == 15.0, "the one that was asked for may never come"
+    assert paces(a, **bounds, scales=True, pending=1).prep_per_s == 15.0, "the requested worker may never start"

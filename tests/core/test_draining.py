@@ -35,15 +35,15 @@ def test_another_worker_is_started_while_the_one_that_will_be_gone_works_on():
     (old,) = feed.supervisor.workers
     drain(feed, "a")
     assert len(feed.kinds(ev.StartWorker)) == 1
-    assert phases(feed)["a"] is WorkerPhase.WORKING, "nobody else works yet"
+    assert phases(feed)["a"] is WorkerPhase.WORKING, "no other worker is up yet"
     new = start(feed, "b")
     assert feed.move_homes().weights.keys() == {"b"}
-    assert [event.worker for event in feed.told(staging.WorkerLeaves)] == [old], "it finishes what it has in hand"
+    assert [event.worker for event in feed.told(staging.WorkerLeaves)] == [old], "it finishes its tasks"
     assert [event.worker for event in feed.told(staging.WorkerUp)] == [new]
     feed.send(ev.WorkerDone(old))
     assert feed.only(ev.EndWorker).worker == old
-    assert feed.only(ev.VacateNode).node == "a", "others fetch what its cache keeps"
-    assert [event.node for event in feed.told(staging.NodeLeaves)] == ["a"], "what is staged there is copied"
+    assert feed.only(ev.VacateNode).node == "a", "others fetch the samples in its cache"
+    assert [event.node for event in feed.told(staging.NodeLeaves)] == ["a"], "blocks staged there are copied"
     feed.send(ev.NodeVacated("a"))
     assert feed.only(ev.EndCache).node == "a"
     assert not feed.kinds(ev.StartWorker)
@@ -82,7 +82,7 @@ def test_a_machine_that_stays_after_all_is_one_like_any_other():
     drain(feed)
     assert [event.node for event in feed.told(staging.NodeStays)] == ["a"], "nothing more is copied from it"
     feed.wait(1.0)
-    assert feed.supervisor.starting == 0, "the worker that was asked for is not needed"
+    assert feed.supervisor.starting == 0, "the requested worker is not needed"
     assert phases(feed) == {"a": WorkerPhase.WORKING}
 
 
@@ -171,4 +171,4 @@ def test_staging_hears_also_of_a_dead_machine_where_nothing_but_trials_ran():
     feed.send(ev.NodesDead(frozenset({"trials"})))
     assert [event.node for event in feed.told(staging.NodeDown)] == ["trials"]
     feed.send(ev.NodesDead(frozenset({"trials"})))
-    assert not feed.told(staging.NodeDown), "Ray says it again at each look"
+    assert not feed.told(staging.NodeDown), "Ray reports it again at each check"

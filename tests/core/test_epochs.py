@@ -134,8 +134,8 @@ def test_an_epoch_that_was_shuffled_in_another_way_here_is_put_aside() -> None:
     assert there.epoch >= ASIDE
     assert table.is_aside(there.start)
     assert (there.start - there.own_epoch.first, there.start % BLOCKS) == (3, 1)
-    assert table.shuffle_of(there.start) == how, "chance follows from the epoch that it is, not from its number"
-    assert table.put_aside(wanted, []) == there, "whoever needs the same shares it"
+    assert table.shuffle_of(there.start) == how, "randomness depends on the original epoch, not on the number"
+    assert table.put_aside(wanted, []) == there, "a consumer that needs the same epoch shares it"
 
 
 def test_an_epoch_whose_next_has_begun_without_its_cut_is_put_aside() -> None:
@@ -178,7 +178,7 @@ def test_each_epoch_aside_has_a_run_of_numbers_of_its_own_whichever_comes_first(
     places = [before.put_aside(each, []).epoch for each in wanted]
     assert [after.put_aside(each, []).epoch for each in reversed(wanted)] == places[::-1]
     assert len({*places}) == len(wanted)
-    assert {place % ASIDE_EPOCHS for place in places} == {0}, "the run's other numbers are for those that follow"
+    assert {place % ASIDE_EPOCHS for place in places} == {0}, "the other numbers are for the epochs that follow"
 
 
 def test_two_places_aside_that_would_be_the_same_are_not() -> None:
@@ -200,7 +200,7 @@ def test_only_epochs_long_ago_are_forgotten_and_none_near_which_anybody_is() -> 
     table = begun(epochs=epochs)
     table.forget(near)
     forgotten = [number for number in range(epochs) if not table.has_begun(number * BLOCKS)]
-    assert forgotten == [*range(2 * PAGE_EPOCHS, 3 * PAGE_EPOCHS)], "the page of which nobody is near any epoch"
+    assert forgotten == [*range(2 * PAGE_EPOCHS, 3 * PAGE_EPOCHS)], "only the page without a consumer near it"
 
 
 def test_an_epoch_aside_is_remembered_like_others() -> None:
@@ -212,7 +212,7 @@ def test_an_epoch_aside_is_remembered_like_others() -> None:
         table.fix(number * BLOCKS, [])
         table.forget([there.start] if number < PAGE_EPOCHS * MOST_PAGES else [])
         if number == PAGE_EPOCHS * MOST_PAGES - 1:
-            assert table.has_begun(there.start), "somebody is there"
+            assert table.has_begun(there.start), "a consumer is there"
     assert not table.has_begun(there.start)
 
 

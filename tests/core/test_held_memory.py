@@ -7,7 +7,7 @@ from mbaas.core.staging import events as ev
 
 
 class Holders:
-    """Consumers in separate epochs, each of which holds its last blocks until it gets more.
+    """Consumers in separate epochs; each holds its last blocks until it gets more.
 
     Blocks delivered as copies are not held.
     """
@@ -20,7 +20,7 @@ class Holders:
             self.cursors[name] = self.released[name] = self.feed.join(name, start, asks=False)
 
     def go_on(self, name, want=1):
-        """Ask until blocks are delivered; return their number, or 0 if there is no room."""
+        """Request blocks until some are delivered; return how many, or 0 if memory is full."""
         cursor = self.cursors[name]
         session = self.feed.core.consumers.by_name[name].session
         done = self.feed.send(ev.Ask(name, session, cursor, self.released[name], 0, want))
@@ -84,7 +84,7 @@ def test_who_keeps_all_that_it_was_given_copies_it_in_the_end_and_holds_up_nobod
                 done = feed.finish(min(feed.tasks))
             copies[name].append(given[0].as_copy)
     views = copies["hoards"].index(True)
-    assert all(copies["hoards"][views:]), "it keeps what it has"
+    assert all(copies["hoards"][views:]), "it holds its views, so all later blocks are copies"
     assert views == budget_blocks - 5
     assert {*range(views)} <= feed.core.window.blocks.keys()
     assert not any(copies["ann"] + copies["bob"])
@@ -126,7 +126,7 @@ def test_who_catches_up_is_not_given_so_much_at_once_that_nobody_gets_room_for_t
     give(feed, "late", 0)
     assert [give(feed, "front", block) for block in range(4)] == [(0,), (1,), (2,), (3,)]
     given = delivered(feed.send(ev.Ask("late", 1, 1, 0, 0, want=4)))["late"]
-    assert given == (1,), f"blocks {given} beside 0 and 3, which are held, leave no room for block 4"
+    assert given == (1,), f"blocks 0 and 3 are held; with blocks {given} as well, block 4 does not fit"
 
 
 def test_what_the_one_in_front_holds_counts_also_where_the_one_that_asks_is_far_behind():
@@ -167,6 +167,6 @@ def test_who_keeps_everything_holds_up_nobody_where_each_second_block_is_a_small
     for block in range(40):
         done = feed.send(ev.Ask("hoards", 1, block, 0, 0, unheld=(views, block) if views < block else None))
         while not (given := kinds(done, ev.Deliver)):
-            assert feed.tasks, f"there is no room for block {block}"
+            assert feed.tasks, f"block {block} does not fit"
             done = feed.finish(min(feed.tasks))
         views += not given[0].as_copy

@@ -121,7 +121,7 @@ def test_a_move_has_its_time(homes, workers, caches):
 
 
 def test_a_machine_that_lost_its_workers_keeps_its_samples_for_a_minute_while_one_is_awaited(homes, workers, caches):
-    """Lost at 50 s: at 109 s it still has its share, although homes move for another reason; at 110 s it has none."""
+    """Lost at 50 s: at 109 s it still has its share, even if homes move for another reason; at 110 s it does not."""
     for node in "ab":
         worker(workers, f"w{node}", node)
         cache(caches, node)

@@ -18,7 +18,7 @@ def kept(**options):
 
 
 def read(feed, name, cursor, blocks=1):
-    """Request blocks one by one, prepare those that are missing, and return the delivered blocks."""
+    """Request blocks one by one, prepare the missing ones, and return the delivered blocks."""
     given = []
     for block in range(cursor, cursor + blocks):
         done = feed.ask(name, block)
@@ -50,7 +50,7 @@ def test_one_that_stands_still_holds_up_nobody():
     assert read(feed, "quick", start, 5 * EPOCH) == list(range(start, start + 5 * EPOCH))
     feed.wait(25.0)
     feed.wait(5.0)
-    assert not [c for c in feed.core.consumers.by_name.values() if c.apart], "nobody waits, so nobody is moved"
+    assert not [c for c in feed.core.consumers.by_name.values() if c.apart], "no consumer waits, so none is moved"
 
 
 def test_what_is_kept_outlives_its_consumers():
@@ -62,7 +62,7 @@ def test_what_is_kept_outlives_its_consumers():
     start = feed.join("second", asks=False)
     for block in range(start, start + EPOCH):
         given = [i.blocks for i in feed.ask("second", block) if isinstance(i, ev.Deliver)]
-        assert given == [(block,)], "it waits for nobody"
+        assert given == [(block,)], "it does not wait"
     assert not feed.tasks
 
 
@@ -183,9 +183,9 @@ def test_a_block_that_lacks_samples_is_made_anew_once_in_each_epoch_before_its_c
     feed = kept()
     start = feed.join("c", asks=False)
     fill(feed, "c", start, 2)
-    assert feed.core.has_all, "in the epoch in which it was made it stays as it is"
+    assert feed.core.has_all, "the incomplete block stays for the rest of its first epoch"
     dropped = [i for i in feed.ask("c", start + EPOCH) if isinstance(i, ev.DropBlock)]
-    assert dropped == [ev.DropBlock(2, anew=True)], "two blocks behind what it is given, as far as prep goes ahead"
+    assert dropped == [ev.DropBlock(2, anew=True)], "block 2 is two blocks after the delivered one, within prep's lead"
     assert [*feed.tasks] == [2]
     lack(feed, 2)
     assert delivered(feed.ask("c", start + EPOCH + 1)) == {"c": (start + EPOCH + 1,)}
@@ -201,7 +201,7 @@ def test_a_block_that_lacks_samples_is_made_anew_also_for_a_consumer_that_asks_f
     start = feed.join("c", asks=False)
     fill(feed, "c", start, 2)
     done = feed.ask("c", start + EPOCH, want=EPOCH)
-    assert delivered(done) == {"c": (start + EPOCH, start + EPOCH + 1)}, "up to the one that is made anew"
+    assert delivered(done) == {"c": (start + EPOCH, start + EPOCH + 1)}, "up to the block that is prepared again"
     assert [*feed.tasks] == [2]
 
 

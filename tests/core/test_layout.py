@@ -42,7 +42,7 @@ def test_an_eighth_of_the_budget_is_the_most():
 def test_all_workers_of_a_node_find_room_for_what_they_make():
     """16 workers x 2 tasks + 2 ready blocks + 1 that is read = 35 blocks of 30.7 MB: 3 x 64 samples."""
     assert size(workers=16) == 192
-    assert size(workers=2, most_workers=16) == 192, "those may be started while the feed runs"
+    assert size(workers=2, most_workers=16) == 192, "more workers may start while the feed runs"
     assert size(workers=16, staging_bytes=wanted_staging(16)) == 832, "as large as there are"
 
 
@@ -146,7 +146,7 @@ def test_blocks_that_will_not_do_are_not_kept():
     others = replace(before, order=replace(before.order, num_samples=999))
     assert laid_out(earlier=others, read_s=0.02)[0].order.block_samples == 64
     odd = replace(before, order=replace(before.order, block_samples=100))
-    assert laid_out(earlier=odd)[0].order == before.order, "100 are no whole minibatches of 64"
+    assert laid_out(earlier=odd)[0].order == before.order, "100 is not a multiple of the batch size 64"
 
 
 def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
@@ -192,11 +192,11 @@ def test_a_feed_says_when_its_workers_have_no_room():
         "and they need 11; raise staging_bytes to 106 MB, or take smaller minibatches"
     )
     layout, settings = laid_out(nodes=("a",) * 4, staging_bytes=4 * each, num_samples=128)
-    assert not layout.shortage(settings), "no more is made at a time than two epochs of two blocks"
+    assert not layout.shortage(settings), "at most two epochs of two blocks are prepared at once"
     whole = {"shuffle": False, "is_random": False, "staging_bytes": 4 * each, "num_samples": 256}
     layout, settings = laid_out(nodes=("a",) * 4, **whole)
     assert layout.keeps_all
-    assert not layout.shortage(settings), "all of an epoch has room, and each block is made once"
+    assert not layout.shortage(settings), "a whole epoch fits, and each block is prepared once"
     layout, settings = laid_out(staging_bytes=3 * each, max_prep_workers=4)
     assert "some of 4 prep workers" in layout.shortage(settings), "as soon as they are started"
 
@@ -285,7 +285,7 @@ def test_the_bounds_of_staging_are_those_of_the_feed():
     ],
 )
 def test_the_default_cache_has_room_for_the_measured_samples(decoded, needed):
-    """1,000 samples of 64 KB, and those of the blocks that workers have."""
+    """1,000 samples of 64 KB, plus the samples in the workers' blocks."""
     settings = FeedSettings(
         name="f", batch_size=64, staging_bytes=2**30, prep_workers=1, cache_bytes=2**30, sizes_cache=True
     )
@@ -294,5 +294,5 @@ def test_the_default_cache_has_room_for_the_measured_samples(decoded, needed):
     layout = lay_out(settings, probe, ("a",), **of)
     assert layout.cache_bytes == min(2**30, needed + layout.readahead_bytes)
     assert lay_out(dataclasses.replace(settings, sizes_cache=False), probe, ("a",), **of).cache_bytes == 2**30, (
-        "a chosen size stays"
+        "an explicit size is unchanged"
     )

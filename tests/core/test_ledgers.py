@@ -37,7 +37,7 @@ def test_a_ledger_that_is_sent_again_is_one() -> None:
     book = LedgerBook()
     assert [book.add(entry("ann", epoch)) for epoch in (0, 1, 1, 0, 2)] == [True, True, False, False, True]
     assert book.last_of("ann") == entry("ann", 2).ledger
-    assert book.add(entry("ann", 0, loader="another")), "a loader that began anew counts from 0"
+    assert book.add(entry("ann", 0, loader="another")), "a new loader counts from 0"
     assert [e.ledger.epoch for e in all_of(book)] == [0, 1, 2, 0]
     assert book.add(entry("ann", 0, number=3)), "a trial that loads an older state has an epoch twice"
     assert book.last_of("bob") is None
@@ -63,7 +63,7 @@ def test_a_successor_has_all_that_was_kept_and_goes_on_with_it() -> None:
     successor.go_on({number: page for number, page in kept.items() if page is not None})
     assert all_of(successor) == all_of(book)
     assert successor.inexact == 1
-    assert [successor.add(entry("ann", 2 * PAGE + n)) for n in range(10)] == [False] * 10, "it heard no answer"
+    assert [successor.add(entry("ann", 2 * PAGE + n)) for n in range(10)] == [False] * 10, "it received no answer"
     assert successor.add(entry("ann", 2 * PAGE + 10))
     assert list(successor.take_changed()) == [2], "only the last page is written again"
 

@@ -87,7 +87,7 @@ def test_a_copy_of_what_was_dropped_or_made_again_meanwhile_is_of_no_use():
     assert made(feed.send(ev.UnreadablePart(1, 0, feed.core.window.blocks[1].parts[0].task))) == [1]
     assert not kinds(feed.send(ev.PartMoved(0)), ev.UsePart)
     feed.send(ev.Leave("me"))
-    assert not feed.core.window.blocks.keys() - {1}, "nobody needs them"
+    assert not feed.core.window.blocks.keys() - {1}, "they are not needed"
     assert not kinds(feed.send(ev.PartMoved(1)), ev.UsePart)
 
 
@@ -104,7 +104,7 @@ def test_nothing_moves_from_one_leaving_machine_to_another():
 
 
 def test_a_machine_that_stays_after_all_keeps_what_lies_there():
-    """A worker that comes up there proves nothing: it may have been on its way when the notice came."""
+    """A worker that comes up there proves nothing: it may have been starting when the notice arrived."""
     feed = staged_on("a", 5)
     feed.send(ev.NodeLeaves("a"))
     assert moves(feed.send(ev.WorkerUp("late", 1, "a")) + feed.send(ev.PartMoved(0))) == [(3, "b")]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 def test_prep_divides_its_time_fairly() -> None:
     groups = [Group(1, 10.0), Group(1, 1.0), Group(5, 4.0)]
     assert made_per_s(groups, 100.0) == [10.0, 1.0, 4.0], "as much as each takes"
-    assert made_per_s(groups, 9.0) == [4.0, 1.0, 4.0], "who takes little has it; the others have equal parts"
+    assert made_per_s(groups, 9.0) == [4.0, 1.0, 4.0], "a slow one gets all it needs; the others get equal parts"
     assert made_per_s(groups, 6.0) == [2.5, 1.0, 2.5]
     assert given_per_s(groups, 9.0) == 4.0 + 1.0 + 5 * 4.0
 
@@ -33,12 +33,12 @@ def test_prep_divides_its_time_fairly() -> None:
 def test_a_cohort_is_parted_where_most_is_gained() -> None:
     assert best_split([1.0, 1.0, 0.5, 0.1], [], 100.0) == CohortSplit(2, pytest.approx(4.5))
     assert best_split([1.0, 0.9, 0.85], [], 100.0) is None, f"less than {SPLIT_GAIN:.0%}"
-    assert best_split([6.0, 5.0], [], 100.0) == CohortSplit(1, SPLIT_GAIN), "together they are given 10, apart 11"
+    assert best_split([6.0, 5.0], [], 100.0) == CohortSplit(1, SPLIT_GAIN), "10 delivered together, 11 after a split"
     assert best_split([1.0] * 9, [], 100.0) is None
 
 
 def test_a_gain_is_a_share_of_what_the_cohort_itself_is_given() -> None:
-    """Two trials receive 1 together and 1.5 apart; other groups do not count."""
+    """Two trials receive 1 together and 1.5 after a split; other groups do not count."""
     assert best_split([1.0, 0.5], [Group(100, 7.0)], 100.0) == CohortSplit(1, pytest.approx(0.5))
 
 
@@ -73,7 +73,7 @@ def test_each_pace_reaches_what_it_would_alone() -> None:
         assert rates[trial] >= 0.95 / step_s, trial
     assert search.cohorts() == {frozenset({f"{pace}-1", f"{pace}-2"}) for pace in ("fast", "half", "tenth")}
     assert search.all_exact()
-    assert search.made <= 40.0 * (1 / 0.03 + 1 / 0.06 + 1 / 0.3) * 1.02, "for each pace a block is made once at most"
+    assert search.made <= 40.0 * (1 / 0.03 + 1 / 0.06 + 1 / 0.3) * 1.02, "at most once for each block and pace"
 
 
 def test_without_known_paces_all_go_as_the_slowest() -> None:

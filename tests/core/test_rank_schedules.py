@@ -34,7 +34,7 @@ class Reader:
         cursor: next block; None before the first join.
         own: its own epoch.
         known: (epoch, shuffle) of the last block received.
-        had: samples received of its own epoch.
+        had: samples received from its own epoch.
     """
 
     name: str

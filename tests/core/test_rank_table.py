@@ -282,7 +282,7 @@ def test_a_restarted_coordinator_knows_the_plans_that_were_written_down():
     """Rank 1 is two epochs ahead, and rank 0 returns on another node."""
     before = Feed()
     slow, fast = (before.enter(rank, "ab"[rank], floats=False) for rank in range(2))
-    assert before.ranks.to_write() == [], "nobody was told of a plan"
+    assert before.ranks.to_write() == [], "no plan has been handed out"
     plans = [before.ask(fast, epoch).plan for epoch in range(3)]
     before.cursors[fast.consumer, fast.session] = 2 * BLOCKS + 1
     assert before.ask(slow).plan == plans[0]
@@ -334,10 +334,10 @@ def test_who_is_ahead_by_a_plan_that_is_lost_is_told_of(feed, aside):
     fast = feed.enter(1, "b", (4 + aside) * BLOCKS, floats=False, aside=aside)
     orders = feed.ask(slow, 2)
     assert (orders.plan, orders.missing, orders.ahead) == (None, (), (1,))
-    assert feed.ask(fast, 4 + aside).plan == RankPlan(("a", "b"), PLACEMENT), "which nobody had before it"
+    assert feed.ask(fast, 4 + aside).plan == RankPlan(("a", "b"), PLACEMENT), "no rank had this plan before"
     feed.leave(fast)
     feed.enter(1, "b", 2 * BLOCKS + 5, floats=False)
-    assert feed.ask(slow, 2).plan == RankPlan(("a", "b"), PLACEMENT), "that was what is left of an earlier run"
+    assert feed.ask(slow, 2).plan == RankPlan(("a", "b"), PLACEMENT), "the lost plan was left over from an earlier run"
 
 
 def test_a_sister_that_was_given_blocks_ahead_is_not_beyond_the_epoch_that_she_has_not_begun(feed):

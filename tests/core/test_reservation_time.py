@@ -37,11 +37,11 @@ def test_who_comes_when_its_place_is_gone_is_learned_from():
     time = ReservationTime(20.0)
     time.give_up("a", since=100.0)
     time.joined("b", 103.0)
-    assert time.hold_s(0.0) == 20.0, "nobody waited for b"
+    assert time.hold_s(0.0) == 20.0, "no trial waited for b"
     time.joined("a", 103.0)
     assert time.hold_s(0.0) == 6.0
     time.joined("a", 190.0)
-    assert time.hold_s(0.0) == 6.0, "it joins again, which is no arrival"
+    assert time.hold_s(0.0) == 6.0, "joining again does not count as an arrival"
 
 
 def test_whether_those_who_are_announced_begin_at_once_is_known_from_the_last_one():
@@ -50,7 +50,7 @@ def test_whether_those_who_are_announced_begin_at_once_is_known_from_the_last_on
     time.came(1.0, at_once=True)
     assert time.at_once
     time.came(1.0)
-    assert time.at_once, "that one went on where it had been, which says nothing of others"
+    assert time.at_once, "a resumed trial is not evidence about others"
     time.give_up("a", since=100.0)
     time.joined("a", 101.0, at_once=False)
     assert not time.at_once
@@ -119,7 +119,7 @@ def test_places_are_held_for_others_that_are_announced_after_the_first():
     feed.join("a")
     assert [give(feed, "a", block) for block in range(2)] == [(0,), (1,)]
     feed.ask("a", 2)
-    assert not feed.tasks, "two blocks ahead of those who are still to come is all that may be made"
+    assert not feed.tasks, "prep stays at most two blocks ahead of trials that are still to arrive"
     for name in ("b", "c"):
         feed.wait(2.0)
         feed.send(ev.Announce(name))
@@ -163,7 +163,7 @@ def test_one_of_the_others_is_waited_for_as_long_also_once_it_is_announced():
     feed.send(ev.Announce("b"))
     assert reserved(feed) == {"b": 20.0}
     feed.send(ev.Announce("c"))
-    assert reserved(feed) == {"b": 20.0, "c": 5.0}, "c came by itself"
+    assert reserved(feed) == {"b": 20.0, "c": 5.0}, "c is not among the expected trials"
 
 
 def test_others_that_came_too_late_are_learned_from():
@@ -366,7 +366,7 @@ def test_successors_that_come_in_time_again_have_places_again():
 
 
 def test_nothing_is_learned_from_places_that_were_held_for_another_search():
-    """Neither the successor nor the other trial came, and all consumers left."""
+    """Neither the successor nor the other trial arrived, and all consumers left."""
     feed = make_feed()
     feed.send(ev.Announce("a", others=1))
     feed.join("a")
@@ -432,7 +432,7 @@ def test_trials_that_begin_at_once_are_not_waited_for():
     feed = make_feed()
     feed.join("here")
     feed.send(ev.Announce("a"))
-    assert reserved(feed) == {"a": 20.0}, "what it will do is not known"
+    assert reserved(feed) == {"a": 20.0}, "its start is not known yet"
     feed.send(ev.Join("a", 2, now=True))
     feed.send(ev.Announce("b"))
     feed.send(ev.Leave("a", None, successors=1))

@@ -16,7 +16,7 @@ from mbaas.samples.placement import WHOLE
 
 
 class Table(ConsumerTable):
-    """Consumers and an empty window, with what decides by both."""
+    """Consumers, an empty window, and the logic that uses both."""
 
     def __init__(self, ahead, blocks_per_epoch):
         super().__init__(EpochTable(blocks_per_epoch), ahead, Stories())
@@ -144,7 +144,7 @@ def test_cohorts_at_one_block_unite_and_nobody_is_apart():
 
 
 def test_one_of_several_moves_ahead_alone():
-    """It has asked for block 0. The cohort ahead no longer waits for anybody."""
+    """The consumer has requested block 0. The cohort ahead no longer waits."""
     found = table(0, 5)
     join(found, "company", 0, found.cohorts[0])
     moving, ahead = found.by_name["c0"], found.cohorts[1]
@@ -163,7 +163,7 @@ def test_where_two_cohorts_meet_newcomers_can_begin_the_epoch_of_the_one_behind(
     stage(found, 0, 1, 2)
     assert found.regrouping.merge(behind) is None, "blocks 3 and 4 would be prepared again"
     stage(found, 3, 4)
-    assert found.regrouping.merge(found.by_name["c1"]) is None, "those ahead wait until it comes"
+    assert found.regrouping.merge(found.by_name["c1"]) is None, "trials ahead wait until it arrives"
     assert found.regrouping.merge(behind) == "c0 joined the cohort of c1"
     assert (found.beginnings.join_start(front), front.held_up) == (0, None)
     assert {member.cohort for member in front.members} == {1}
@@ -207,7 +207,7 @@ def test_words_of_a_session_are_heard_in_their_order():
     consumer = table(0).by_name["c0"]
     assert not consumer.was_overtaken(2)
     assert consumer.was_overtaken(1)
-    assert not consumer.was_overtaken(2), "the same call once more"
+    assert not consumer.was_overtaken(2), "the same call again"
     assert not consumer.was_overtaken(0), "one without a number"
 
 
@@ -219,7 +219,7 @@ def test_who_goes_back_has_skipped_only_what_lies_before():
     consumer.go_to(4)
     assert consumer.skipped == (range(2), range(2, 4))
     consumer.go_to(4)
-    assert consumer.skipped == (range(2), range(2, 4)), "who stands still skips nothing"
+    assert consumer.skipped == (range(2), range(2, 4)), "a consumer that does not move skips nothing"
     consumer.go_to(2)
     assert consumer.skipped == (range(2),)
     consumer.go_to(1)
@@ -238,7 +238,7 @@ def test_who_asks_twice_with_one_call_holds_what_it_may_have_got_for_the_first()
     consumer.go_to(4)
     assert (consumer.skipped, consumer.holds(3)) == ((range(1),), True)
     consumer.go_to(2)
-    assert not consumer.holds(3), "a new call says what it has"
+    assert not consumer.holds(3), "the new call lists the blocks that it holds"
 
 
 def test_blocks_are_made_to_the_end_of_the_next_epoch_at_most():

@@ -73,7 +73,7 @@ def test_a_faster_node_runs_ahead_before_it_takes_anything_over():
         assert feed.given_to("fast") == [(block, "b")]
         feed.finish(next(order for order in feed.orders if order.worker == "fast"))
     assert feed.given_to("slow") == [(0, "a")]
-    assert feed.given_to("fast") == [(1, "a")], "the window ends: the most urgent part that nobody began"
+    assert feed.given_to("fast") == [(1, "a")], "the window ends: the most urgent part not yet begun"
 
 
 def test_the_part_is_taken_over_that_is_needed_soonest():
@@ -139,7 +139,7 @@ def test_a_part_that_a_consumer_cannot_read_is_made_again_once():
     again = feed.core.window.blocks[0].parts[0].task
     assert again != first.task
     feed.send(ev.UnreadablePart(0, 0, first.task))
-    assert feed.core.window.is_ready(0), "late word of the first loss"
+    assert feed.core.window.is_ready(0), "a late report of the first loss"
 
 
 def test_a_worker_that_leaves_finishes_and_gets_nothing_new():
@@ -150,7 +150,7 @@ def test_a_worker_that_leaves_finishes_and_gets_nothing_new():
     mine = [order for order in feed.orders if order.worker == "goes"]
     done = [feed.finish(order) for order in mine]
     assert [ev.ReleaseWorker("goes") in instructions for instructions in done] == [False] * (len(mine) - 1) + [True]
-    assert feed.given_to("stays"), "its parts are anybody's now"
+    assert feed.given_to("stays"), "its parts are free for other workers"
 
 
 def test_an_event_of_a_large_feed_takes_milliseconds():
@@ -176,7 +176,7 @@ def test_a_death_is_charged_to_the_block_that_was_being_made_and_forgiven_when_t
     assert tasks.makers(2) == ["w1"]
     tasks.charge(tasks.worker_down("w1")[0], "b", "killed", 2.0)
     assert tasks.deaths == {1: [(0, "a", "killed", 1.0), (0, "b", "killed", 2.0)]}
-    assert tasks.forgive("c") == [], "nobody died there"
+    assert tasks.forgive("c") == [], "no worker died there"
     assert tasks.forgive("a") == [1]
     assert tasks.deaths == {1: [(0, "b", "killed", 2.0)]}
     assert tasks.forgive("b") == [1]

@@ -1,4 +1,4 @@
-"""Trials may be as far apart as memory allows before the fastest waits for the slowest."""
+"""The fastest trial may lead the slowest by as much as memory allows before it has to wait."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_a_trial_that_stops_for_a_moment_stops_no_other(prep_s: float) -> None:
         search = Search(steps_s, prep_s=prep_s, pause_s=0.5, budget_blocks=5 + slack, slack_blocks=slack)
         rates = search.rates(RUN_S)
         assert search.all_exact()
-        assert search.made <= 1.01 * RUN_S * max(rates.values()), "each block is still made once"
+        assert search.made <= 1.01 * RUN_S * max(rates.values()), "each block is still prepared once"
         return sum(rates.values()) / 8
 
     alone = 40 / (40 * 0.05 + 0.5)
     assert mean_rate(slack=12) >= 0.98 * alone
-    assert mean_rate(slack=0) < 0.6 * alone, "each of them would stop all others"
+    assert mean_rate(slack=0) < 0.6 * alone, "each pause would stop all other trials"
 
 
 @pytest.mark.parametrize("prep_s", [0.01, 0.06])
@@ -41,7 +41,7 @@ def test_trials_of_other_paces_lose_nothing_by_it(budget: int, prep_s: float) ->
         given.append(sum(search.rates(RUN_S).values()))
         made.append(search.made / given[-1])
     assert given[1] >= 0.99 * given[0]
-    assert made[1] <= 1.01 * made[0], "no block is made more often"
+    assert made[1] <= 1.01 * made[0], "no block is prepared more often"
 
 
 def test_a_trial_that_rested_for_several_epochs_goes_on_where_it_was() -> None:

@@ -14,7 +14,7 @@ def test_slots_are_for_feeds_all_of_whose_workers_and_consumers_run_beside_the_c
     elsewhere = [("a", ""), ("ab", "a"), ("a", "ab"), ("b", "b"), ("", "a"), ("", "")]
     for workers, consumers in elsewhere:  # each letter is a node
         assert use.most(workers, consumers) == 0
-    assert use.most(["a"], {"a"}) == 10 + SPARE_SLOTS, "they are used again when others have left"
+    assert use.most(["a"], {"a"}) == 10 + SPARE_SLOTS, "they are used again once other ranks have left"
 
 
 def test_slots_are_given_up_when_too_many_are_lost_one_after_the_other_and_that_is_told_once() -> None:

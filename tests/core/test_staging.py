@@ -192,7 +192,7 @@ def test_a_block_whose_third_worker_died_with_its_node_is_made_again_at_once():
     die(feed, "n0", "n0", "n1")
     feed.send(ev.WorkerUp("lives", 9, "n2"))
     feed.send(ev.NodeDown("n3", "its cache does not answer"))
-    assert feed.tasks[0].worker == "dies", "nobody died there"
+    assert feed.tasks[0].worker == "dies", "no worker died there"
     feed.send(ev.NodeDown("n1", "its cache does not answer"))
     assert feed.tasks[0].worker == "lives"
     assert [delivery.blocks for delivery in kinds(feed.finish(0), ev.Deliver)] == [(0,)]
@@ -254,7 +254,7 @@ def test_deaths_and_errors_over_a_block_are_forgotten_with_it():
     fail(feed, 1)
     assert feed.core.tasks.failures == {1: 1}
     feed.send(ev.Leave("a"))
-    assert [*feed.core.window.blocks] == [2], "it is in hand"
+    assert [*feed.core.window.blocks] == [2], "it is being prepared"
     assert (feed.core.tasks.deaths, feed.core.tasks.failures) == ({}, {})
 
 
@@ -347,9 +347,9 @@ def test_a_worker_is_not_replaced_for_the_last_error_of_a_bad_block():
         assert kinds(fail(feed, 0), ev.ReplaceWorker) == []
     assert feed.core.window.blocks[0].error is not None
     feed.ask("a", 0)
-    assert kinds(fail(feed, 0), ev.ReplaceWorker) == [], "nor are those before counted against it"
+    assert kinds(fail(feed, 0), ev.ReplaceWorker) == [], "the worker's earlier failures do not count either"
     assert prepared(feed.wait(PUT_OFF_S)) == [0]
-    assert kinds(fail(feed, 0), ev.ReplaceWorker), "but these two are: nothing is known to be wrong with the block"
+    assert kinds(fail(feed, 0), ev.ReplaceWorker), "but these two do: the block is not known to be bad"
 
 
 def test_a_worker_that_makes_something_between_two_errors_stays():
@@ -537,7 +537,7 @@ def evaluated(feed, name, *, goes_on=False):
         while feed.tasks:
             made += prepared(feed.finish(min(feed.tasks)))
     feed.send(ev.Leave(name, feed.session))
-    assert feed.wait(100.0) == [], "a feed that everybody left makes nothing"
+    assert feed.wait(100.0) == [], "a feed without consumers prepares nothing"
     return made
 
 
@@ -640,7 +640,7 @@ def test_a_word_that_was_overtaken_changes_nothing():
     feed.send(ev.HandBack("ann", session, 1, 0, number=2))
     feed.send(ev.Ask("ann", session, 9, 0, 0, 1, number=4))
     assert feed.core.consumers.by_name["ann"].holds(8)
-    assert not feed.send(ev.Ask("ann", session, 1, 0, 0, 3, number=1)), "one that comes twice"
+    assert not feed.send(ev.Ask("ann", session, 1, 0, 0, 3, number=1)), "a repeated call"
     assert feed.core.consumers.by_name["ann"].cursor == 9
 
 
@@ -667,7 +667,7 @@ def test_a_call_that_comes_twice_is_answered_twice_and_what_it_got_first_stays()
     session = feed.core.consumers.by_name["ann"].session
     first = ev.Ask("ann", session, 1, 0, 0, 3, number=1)
     assert delivered(feed.send(first)) == {"ann": (1, 2, 3)}
-    assert delivered(feed.send(first)) == {"ann": (1, 2, 3)}, "nobody knows whether the first answer arrived"
+    assert delivered(feed.send(first)) == {"ann": (1, 2, 3)}, "the first answer may not have arrived"
     assert delivered(feed.send(ev.Ask("ann", session, 1, 0, 0, 1, number=1))) == {"ann": (1,)}
     feed.send(ev.Ask("ann", session, 4, 0, 3, 1, number=2))
     assert [feed.core.consumers.by_name["ann"].holds(block) for block in range(5)] == [True, True, True, True, False]
@@ -787,7 +787,7 @@ def test_a_bad_sample_is_not_tried_anew_for_a_consumer_that_had_no_error_yet():
     feed.join("a")
     feed.join("late", asks=False)
     assert delivered(feed.send(ev.TaskEnded(feed.tasks.pop(0).task, "bad"))) == {"a": (0,)}
-    assert kinds(feed.ask("a", 1), ev.DropBlock) == [], "it goes on behind it"
+    assert kinds(feed.ask("a", 1), ev.DropBlock) == [], "it continues after it"
     assert delivered(feed.ask("late", 0)) == {"late": (0,)}
     assert feed.core.window.blocks[0].error == "bad"
 
@@ -872,7 +872,7 @@ def test_who_keeps_the_budget_is_named():
 def test_who_comes_after_the_feed_failed_learns_why_and_all_else_is_silence():
     feed = Feed()
     feed.join("ann")
-    assert feed.send(ev.Stop("it was stopped")) == [ev.Refuse("ann", 1, "it was stopped")], "who waits is told"
+    assert feed.send(ev.Stop("it was stopped")) == [ev.Refuse("ann", 1, "it was stopped")], "a waiting trial is refused"
     assert feed.send(ev.Stop("another reason")) == []
     for thing in ("ann", "w0", "block 0"):
         assert feed.core.story(thing)[-1].endswith("the feed ended: it was stopped  <- Stop(reason='it was stopped')")
@@ -929,8 +929,8 @@ def test_small_blocks_do_not_pass_a_large_one_that_waits_for_room():
     feed.make(1, 0, 2, 3)
     assert feed.join("waits", 40) == 40
     assert feed.tasks == {}
-    assert sorted(feed.core.window.blocks) == [0, 1], "2 and 3 made room for it, which is not enough"
-    assert prepared(feed.ask("waits", 40)) == [], "nor is block 2 made for the other one"
+    assert sorted(feed.core.window.blocks) == [0, 1], "blocks 2 and 3 were dropped, which is not enough"
+    assert prepared(feed.ask("waits", 40)) == [], "block 2 is not prepared for the other one either"
     assert prepared(feed.send(ev.Heartbeat("holds", 1, released=1, done=1))) == [40]
 
 
@@ -959,7 +959,7 @@ def test_two_who_wait_do_not_take_each_others_bytes_while_another_node_is_at_it(
     for second, (name, start) in enumerate((("ben", 20), ("cid", 40)), 1):
         feed.now = second
         feed.join(name, start)
-    assert sorted(feed.core.window.blocks) == [0, 20], "ben came first"
+    assert sorted(feed.core.window.blocks) == [0, 20], "ben joined first"
     feed.finish(0)
     assert delivered(feed.finish(20)) == {"ben": (20,)}
     feed.send(ev.Heartbeat("ben", 2, released=21, done=21))
@@ -1028,7 +1028,7 @@ def test_a_session_that_is_not_newer_than_the_open_one_is_refused():
 
 
 def test_a_successor_begins_behind_the_epoch_that_its_predecessor_used_up():
-    """This also holds while another trial is so far behind that all of that epoch is still staged."""
+    """This also holds while another trial is so far behind that the whole epoch is still staged."""
     feed = Feed(ahead=4, credit=8)
     feed.join("ann")
     feed.join("bob")
@@ -1170,7 +1170,7 @@ def test_the_slowest_is_not_blamed_while_an_epoch_is_still_to_be_written_down():
     core.handle(ev.TaskEnded(2), 0.0)
     core.handle(ev.TaskEnded(3), 0.0)
     assert core.window.is_ready(2)
-    assert core.consumers.by_name["b"].cursor == 1, "it works on what it was given"
+    assert core.consumers.by_name["b"].cursor == 1, "it works on the blocks that it received"
     assert not [i for now in (1.0, 20.0) for i in core.handle(ev.Tick(), now) if isinstance(i, ev.Note)]
     assert len(core.consumers.cohorts) == 1
     assert delivered(core.handle(ev.EpochsWritten((1,)), 21.0)) == {"a": (2,)}

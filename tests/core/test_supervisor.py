@@ -52,7 +52,7 @@ def test_a_start_of_which_nothing_is_heard_is_ended_and_made_again():
     feed.wait(RETRY_S)
     assert feed.kinds(ev.StartWorker)
     feed.send(ev.WorkerStarted(first.worker, "a"))
-    assert feed.only(ev.EndWorker).worker == first.worker, "it came after all, and nobody knows it any more"
+    assert feed.only(ev.EndWorker).worker == first.worker, "it started too late: it has been replaced"
 
 
 def test_workers_whose_machine_dies_are_lost_and_not_blamed():
@@ -293,10 +293,10 @@ def vacating(feed: Feed) -> str:
 def test_a_machine_without_workers_is_free_when_the_others_have_what_it_kept():
     feed = Feed(own=2)
     node = vacating(feed)
-    assert not feed.told(staging.NodeLeaves), "what is staged there stays: the machine does"
+    assert not feed.told(staging.NodeLeaves), "blocks staged there stay, because the machine does"
     feed.send(ev.NodeVacated(node))
     assert feed.only(ev.EndCache).node == node
-    assert not feed.send(ev.NodeVacated(node)), "it is told twice"
+    assert not feed.send(ev.NodeVacated(node)), "a repeated event"
 
 
 def test_a_machine_whose_samples_come_slowly_stays_as_long_as_they_come():
@@ -475,7 +475,7 @@ def test_the_owner_of_a_borrowed_worker_that_does_not_answer_after_a_restart_is_
     feed = Feed(workers={"other-prep-3": ev.FoundWorker("", "other", answers=False)}, is_restart=True)
     assert feed.said.index(ev.ReportLentGone("other-prep-3", "other")) < feed.said.index(
         ev.EndWorker("other-prep-3")
-    ), "who ends it must still know it when its owner is told"
+    ), "its owner is notified before the worker ends"
     assert feed.supervisor.borrowed == {}
 
 
@@ -543,7 +543,7 @@ def test_more_workers_send_nobody_home():
     feed.borrow("a", "third")
     feed.send(ev.Scale(5))
     assert not feed.told(staging.WorkerLeaves)
-    assert len(feed.kinds(ev.StartWorker)) == 2, "one of its own and two borrowed ones are there"
+    assert len(feed.kinds(ev.StartWorker)) == 2, "it already has one local worker and two borrowed ones"
     assert feed.supervisor.own == 3
 
 
@@ -647,7 +647,7 @@ def test_a_worker_that_hears_of_a_placement_with_its_caches_is_not_told_of_the_o
     feed.send(ev.WorkerStarted(second.worker, "b"))
     feed.send(ev.CacheStarted("b", feed.only(ev.StartCache).generation))
     assert feed.only(ev.MovePlacement).workers == {first.worker, second.worker}
-    assert not feed.send(ev.WorkerBehind(first.worker))[1:], "it is told with the others"
+    assert not feed.send(ev.WorkerBehind(first.worker))[1:], "MovePlacement already reaches it"
 
 
 def test_a_worker_that_was_told_an_older_placement_is_told_the_newest_before_it_works():
@@ -661,7 +661,7 @@ def test_a_worker_that_was_told_an_older_placement_is_told_the_newest_before_it_
     feed.send(ev.CacheStarted("b", cache.generation))
     move = feed.only(ev.MovePlacement)
     feed.send(ev.WorkerStarted(late, "a"))
-    assert feed.only(ev.BriefWorker) == ev.BriefWorker(late, old), "the move knows nothing of it"
+    assert feed.only(ev.BriefWorker) == ev.BriefWorker(late, old), "the move does not include this worker"
     feed.send(ev.PlacementMoved(move.version, move.workers))
     feed.send(ev.WorkerBriefed(late, old))
     assert not feed.told(staging.WorkerUp)
@@ -670,7 +670,7 @@ def test_a_worker_that_was_told_an_older_placement_is_told_the_newest_before_it_
     assert [up.worker for up in feed.told(staging.WorkerUp)] == [late]
     feed.send(ev.WorkerBehind(late))
     feed.send(ev.WorkerBriefed(late, old))
-    assert not feed.told(staging.WorkerUp), "a late word: it may lack any placement"
+    assert not feed.told(staging.WorkerUp), "a late report: it may lack any placement"
 
 
 # ---- lent and borrowed workers ----
@@ -695,7 +695,7 @@ def test_a_worker_that_its_borrower_offers_back_is_lent_no_more():
     feed.send(ev.Offered(name, None))
     assert feed.only(ev.TakeIn).key == name
     assert feed.supervisor.lent == {}
-    assert not feed.told(staging.WorkerLeaves), "it is no worker too many"
+    assert not feed.told(staging.WorkerLeaves), "the returned worker is not surplus"
 
 
 def test_when_a_feed_ends_what_is_on_its_way_there_comes_back_and_what_goes_elsewhere_does_not():
@@ -723,7 +723,7 @@ def test_a_cache_that_does_not_start_is_tried_again_after_a_pause():
     feed.wait(RETRY_S / 2)
     second = feed.only(ev.StartCache)
     feed.send(ev.CacheStarted("a", first.generation))
-    assert feed.said == [ev.EndCache("a", first.generation)], "it came after all, and nobody knows it any more"
+    assert feed.said == [ev.EndCache("a", first.generation)], "it started too late: it has been replaced"
     assert not feed.send(ev.CacheFailed("a", first.generation, "late"))
     feed.send(ev.CacheStarted("a", second.generation))
     assert not feed.send(ev.CacheFailed("a", second.generation, "late")), "it is up"
@@ -863,7 +863,7 @@ def test_a_machine_without_room_for_what_is_staged_gets_no_parts_while_another_h
     assert "object store has room for 39 B of prepared samples, and up to 40 B may be staged" in note.text
     assert not feed.kinds(ev.MovePlacement)
     feed.wait(KEEP_HOME_S)
-    assert not feed.said, "its worker is told nothing, gets nothing, and nobody waits for it"
+    assert not feed.said, "its worker gets no messages and no work, and the feed does not wait for it"
     assert feed.supervisor.workers[small].phase is WorkerPhase.BRIEFING
     assert feed.supervisor.waits_for == ()
     feed.send(ev.Scale(1))
@@ -931,13 +931,13 @@ def test_a_machine_is_given_back_when_the_others_have_room_for_what_it_keeps():
     (note,) = feed.kinds(ev.Note)
     assert "keeping 1 idle prep worker: no other node has room" in note.text
     feed.send(full("a", "b", "c"))
-    assert not feed.kinds(ev.Note), "it is said once"
+    assert not feed.kinds(ev.Note), "it is reported once"
     feed.send(ev.CachesMeasured({"a": (50, 100), "b": (50, 100), "c": (80, 100)}))
     feed.wait(SETTLED_S)
     move = feed.only(ev.MovePlacement)
     assert leave(feed) == ["a"]
     feed.send(ev.PlacementMoved(move.version, move.workers))
-    assert feed.only(ev.VacateNode).node == "a", "its samples move before it goes"
+    assert feed.only(ev.VacateNode).node == "a", "its samples move before it is released"
     assert feed.supervisor.wanted == feed.supervisor.staying == 2
 
 
@@ -949,7 +949,7 @@ def test_machines_that_keep_what_nobody_has_room_for_give_all_workers_but_one():
     assert leave(feed) == ["a", "b", "a"]
     assert feed.supervisor.staying == 2
     feed.send(ev.Scale(4))
-    assert len(feed.kinds(ev.StartWorker)) == 2, "the one that was kept is one of the four"
+    assert len(feed.kinds(ev.StartWorker)) == 2, "the worker that was kept is one of the four"
 
 
 def test_while_caches_fill_no_machine_is_given_back():

@@ -24,7 +24,7 @@ def come(feed: Feed, name: str, born: int, *, start: int | None = None, node: st
 
 
 def begun_by_four() -> Feed:
-    """Feed on which a trial of four ranks, born at 1, and another trial are in mid-epoch."""
+    """Feed with two trials in mid-epoch: one of four ranks, born at 1, and another one."""
     feed = make_feed()
     names = [f"t[{rank}]" for rank in range(4)]
     for name in names:
@@ -133,7 +133,7 @@ def test_consumers_on_a_machine_that_is_gone_hold_up_nobody() -> None:
     for name in ("here", "anywhere"):
         give(feed, name, 1)
         give(feed, name, 2)
-        assert give(feed, name, 3) == (), "it waits for those that are at block 1"
+        assert give(feed, name, 3) == (), "it waits for consumers at block 1"
     done = feed.send(ev.NodeDown("n1", "Ray says that it is dead"))
     gone = {removed.consumer: removed.reason for removed in kinds(done, ev.RemoveConsumer)}
     reason = "its node is gone: Ray says that it is dead"

@@ -73,7 +73,7 @@ def test_a_part_knows_its_samples_its_task_and_where_it_lies(window):
     part = block.parts[1]
     assert (part.block_part.home, part.task, part.node) == ("home 1", 8, "n3")
     block.reopen(1, "lost")
-    assert (part.task, part.node) == (8, None), "words of its last task can still be told from others"
+    assert (part.task, part.node) == (8, None), "reports from its last task are still recognized"
 
 
 def test_parts_that_were_put_off_come_back_each_in_its_time(window):
@@ -134,8 +134,8 @@ def test_a_part_lies_in_memory_as_the_task_that_is_asked_for_made_it(window):
     assert window.has(4, 0, 3)
     assert not window.has(4, 0, 2), "another task made it"
     assert not window.has(4, 1, 9), "it is being made"
-    assert not window.has(4, 2, 3), "there is no such part"
-    assert not window.has(5, 0, 3), "there is no such block"
+    assert not window.has(4, 2, 3), "block 4 has only two parts"
+    assert not window.has(5, 0, 3), "block 5 does not exist"
 
 
 def test_a_block_is_on_its_way_while_a_worker_or_storage_has_a_part_of_it(window):

@@ -141,7 +141,7 @@ def test_sizes_are_read_beside_what_lies_on_the_image_only(tmp_path: Path) -> No
     for image in said["images"]:
         del image["width"], image["height"]
     bare = read_coco(written(tmp_path, said), tmp_path / "images")
-    assert "annotated_size" not in [field.name for field in bare.fields], "the file says of no image"
+    assert "annotated_size" not in [field.name for field in bare.fields], "the file has no image sizes"
 
 
 def test_by_default_all_is_there_but_segmentations(tmp_path: Path) -> None:

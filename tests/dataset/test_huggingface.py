@@ -253,7 +253,7 @@ def test_it_is_unpacked_once_and_again_when_something_changed(tmp_path: Path) ->
         assert content(read_huggingface(theirs, unpacked=tmp_path / "memory")) == [IMAGES[7], IMAGES[3]]
     one = read_huggingface(theirs.select([1]), unpacked=tmp_path / "memory")
     assert content(one) == [IMAGES[3]]
-    assert one.fields[-1] == Field("objects.bbox", (None, 4), "float32", 0), "also if there is no box at all"
+    assert one.fields[-1] == Field("objects.bbox", (None, 4), "float32", 0), "also without any box"
     with pytest.raises(
         DatasetError, match=r"memory/listing\.parquet was made with label_column None, not 'caption'; remove"
     ):

@@ -50,7 +50,7 @@ def test_what_was_kept_is_what_was_listed(tree: Path, listing: Path, named: str)
     buffer = np.zeros(first.lengths(np.array([1]))[0], np.uint8)
     second.reader().read_into(1, buffer)
     assert buffer.tobytes().decode() == "cat/å\n.jpg" * 10
-    assert {path.name for path in listing.parent.iterdir()} == {"tree", "train.parquet"}, "nothing else is left there"
+    assert {path.name for path in listing.parent.iterdir()} == {"tree", "train.parquet"}, "no other files are left"
 
 
 def test_nothing_is_listed_again(tree: Path, listing: Path) -> None:

@@ -121,7 +121,7 @@ def test_an_image_that_our_engines_cannot_decode_is_not_dropped_in_silence(tmp_p
     with pytest.warns(UserWarning, match=r"left out 2 files .*, for instance 'dog/2.gif'; .*extensions=$") as caught:
         assert listed(tmp_path) == [("cat/1.jpg", 0), ("dog/4.jpg", 1)]
     assert str(tmp_path) in str(caught[0].message)
-    assert caught[0].filename == __file__, "the line that reads is told"
+    assert caught[0].filename == __file__, "the warning points to the caller's line"
 
 
 def test_links_are_followed_and_those_that_lead_nowhere_are_left_out(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_an_image_whose_name_is_not_utf_8_is_left_out_with_a_warning(tmp_path: P
         assert listed(tmp_path) == [("cat/1.jpg", 0), ("cat/old/2.jpg", 0), ("dog/3.jpg", 1)]
     assert len(caught) == 1
     assert str(tmp_path) in str(caught[0].message)
-    assert caught[0].filename == __file__, "the line that reads is told"
+    assert caught[0].filename == __file__, "the warning points to the caller's line"
 
 
 def test_images_in_a_folder_whose_name_is_not_utf_8_are_left_out_with_a_warning(tmp_path: Path) -> None:

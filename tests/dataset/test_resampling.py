@@ -129,7 +129,7 @@ def test_classes_come_equally_often(data: Dataset) -> None:
         assert times[:80].max() == 1
         assert {*times[80:96].tolist()} == {2, 3}
     assert len(data.balance()) == ROWS
-    assert data.balance("weight", each_epoch=False) is data, "each has a weight of its own"
+    assert data.balance("weight", each_epoch=False) is data, "each has its own weight"
 
 
 def test_what_was_drawn_can_be_divided_and_joined(data: Dataset) -> None:
@@ -158,7 +158,7 @@ def test_each_epoch_draws_anew_and_all_of_a_large_class_come_in_the_end(data: Da
         np.testing.assert_array_equal(part.stored_ids(everything[7:9], epoch), ids[7:9])
         drawn_in.append({*ids.tolist()})
     assert len({frozenset(ids) for ids in drawn_in}) == 40
-    assert {*range(80)} < set().union(*drawn_in), "of 80 owls 20 come in each epoch"
+    assert {*range(80)} < set().union(*drawn_in), "each epoch has 20 of the 80 owls"
     assert part.stored is data
     again = data.balance(samples=60, seed=4)
     assert again.fingerprint == part.fingerprint

@@ -201,7 +201,7 @@ def test_links_that_lead_out_of_the_shard_or_in_a_circle_are_named_and_counted(t
     told = r"left out: .*a\.tar: the member '2\.jpg' is a link to '/data/2\.jpg', which is not .* \(and 3 more\)$"
     with pytest.warns(UserWarning, match=told) as caught:
         assert content(read_webdataset(shard, label_column=None)) == [b"1", b"6"]
-    assert caught[0].filename == __file__, "the line that reads is told"
+    assert caught[0].filename == __file__, "the warning points to the caller's line"
 
 
 def test_tar_files_that_were_concatenated_are_all_read(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_what_was_kept_is_read_until_a_shard_changes(tmp_path: Path, opened: lis
     written(shards[1], SAMPLES[:5])
     assert len(read_webdataset(shards, **options)) == 9
     assert len(read_webdataset(shards, **options)) == 9
-    assert sorted(opened) == ["a.tar", "b.tar"], "looked into once, and kept"
+    assert sorted(opened) == ["a.tar", "b.tar"], "inspected once, then cached"
 
 
 def test_what_is_kept_of_something_else_is_refused_with_both(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_the_tables_of_states_have_each_state_once(thing: str, states: type[enum
 
 
 TREES = ("mbaas", "tune_integration", "tests", "benchmarks", "examples", "docs", "cluster", ".ci")
-"""Folders of this repository in which documents name files."""
+"""Folders of this repository whose files may be named in documents."""
 
 FOLDERS = ("train/", "validation/", "records/")
 """Folders of a user."""
@@ -206,7 +206,7 @@ def test_a_place_that_is_not_there_is_found(text: str, missing: list[str]) -> No
 def modules_of(folder: str) -> set[str]:
     """Modules and packages in a folder of mbaas, without `__init__` and other dunder files.
 
-    A folder that holds only compiled files is not a package: git leaves those of a removed package behind.
+    A folder that holds only compiled files is not a package: git leaves a removed package's compiled files behind.
     """
     paths = (ROOT / "mbaas" / folder).iterdir()
     found = {path.stem for path in paths if path.suffix == ".py" or any(path.glob("*.py"))}

@@ -253,7 +253,7 @@ def test_the_python_of_a_page_runs(name: str, ray_clean: None, here: Path, monke
         adapted(block).run(names)
         for text in [text for text in left if text in block.text]:
             left.pop(text)(names)
-    assert not left, "no block has these"
+    assert not left, "no code block contains these"
     names.clear()  # functions keep this namespace alive, and it keeps minibatches alive
 
 

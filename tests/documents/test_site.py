@@ -44,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
-    """Also pages from outside docs/, and copies of files to which pages link."""
+    """Also pages from outside docs/, and copies of linked files."""
     built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     assert built == {"index.html", "404.html"} | {

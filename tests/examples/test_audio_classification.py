@@ -33,7 +33,7 @@ def test_it_learns_to_tell_sounds_apart(arguments: tuple[str, ...], trials: int,
     counts = re.search(r"([\d,]+) samples prepared, ([\d,]+) delivered", out)
     assert counts, out
     prepared, delivered = (int(count.replace(",", "")) for count in counts.groups())
-    assert delivered > prepared, "trials share what is prepared"
+    assert delivered > prepared, "trials share prepared samples"
     if "--compare" in arguments:
         alone = re.search(r"a DataLoader per trial +([\d.]+)% +([\d,]+) +([\d,]+) +[\d.]+\n", out)
         assert alone, out

@@ -71,8 +71,8 @@ def test_a_feed_stages_what_its_workers_need(monkeypatch: pytest.MonkeyPatch) ->
     listed = [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 8, "object_store_memory": 40 * GB}}]
     monkeypatch.setattr(ray, "nodes", lambda: listed)
     assert budgets(wanted_staging=3 * GB) == (25 * GB, 3 * GB)
-    assert budgets(wanted_staging=3 * GB, earlier=(MemoryClaim(26 * GB, GB),)) == (0, GB), "as far as others leave it"
-    assert budgets(wanted_staging=3 * GB, staging_bytes=2 * GB) == (26 * GB, 2 * GB), "what is said holds"
+    assert budgets(wanted_staging=3 * GB, earlier=(MemoryClaim(26 * GB, GB),)) == (0, GB), "only what others leave"
+    assert budgets(wanted_staging=3 * GB, staging_bytes=2 * GB) == (26 * GB, 2 * GB), "explicit values hold"
 
 
 @pytest.mark.parametrize(("dataset", "cache"), [(0.1, 13.85 / 2), (5, 13.85 / 2), (10, 10), (100, 13.85)])

@@ -131,7 +131,7 @@ def test_minibatches_are_copied_from_slots_which_are_held_until_that_is_done() -
         staged = []
         for _ in range(4):
             place = memory.take(4)
-            assert place is not None, "nothing holds a slot when an epoch is over"
+            assert place is not None, "no slot is held after an epoch"
             written = place.hand_out({"sample_id": np.arange(4)})
             assert written is not None
             staged.append(written.staged())

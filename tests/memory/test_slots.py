@@ -134,11 +134,11 @@ def test_a_slot_is_written_again_when_neither_the_coordinator_nor_a_reader_needs
     assert made(memory, 2, most=1) is None, "a consumer reads it"
     row = arrays["image"][2]  # type: ignore[index]
     del arrays
-    assert made(memory, 2, most=1) is None, "a view of it is left"
+    assert made(memory, 2, most=1) is None, "a view still refers to the slot"
     assert row.tolist() == [[1] * 3] * 4
     del row
     assert values(arrays_in(staged(memory, 2, most=1).slot)) == [2]
-    assert arrays_in(slot) is None, "what was in it is gone"
+    assert arrays_in(slot) is None, "its former contents are gone"
     assert slot.staged() is None
 
 

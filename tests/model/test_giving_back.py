@@ -20,9 +20,9 @@ def machine(node: str, workers: int = 1, keeps: float = 0, room: float = 0, **mo
 def test_the_smallest_machine_goes_if_the_others_have_room_for_what_it_keeps() -> None:
     a, c = machine("a", 2, keeps=10, room=10), machine("c", 3, keeps=10, room=5)
     fits, crowded = machine("b", 1, keeps=15, room=5), machine("b", 1, keeps=16, room=5)
-    assert to_let_go([a, fits, c], 3) == ["b", "c", "c"], "what b keeps fills all room: a and c keep a worker each"
+    assert to_let_go([a, fits, c], 3) == ["b", "c", "c"], "b's samples fill all room: a and c keep a worker each"
     assert to_let_go([a, fits, c], 9) == ["b", "c", "c", "a"]
-    assert to_let_go([a, crowded, c], 3) == ["a", "a", "c"], "b keeps too much; what a keeps fits beside b and c"
+    assert to_let_go([a, crowded, c], 3) == ["a", "a", "c"], "b has too many samples; a's fit next to b's and c's"
 
 
 def test_machines_that_keep_all_they_can_keep_a_worker_each() -> None:
@@ -66,7 +66,7 @@ MACHINES = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 10), st.integers
 @settings(max_examples=150)
 @given(MACHINES, st.integers(0, 8), st.booleans())
 def test_nothing_is_lost_and_as_many_go_as_can(drawn: list[tuple[int, int, int]], count: int, is_even: bool) -> None:
-    """The maximum if all caches have one size; else at least as many as if each machine kept a worker."""
+    """The maximum if all caches have one size; otherwise at least as many as if each machine kept a worker."""
     machines = []
     for number, (workers, keeps, others) in enumerate(drawn):
         room = 10 - keeps if is_even else keeps
@@ -85,7 +85,7 @@ def test_a_cache_that_grows_is_taken_to_become_full() -> None:
     kept.observe({"a": (10.0, 100.0), "b": (0.0, 50.0)}, 0.0)
     kept.observe({"a": (60.0, 100.0), "b": (0.3, 50.0)}, 20.0)
     assert kept.of("a", SETTLED_S) == (100.0, 0.0)
-    assert kept.of("b", SETTLED_S) == (0.3, 49.7), "it has not grown by a hundredth of what it may keep"
+    assert kept.of("b", SETTLED_S) == (0.3, 49.7), "it has not grown by a hundredth of its capacity"
     assert kept.of("a", 20.0 + SETTLED_S) == (60.0, 40.0)
     kept.observe({"b": (0.3, 50.0)}, 60.0)
     assert kept.of("a", 60.0) == (0.0, 0.0)

@@ -41,7 +41,7 @@ def test_as_many_as_are_allowed_where_nothing_less_is_enough() -> None:
 
 
 def test_threads_that_bring_nothing_are_taken_back() -> None:
-    """6 threads fill a link of 50 MB/s: 16 are tried, and are no faster than 8."""
+    """6 threads fill a link of 50 MB/s; 16 are tried and turn out as slow as 8."""
     node = Node(capped(50e6, 6), step_s=0.01)
     assert tuned(node, seconds=600) == [16, 8]
     said = [change.reason for _, change in node.changes]
@@ -182,7 +182,7 @@ def test_a_curve_goes_on_as_it_was_measured() -> None:
     curve.learn(16, 200.0, now=2.0)
     assert curve.points[16] == pytest.approx(130), "three tenths of the way"
     curve.learn(16, 200.0, now=100.0)
-    assert curve.points[16] == pytest.approx(200), "what is old is replaced"
+    assert curve.points[16] == pytest.approx(200), "old measurements are replaced"
     curve.forget_before(50.0)
     assert set(curve.points) == {16}
 

@@ -26,7 +26,7 @@ def test_a_disk_is_used_until_both_rates_are_known_and_it_is_no_faster() -> None
         "the disk tier is not used: a thread gets 80 MB/s from it, and 80 MB/s from storage"
     ]
     assert not advisor.uses_disk
-    assert weighed(advisor, disk=70, storage=80) == [], "it is said once"
+    assert weighed(advisor, disk=70, storage=80) == [], "it is reported once"
 
 
 def test_a_disk_that_was_no_faster_must_be_a_quarter_faster_to_be_used_again() -> None:

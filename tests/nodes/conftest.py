@@ -28,7 +28,7 @@ Cluster = TypeVar("Cluster", Nodes, Network)
 
 @contextmanager
 def cluster(make: Callable[[str], Cluster], detection: Mapping[str, str]) -> Iterator[Cluster]:
-    """A cluster without CPUs to which this program is connected.
+    """A cluster without CPUs; this program is connected to it.
 
     Args:
         make: `Nodes` or `Network`.
@@ -48,7 +48,7 @@ def cluster(make: Callable[[str], Cluster], detection: Mapping[str, str]) -> Ite
 
 @pytest.fixture
 def nodes(no_ray: None) -> Iterator[Nodes]:
-    """A cluster without CPUs to which the test is connected."""
+    """A cluster without CPUs; the test is connected to it."""
     with cluster(Nodes, FAST_DETECTION) as nodes:
         yield nodes
 
@@ -76,7 +76,7 @@ def shared_nodes() -> Iterator[Nodes]:
 
 @pytest.fixture(scope="module")
 def three_nodes(shared_nodes: Nodes) -> Nodes:
-    """The cluster of three nodes, to which the test is connected also after tests with their own clusters."""
+    """The cluster of three nodes, connected again after tests with their own clusters."""
     if not ray.is_initialized():
         shared_nodes.connect()
     return shared_nodes

@@ -1,4 +1,4 @@
-"""Pipelines of these tests' feeds, and digests of their deliveries."""
+"""Pipelines for the feeds of the node tests, and digests of their deliveries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OPTIONS = {"batch_size": BATCH, "staging_bytes": 4 << 20}
 
 
 def augmented() -> T.Pipeline:
-    """A random pipeline without resampling, for which each prep worker would import torch."""
+    """A random pipeline without resampling, so that prep workers need not import torch."""
     return T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4), T.RandomHorizontalFlip()])
 
 

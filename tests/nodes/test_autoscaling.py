@@ -159,7 +159,7 @@ def prep_nodes() -> int:
 
 
 def served(feed_name: str, most: int, **seconds: float) -> mbaas.Feed:
-    """A feed that begins with one worker, for which a node is started, and may have up to ``most``."""
+    """A feed with at most ``most`` workers. It begins with one, on a node started for that worker."""
     scaling = mbaas.Scaling(max_prep_workers=most, prep_labels=LABELS, **seconds)
     options = {"batch_size": 50, "staging_bytes": 300_000, "scaling": scaling}
     pipeline = T.Pipeline([T.DecodeImage(), T.Map(dawdle)])

@@ -13,7 +13,7 @@ NOTICE_S = 120.0
 
 
 def test_nothing_is_read_or_prepared_again_that_lay_on_a_node_which_was_given_notice(nodes, data, feed_name):
-    """The feed's only worker and cache are on one node. The node exits by itself, so it holds no actor or object."""
+    """The feed's only worker and cache are on one node. The node exits on its own, so it holds no actor or object."""
     first = nodes.add()
     with mbaas.serve("one", data, augmented(), prep_workers=1, **OPTIONS) as one:
         alone = digests(one, 3)
@@ -31,7 +31,7 @@ def test_nothing_is_read_or_prepared_again_that_lay_on_a_node_which_was_given_no
         status = feed.status()
         assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * 3
         assert [record.row_digest for record in records] == alone
-        assert status.fetched.storage.nbytes == read_before, "what was kept went from memory to memory"
+        assert status.fetched.storage.nbytes == read_before, "cached samples moved from memory to memory"
         assert status.remade_blocks == 0
         assert any("will be gone soon" in note for note in status.notes)
         assert not any("is gone" in note for note in status.notes), "it was of no use to the feed any more"

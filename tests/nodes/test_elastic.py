@@ -25,7 +25,7 @@ from support.waiting import wait_until
 from tune_integration import get_loader
 
 STEP_S, PER_CHECKPOINT, FIRST_BATCH_S = 0.1, 4, 2.0
-NOTICE_S, BEFORE_IT_GOES = 30.0, 20  # two ranks use about ten steps each of the notice
+NOTICE_S, BEFORE_IT_GOES = 30.0, 20  # two ranks take about ten steps each during the notice
 STEPS = SAMPLES // BATCH + 1
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it

@@ -140,7 +140,7 @@ def test_over_a_slow_link_only_pixels_travel(network: Network, feed_name: str) -
         moved = after.fetched.remote.nbytes - before.fetched.remote.nbytes
         raw = after.cached_bytes
         assert moved <= 0.05 * raw * max(1.0, epochs)
-        pixels_s = SAMPLES * 64 * 64 * 3 * 8 / 2 / 50e6  # each node sends half of them
+        pixels_s = SAMPLES * 64 * 64 * 3 * 8 / 2 / 50e6  # each node sends half of the pixels
         print(f"epoch {seconds:.2f} s, its pixels alone {pixels_s:.2f} s, raw bytes moved {moved} of {raw}")
         assert seconds < 4 * pixels_s + 10.0
 

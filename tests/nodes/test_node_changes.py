@@ -45,10 +45,10 @@ def test_a_node_dies_and_another_comes(nodes, data, feed_name):
         status = feed.status()
         assert (status.state, status.workers_at_work) == ("serving", 1)
         # Parts of the third epoch that were prepared before the node died are not fetched again. The fourth epoch
-        # caches their samples: none of it was prepared by then, because less than an epoch is staged.
+        # caches their samples. It was all prepared after the death, because less than an epoch is staged.
         third, fourth = record_epoch(loader), record_epoch(loader)
         wait_until(lambda: feed.status().cached_samples == SAMPLES, "what is being read is kept")
-        # Bytes read by the node's cache. Fetches are counted later, with the blocks for which they were read ahead.
+        # Bytes read by the node's cache. A fetch made ahead is counted later, together with its block.
         read_before = bytes_read(feed.status())
 
         nodes.add()
@@ -97,8 +97,8 @@ def waits_for_anybody(status):
 def test_samples_move_to_the_nodes_that_prepare_them_faster(nodes, data, feed_name):
     """Besides decoding, a sample takes 1 ms on one node and 3 ms on the other.
 
-    At first each node has half of the samples, and those that the fast worker took over crossed the network in every
-    epoch.
+    At first each node has half of the samples, so the samples that the fast worker took over crossed the network in
+    every epoch.
     """
     fast, slow = (nodes.add().node_id for _ in range(2))
 

@@ -108,7 +108,7 @@ def test_feeds_that_share_a_cpu_share_it_on_one_node_so_that_a_trial_finds_a_who
 def test_a_node_with_a_small_object_store_has_a_small_cache(three_nodes, data, feed_name):
     """The small node replaces the one where another feed works.
 
-    70 % of its 100 MiB are 73.4 MB. Of these, 40 MB are for staging, and 20 MB belong to the other feed.
+    70 % of its 100 MiB are 73.4 MB, including 40 MB for staging and 20 MB of the other feed.
     """
     other = {"batch_size": BATCH, "prep_workers": 1, "cache_bytes": 10_000_000, "staging_bytes": 10_000_000}
     options = {"batch_size": BATCH, "prep_workers": 3, "cache_bytes": 60_000_000, "staging_bytes": 40_000_000}
@@ -125,8 +125,8 @@ def test_a_node_with_a_small_object_store_has_a_small_cache(three_nodes, data, f
 def test_nothing_spills_on_a_smaller_node_that_comes_later(three_nodes, feed_name):
     """Ready blocks fill the budget ahead of the trial.
 
-    Two nodes of 200 MiB may have 146.8 MB of prepared minibatches each. One of 75 MiB, which spills from 63 MB on,
-    replaces one of them. Half of the nine blocks of 15.7 MB that fit 145 MB would be too much.
+    Two nodes of 200 MiB may have 146.8 MB of prepared minibatches each. A node of 75 MiB, which spills from 63 MB on,
+    replaces one. Half of the nine blocks of 15.7 MB that fit 145 MB would be too much.
     """
     large = synthetic(SAMPLES, height=256, width=256)
     options = {"batch_size": 16, "prep_workers": 2, "cache_bytes": 0, "staging_bytes": 145_000_000}

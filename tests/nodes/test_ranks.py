@@ -71,7 +71,7 @@ class Whole:
 
 
 def digests(record: EpochRecord, epoch: dict[str, NDArray[Any]]) -> tuple[str, ...]:
-    """Expected digests of a record's minibatches, if its samples are those of the epoch."""
+    """Expected digests of a record's minibatches, from the arrays of the whole epoch."""
     recorder = Recorder()
     for ids in np.split(record.sample_ids, np.cumsum(record.sizes)[:-1]):
         recorder.add({name: array[ids] for name, array in epoch.items()})
@@ -159,8 +159,8 @@ def test_a_node_dies_and_its_parts_are_made_elsewhere(nodes, data, feed_name):
 def test_rows_are_asked_for_one_block_ahead(nodes, data, feed_name):
     """Both ranks are on the head, which prepares nothing.
 
-    If a block has arrived while a trial works on the last minibatch but one of the previous block, its rows are
-    requested at the end of that step.
+    While a trial works on the second-to-last minibatch of a block, the next block may arrive. Its rows are then
+    requested at the end of the step.
     """
     nodes.add()
     nodes.add()

@@ -89,7 +89,7 @@ def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_
             seen = ray.get(running, timeout=120.0)
             assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * 3
             found = {(record.ledger.feed_epoch, record.row_digest) for record, _ in seen}
-            assert len(found) == len({epoch for epoch, _ in found}), "who had not begun may get the next epoch"
+            assert len(found) == len({epoch for epoch, _ in found}), "trials that had not begun may get the next epoch"
             wait_until(are_relayed, "they are relayed again")
         ray.get([trial.close.remote() for trial in trials], timeout=60.0)
         for trial in trials:

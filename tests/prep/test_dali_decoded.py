@@ -73,7 +73,7 @@ def test_what_dali_refuses_is_not_kept(files, broken_png, bad_files, device_id):
         lambda threads: make_engine("dali", pipeline, seed=4, threads=threads, device_id=device_id), raw, epochs=(0, 1)
     )
     found = {row: read_decoded(memoryview(container)).made_by for row, container in kept.items()}
-    assert found == {0: "dali", 2: "dali"}, "of an odd file the cpu engine keeps nothing, which decodes it again"
+    assert found == {0: "dali", 2: "dali"}, "the cpu engine decodes odd files each time and keeps none"
 
 
 @pytest.mark.parametrize("limit", [1, 10**9])

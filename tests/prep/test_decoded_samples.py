@@ -163,7 +163,7 @@ def test_only_the_upper_rows_are_decoded_of_what_is_not_kept(jpegs, monkeypatch)
     heights.clear()
     keep = DecodedRows([1, 3, 4], 2 * 601_000)
     engine.prepare(Batch(jpegs, np.arange(5), 0, {}), out, keep)
-    assert heights == [alone[0], 400, alone[2], 400, alone[4]], "there is no room for a third one"
+    assert heights == [alone[0], 400, alone[2], 400, alone[4]], "a third one does not fit"
     assert list(containers(keep)) == [1, 3]
 
 
@@ -244,7 +244,7 @@ def test_fields_move_as_those_of_the_file_do(scenes, prefix, steps, lying):
 
 
 def decoded(pipeline, files, **options):
-    """Containers of these files, all good."""
+    """Decode the valid ``files`` into containers."""
     engine = make_engine("cpu", pipeline, seed=0, **options)
     keep, field = DecodedRows(range(len(files)), 1 << 24), engine.field(files[0], "x", {})
     assert engine.prepare(Batch(files, np.arange(len(files)), 0, {}), field.empty(len(files)), keep).bad == []

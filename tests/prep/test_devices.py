@@ -33,7 +33,7 @@ def mark(monkeypatch):
 def test_workers_take_turns_with_gpus(mark, monkeypatch):
     monkeypatch.setattr(process, "MOST_EACH", 2)
     assert [process.choose_gpu(3, mark=mark) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-    assert process.choose_gpu(3, mark=mark) == os.getpid() % 3, "nobody counts so many"
+    assert process.choose_gpu(3, mark=mark) == os.getpid() % 3, "beyond MOST_EACH the process id decides"
 
 
 def test_the_gpu_of_a_worker_that_died_is_chosen_again(mark):
@@ -73,7 +73,7 @@ def test_workers_are_brought_to_gpus_by_what_ray_says_of_them_without_taking_any
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": float(sum(n for n, _ in gpus.values()))})
     assert resources.gpu_marker() == marker
-    assert resources.markable_gpus() == markable, "one worker for each of these"
+    assert resources.markable_gpus() == markable, "one worker for each markable GPU"
     most = max(n for n, _ in gpus.values())
-    assert resources.cpus_per_gpu() == 8 / most, "where there are fewest for each"
+    assert resources.cpus_per_gpu() == 8 / most, "on the node with the fewest CPUs per GPU"
     assert {node: resources.gpus_of(node) for node in gpus} == {node: n for node, (n, _) in gpus.items()}

@@ -127,7 +127,7 @@ def test_what_a_node_takes_to_read_a_sample_is_measured(
 
 
 def test_what_a_call_of_an_engine_takes_is_shared_by_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe prepares samples together, like those of a block."""
+    """The probe prepares samples together, like the samples of a block."""
     data = synthetic(40)
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage()]), seed=0)
     prepare, call_s = engine.prepare, 0.1 * PROBE_TOGETHER_S

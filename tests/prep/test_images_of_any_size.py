@@ -162,7 +162,7 @@ def test_boxes_points_and_masks_lie_on_images_of_any_size(kind: EngineName) -> N
     made, said, _ = prepared(pipeline, files, kind=kind, known=known)
     field = next(each for each in pipeline.known(fields_of(known)) if each.name == "masks")
     assert (field.shape, field.longest, field.text) == ((None,) * 3, 50_000, "masks: uint8 [k, h, w]")
-    assert [bad.row for bad in said.bad] == [2], "a window of it has at least 240x240 pixels"
+    assert [bad.row for bad in said.bad] == [2], "its windows have at least 240x240 pixels"
     masks, points = said.known["masks"], said.known["keypoints"]
     for number, row in enumerate([0, 1, 3, 4]):
         white = made.value(row)[:, :, 0] > 127

@@ -33,7 +33,7 @@ def operated(*chain, nearest=True, fill=None):
 
 
 def is_close(found, wanted):
-    """Whether values differ by at most one level, in at most 2 % of them."""
+    """Return whether at most 2 % of the values differ, and by at most one level."""
     error = np.abs(found.astype(int) - wanted)
     return error.max() <= 1 and (error > 0).mean() < 0.02
 
@@ -100,7 +100,7 @@ def test_padding_modes_are_those_of_numpy(mode, numpys):
 
 
 def test_a_pipeline_of_operations_is_a_pure_function_of_the_sample(jpegs):
-    """Whichever samples are beside it, and however many threads work; decoded samples give the same."""
+    """Other samples and the number of threads have no influence; decoded samples give the same result."""
     steps = [T.RandomResizedCrop(64), T.RandAugment(), T.RandomErasing(p=0.9, value=9), T.GaussianBlur(3), T.AugMix()]
     pipeline = T.Pipeline([T.DecodeImage(), *steps, T.RandomRotation(20, "bilinear"), T.RandomGrayscale(0.5)])
 

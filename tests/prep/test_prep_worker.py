@@ -55,7 +55,7 @@ def cache(ray_session, dataset, order):
 
 @pytest.fixture(scope="module")
 def feed_name(ray_session):
-    """A feed whose stand-in for a coordinator all workers share."""
+    """A feed whose workers all share one stand-in for a coordinator."""
     name = "prep-worker"
     coordinator = Nobody.options(name=actor_names.actor_name(name), namespace=actor_names.NAMESPACE).remote()
     ray.get(coordinator.answer.remote())
@@ -161,7 +161,7 @@ def test_a_worker_that_is_busy_with_two_blocks_says_at_once_that_it_lives(
     try:
         assert ray.get(worker.location.remote(), timeout=10).feed == feed_name
         place_on_its_node(worker, cache, dataset)
-        assert not ray.wait([refs[0] for refs in asked], timeout=0)[0], "both are still in hand"
+        assert not ray.wait([refs[0] for refs in asked], timeout=0)[0], "both tasks are unfinished"
     finally:
         gate.touch()
     assert [meta.block for meta in ray.get([refs[0] for refs in asked], timeout=30)] == [0, 1]

@@ -67,7 +67,7 @@ EXPANDED = (33.0, -100.0)
 """Angles of rotations whose results are larger."""
 
 CORNERS = ((3, 4), (WIDTH - 9, 2), (WIDTH - 4, HEIGHT - 6), (1, HEIGHT - 2))
-"""Where a perspective has the corners of the image, from the upper left one clockwise."""
+"""Positions of the image's corners after a perspective, clockwise from the upper left."""
 
 BOXES = ((2.0, 3.0, 20.0, 17.0), (21.0, 0.0, 29.0, 11.5))
 """Left, top, right, bottom."""

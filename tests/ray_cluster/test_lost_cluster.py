@@ -16,7 +16,7 @@ from mbaas.ray_cluster import connection
 
 
 def connected(monkeypatch: pytest.MonkeyPatch, *, address: str = "", head: Any = None) -> None:
-    """Pretend to be connected to a cluster: this program's own if ``head`` is given, else a joined one."""
+    """Pretend to be connected to a cluster: this program's own if ``head`` is given, otherwise a joined one."""
     context = SimpleNamespace(gcs_address=address)
     stands_for_ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
     monkeypatch.setattr(connection, "ray", stands_for_ray)

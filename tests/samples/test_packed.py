@@ -20,14 +20,14 @@ PIXELS = st.sampled_from([2, 400])
 
 
 def packed(lengths: list[int], first: int = 0, tail: tuple[int, ...] = (2,)) -> Packed:
-    """A column in which sample i has ``lengths[i]`` rows, all different."""
+    """A column with ``lengths[i]`` rows in sample i, all different."""
     total = sum(lengths)
     values = first + np.arange(total * int(np.prod(tail)), dtype=np.int32).reshape(total, *tail)
     return Packed(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
 
 def pictures(sizes: list[tuple[int, int]], first: int = 0, pixel: int = 2) -> Packed:
-    """A column in which sample i has ``sizes[i]`` pixels of ``pixel`` numbers, all different."""
+    """A column with ``sizes[i]`` pixels of ``pixel`` numbers in sample i, all different."""
     total = sum(height * width for height, width in sizes)
     values = first + np.arange(total * pixel, dtype=np.int32).reshape(total, pixel)
     bounds = np.cumsum([0, *(height * width for height, width in sizes)], dtype=np.int64)
@@ -77,7 +77,7 @@ def test_values_in_rooms_of_one_size_are_moved_together_in_place(lengths: list[i
         rooms[row, : end - start] = wanted.values[start:end]
     column = Packed.closed_up(rooms, np.array(lengths, np.int64))
     assert listed(column) == listed(wanted)
-    assert len(column.values) == sum(lengths), "no more than these values travels"
+    assert len(column.values) == sum(lengths), "only these values are sent"
     assert not len(column.values) or np.shares_memory(column.values, rooms)
 
 

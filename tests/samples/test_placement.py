@@ -186,8 +186,8 @@ def test_samples_that_each_epoch_draws_are_at_home_where_the_stored_sample_is() 
     assert newest is not None
     for block in (0, order.blocks_per_epoch + 1):
         parts = placements.parts(block)
-        assert parts == stranger.parts(block), "whoever does not know what is drawn cuts alike"
-        assert [part.home for part in parts] == [*"abcdefghijkl"], "even those that have nothing"
+        assert parts == stranger.parts(block), "the cut is the same without knowing the drawn samples"
+        assert [part.home for part in parts] == [*"abcdefghijkl"], "even homes without samples"
         drawn = stored_ids(order.sample_ids(block), block // order.blocks_per_epoch)
         rows = [placements.rows(PartRequest(block, part)) for part in parts]
         cut = [range(0) if own is None else own.tolist() for own in rows]
@@ -272,7 +272,7 @@ def test_of_a_part_that_was_cut_before_others_have_what_this_node_handed_over() 
     small = PlacementHistory(ORDER, "b")
     small.add(even_placement("bc", 1))
     small.add(even_placement("abc", 2, cache_bytes=0))
-    assert (small.lenders(PartRequest(0, BlockPart("b", 1)), everything) == -1).all(), "nobody keeps anything"
+    assert (small.lenders(PartRequest(0, BlockPart("b", 1)), everything) == -1).all(), "no home has a cache"
 
 
 def test_a_node_keeps_only_what_fits_its_memory() -> None:

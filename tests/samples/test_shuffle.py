@@ -57,7 +57,7 @@ def test_what_is_said_to_be_kept_is_kept(seed: int) -> None:
                 if one.keeps(cut, other):
                     kept += 1
                     assert sorted(samples(one, 0, cut)) == sorted(samples(other, 0, cut))
-    assert kept >= len(shuffles) * len(cuts), "each keeps what it has itself"
+    assert kept >= len(shuffles) * len(cuts), "each shuffle keeps its own samples"
 
 
 def test_a_shuffle_that_keeps_nothing_says_so() -> None:
@@ -67,7 +67,7 @@ def test_a_shuffle_that_keeps_nothing_says_so() -> None:
     assert not second.keeps(201, first)
     assert not Shuffle(1).keeps(200, first)
     assert not second.after(2, [100]).keeps(200, first)
-    assert Shuffle(5).keeps(0, first), "nothing comes before the beginning"
+    assert Shuffle(5).keeps(0, first), "nothing precedes the beginning"
 
 
 def test_segments_are_shuffled_anew_in_every_epoch() -> None:

@@ -18,7 +18,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers canno
 class FailingFiles(FSSpecHandler):  # type: ignore[misc]
     """Local files that cannot be opened while the folder ``switches`` contains a file of the same name.
 
-    The content of that file is the error's name in `errno`.
+    Each such file contains the error's name in `errno`.
     """
 
     def __init__(self, switches: str) -> None:

@@ -24,7 +24,7 @@ PIPELINE = T.Pipeline(
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """Images with one white rectangle, except every sixth, which has none."""
+    """Images with one white rectangle; every sixth image has no rectangle."""
     folder, rng, rows = tmp_path_factory.mktemp("boxes"), np.random.default_rng(0), []
     for number in range(SAMPLES):
         image, boxes = np.zeros((80, 90, 3), np.uint8), []

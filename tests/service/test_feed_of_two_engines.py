@@ -52,7 +52,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, Engine]]:
-    """Both engines, each of which prepares all samples."""
+    """Both engines; each prepares all samples."""
     made = {"dali": make_engine("dali", PIPELINE, seed=0), "cpu": make_engine("cpu", PIPELINE, seed=0)}
     yield made
     for engine in made.values():

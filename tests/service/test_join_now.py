@@ -93,12 +93,12 @@ def test_a_late_trial_begins_at_once_and_nothing_is_made_twice(feed: mbaas.Feed,
     made = feed.status().prepared_samples - before
     records = [record for one in both for record in one]
     assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * 6
-    assert len({tuple(record.sample_ids.tolist()) for record in records}) == 6, "each epoch has an order of its own"
+    assert len({tuple(record.sample_ids.tolist()) for record in records}) == 6, "each epoch has its own order"
     ids = [one[0].sample_ids.tolist() for one in both]
     begin = ids[0].index(ids[1][0])
     # a call returns several minibatches, so the first trial is further than it has read
     assert 11 * BATCH <= begin <= 17 * BATCH
-    assert ids[0][begin:] == ids[1][: SAMPLES - begin], "they share what is left of the epoch"
+    assert ids[0][begin:] == ids[1][: SAMPLES - begin], "they share the rest of the epoch"
     assert waited_s < 2.0
     # the rest of three epochs, the late trial's rest of the fourth, and blocks prepared ahead
     assert made <= 3 * SAMPLES - 12 * BATCH + begin + 9 * BATCH
@@ -153,7 +153,7 @@ def test_a_state_of_an_epoch_that_began_in_the_middle_goes_on_exactly_there(
                 assert rest.sample_ids.tolist() == whole.sample_ids[samples:].tolist()
                 assert loader.ledger is not None
                 assert loader.ledger.exact
-                assert record_epoch(loader).flaws(range(SAMPLES)) == [], "and then it goes on with the others"
+                assert record_epoch(loader).flaws(range(SAMPLES)) == [], "and then it continues with the others"
 
 
 def test_who_joins_with_a_state_joins_once_and_there(feed: mbaas.Feed) -> None:
@@ -171,7 +171,7 @@ def test_who_joins_with_a_state_joins_once_and_there(feed: mbaas.Feed) -> None:
     assert rest.ledger is not None
     assert rest.ledger.exact
     made = feed.status().prepared_samples - before
-    assert made <= SAMPLES - 20 * BATCH + STAGING_BYTES // 3088, "the rest of the epoch, and what is made ahead"
+    assert made <= SAMPLES - 20 * BATCH + STAGING_BYTES // 3088, "the rest of the epoch, and blocks made ahead"
     with pytest.raises(StateError, match=r"state\.position must be at most 1003"):
         join(feed, "me", state={**state, "position": 2000})
 
@@ -200,7 +200,7 @@ def test_a_state_goes_on_in_another_feed_with_other_blocks_whose_epochs_are_shuf
                 reader = Reader(loader)
                 reader.take(1)
                 (member,) = [each for each in other.status().consumers if each.name == "restored"]
-                assert member.epoch == state["shuffle"][-1][0], "its block has a number far above, but is of that epoch"
+                assert member.epoch == state["shuffle"][-1][0], "a large block number, but in that epoch"
                 assert reader.rest().sample_ids.tolist() == whole.sample_ids[25 * BATCH :].tolist()
                 assert loader.ledger is not None
                 assert loader.ledger.exact

@@ -70,6 +70,6 @@ def test_after_a_restart_the_next_calls_go_to_the_new_coordinators_socket(
             assert record_epoch(loader).flaws(range(SAMPLES)) == []
             met = len(through_ray)
             assert record_epoch(loader).flaws(range(SAMPLES)) == []
-        assert met, "what became of the coordinator, Ray knows"
+        assert met, "calls to the dead coordinator fall back to Ray"
         assert len(through_ray) == met
         assert feed.status().restarts == 1

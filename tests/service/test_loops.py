@@ -185,8 +185,8 @@ def test_an_epoch_is_over_for_a_trainer_that_counts_its_minibatches(plain, resee
             assert record.ledger.epoch == epoch
             if not drops_last:
                 assert record.flaws(range(SAMPLES)) == []
-            assert loader.state_dict()["position"] == record.ledger.samples, "what is saved during the step is its end"
-        assert next(batches, None) is None, "a loop that does ask hears that there is none"
+            assert loader.state_dict()["position"] == record.ledger.samples, "a state saved in the step is its end"
+        assert next(batches, None) is None, "a further request yields nothing"
         assert loader.epoch == 3
 
 

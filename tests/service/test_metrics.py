@@ -77,7 +77,7 @@ def test_every_metric_is_exported_and_agrees_with_the_status(feed_name):
             # in the first epoch prepared after they were decoded. Two or three blocks are prepared ahead.
             epochs = 1
             while epochs < 2 or not feed.status().fetched.decoded.samples:
-                assert epochs < 40, "no sample comes decoded"
+                assert epochs < 40, "no sample arrives decoded"
                 record_epoch(loader)
                 epochs += 1
         assert lasting_differences(feed) == {}

@@ -59,7 +59,7 @@ def colours_of(data: mbaas.Dataset) -> np.ndarray:
 
 
 def epoch_of(feed: mbaas.Feed, data: mbaas.Dataset, consumer: str, epochs: int = 1) -> list[np.ndarray]:
-    """Read exact epochs in which each image and label match their id. Return the ids of each epoch in order."""
+    """Read exact epochs, and check each image and label by its id. Return the ids of each epoch in order."""
     found = []
     with mbaas.join(feed.name, consumer=consumer, format="numpy") as loader:
         assert loader.class_names == data.class_names

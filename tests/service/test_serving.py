@@ -305,7 +305,7 @@ def test_the_time_to_the_first_minibatch_is_told(plain):
 
 
 def test_a_feed_that_is_served_again_has_the_blocks_that_were_kept(feed_name):
-    """A killed program leaves its layout in the store. Otherwise a feed of these samples would have other blocks."""
+    """A killed program leaves its layout in the store. Otherwise a new feed of this data would have other blocks."""
     options = {"batch_size": 10, "prep_workers": 1, "staging_bytes": STAGING_BYTES}
     with mbaas.serve(feed_name, DATA, augmented(), **options) as feed:
         layout, dataset = recovery.recall(feed_name)

@@ -40,7 +40,7 @@ def test_trials_share_exact_epochs_of_minibatches_that_were_prepared_once(feed_n
     ):
         mbaas.announce(feed.name, names)
         joined = [trials.join(name) for name in names]
-        assert all(trial.pid for trial in joined), "on a busy machine processes come later than reservations last"
+        assert all(trial.pid for trial in joined), "on a busy machine reservations expire before processes start"
         waiting = [trial.epochs(count) for trial in joined]
         records = []
         while waiting:
@@ -88,7 +88,7 @@ def test_a_part_on_its_own_node_that_cannot_be_read_is_asked_for_again_in_second
             arrivals.append(time.monotonic())
             ids += batch["sample_id"].tolist()
             del batch
-        assert forgotten, "there was no block after the 20th minibatch"
+        assert forgotten, "no block followed the 20th minibatch"
         assert sorted(ids) == [*range(SAMPLES)]
         assert LOCAL_READ_S < max(np.diff(arrivals)) < 3 * LOCAL_READ_S
         assert feed.status().remade_blocks == 1

@@ -29,7 +29,7 @@ def size(number: int) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> mbaas.Dataset:
-    """Images with one white rectangle, except every sixth, which has none."""
+    """Images with one white rectangle; every sixth image has no rectangle."""
     folder, rng, rows = tmp_path_factory.mktemp("sizes"), np.random.default_rng(0), []
     for number in range(SAMPLES):
         image, boxes = np.zeros((*size(number), 3), np.uint8), []

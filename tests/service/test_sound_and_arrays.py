@@ -191,7 +191,7 @@ def test_a_recording_that_is_too_long_is_left_out_and_named(
 
 
 def test_arrays_keep_their_axes(ray_session: None, tmp_path: Path) -> None:
-    """The volumes are [depth, height, 3], uint8. Images of that shape would be transposed for torch."""
+    """The volumes are [depth, height, 3], uint8. Images with the same shape would be transposed for torch."""
     rng = np.random.default_rng(1)
     volumes = [rng.integers(0, 255, (4, 5, 3), np.uint8) for _ in range(10)]
     for number, volume in enumerate(volumes):

@@ -65,7 +65,7 @@ def test_whoever_tests_between_its_epochs_holds_up_nobody_and_shares_again(feed:
     assert result(others[0]).flaws(ids) == []
     assert [each.flaws(ids) for each in result(others[1])] == [[]]
     prepared = feed.status().prepared_samples - before
-    assert prepared < 2 * SAMPLES, "an epoch and a half for one, an epoch for the other: made once for both"
+    assert prepared < 2 * SAMPLES, "one reads an epoch and a half, the other an epoch: shared blocks are prepared once"
 
 
 def test_a_loader_that_nobody_reads_costs_the_others_nothing(feed: mbaas.Feed, trials: Trials) -> None:

@@ -121,7 +121,7 @@ class Cluster(abc.ABC):
         is_down: True while the coordinator is dead and not yet restarted.
         is_peaceful: True once all faults are over.
         service: staging in this life of the coordinator.
-        placements: those used to cut blocks.
+        placements: placements used to cut blocks.
         worker_deaths: workers that died or hung so far.
     """
 
@@ -549,9 +549,9 @@ class Cluster(abc.ABC):
         self._begin(ev.Begin(workers, caches, lent, self._versions, serial, is_restart=True, rooms=rooms))
         for name, found in workers.items():
             assert found.answers or name not in self.workers, f"{name} is silent, and was not ended"
-            assert found.answers or found.owner is None or name in self.reported_gone, f"nobody told whose {name} is"
+            assert found.answers or found.owner is None or name in self.reported_gone, f"{name}'s owner got no report"
         assert len({node for node, _ in self.caches}) == len(self.caches), "an older cache node of a machine lives on"
-        assert not self._silent_lent, "a silent worker of ours lives on, and nobody knows it"
+        assert not self._silent_lent, "a silent lent worker lives on unnoticed"
 
     def scale(self) -> None:
         """Rescale. Nodes lose their last worker only if other nodes have room for their cached samples."""
@@ -615,7 +615,7 @@ class Cluster(abc.ABC):
             assert name in working or name in leaving, f"{name} is gone, and still in use"
             assert node not in self.supervisor.dead, f"{name} is on a machine that is gone"
             has_homes = name not in working or node in homes.current.weights
-            assert has_homes, f"{name} works on a machine without homes, where what it makes may spill"
+            assert has_homes, f"{name} works on a machine without homes, where its output may spill"
 
 
 FAULTS: tuple[str, ...] = (

@@ -70,7 +70,7 @@ def check_any_mix(
                 some = DecodedRows(np.flatnonzero(chance.random(count) < 0.7).tolist(), int(chance.integers(1 << 20)))
                 check_same(prepared(engine, samples, epoch, some), wanted[epoch], f"epoch {epoch}, share {share}")
                 for row, again in containers(some).items():
-                    assert samples[row] is files[row], "what comes decoded is not kept again"
+                    assert samples[row] is files[row], "decoded input is not kept again"
                     # A sample that is valid only in some epochs may have been bad in the first.
                     assert again.tobytes() == before.get(row, again.tobytes())
         assert {row: container.tobytes() for row, container in kept.items()} == before, "they are read-only"

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.waiting import wait_until
 
 STARTED = "Ray runtime started."
-"""Output of such a process once its cluster runs."""
+"""A head process prints this once its cluster runs."""
 
 
 def wait_for_head(head: subprocess.Popen[bytes], log: Path) -> None:

@@ -16,7 +16,7 @@ GRACE_S = 10.0
 """Time for dropped objects and killed actors to disappear."""
 
 PERIOD_S = 0.1
-"""Pause between two checks, each of which takes at least 20 ms of CPU time from tests in other processes."""
+"""Pause between two checks. A check takes at least 20 ms of CPU time from tests in other processes."""
 
 
 @dataclass(frozen=True)

@@ -49,5 +49,5 @@ def run_program(
         left = sorted(path.name for path in Path(folder).glob(removed))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr, ended.stderr
-    assert left == [], "temporary files were left"
+    assert left == [], "temporary files were left behind"
     return Output(ended.stdout, ended.stderr)

@@ -1,4 +1,4 @@
-"""Every dataset reader, each of which writes the same images in its own format and reads them back.
+"""Every dataset reader; each writes the same images in its own format and reads them back.
 
 Tests are generated from `READERS`, so that all readers pass the same tests.
 """
@@ -40,7 +40,7 @@ class Images:
     """Images to write.
 
     Attributes:
-        encoded: PNG files, one of them invalid.
+        encoded: PNG files, including an invalid one.
         labels: class numbers, ascending.
     """
 

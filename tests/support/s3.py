@@ -104,7 +104,7 @@ class UnreliableProxy:
     def fail(self, part: str, fault: Fault, *, times: int, method: str | None = None) -> None:
         """Inject `fault` into the next `times` requests whose path contains `part`.
 
-        Faults for one path are injected in the order of these calls.
+        Faults for one path are injected in call order.
 
         Args:
             method: method of the requests; None for all.

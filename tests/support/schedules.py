@@ -33,8 +33,8 @@ class FakeConsumer:
         holds: blocks received and not yet released.
         own: bounds of its own epoch.
         epoch_blocks: blocks taken in its current epoch, in order.
-        samples: sample ids taken from each of these blocks.
-        known: for each of these blocks, the stream's epoch and its shuffle.
+        samples: sample ids taken from each block of ``epoch_blocks``.
+        known: the stream's epoch, and its shuffle, for each block of ``epoch_blocks``.
         last: the same for the last block of its previous epoch.
         finished: completed epochs, as lists of sample ids.
     """
@@ -68,7 +68,7 @@ class FakeConsumer:
         self.samples.pop(), self.known.pop()
 
     def resumption(self) -> Resumption:
-        """State from which it resumes in the middle of its epoch."""
+        """State to resume from in the middle of its epoch."""
         assert self.cursor is not None
         return Resumption(self.cursor, self.own, *self.known[-1])
 
@@ -183,14 +183,14 @@ class Simulation:
             case ev.ReplaceWorker():
                 self._worker_gone(instruction.worker)
             case ev.ReleaseWorker():
-                assert not [t for t in self.tasks.values() if t.worker == instruction.worker], "it has work in hand"
+                assert not [t for t in self.tasks.values() if t.worker == instruction.worker], "it still has tasks"
                 self.workers.remove(instruction.worker)
                 self.leaving.remove(instruction.worker)
             case ev.RemoveConsumer() | ev.Refuse():
                 self._rejoin_if_alive(instruction.consumer, instruction.session)
 
     def _admitted(self, consumer: FakeConsumer, admitted: ev.Admitted) -> None:
-        if consumer.epoch_blocks:  # it resumes, perhaps in an epoch aside
+        if consumer.epoch_blocks:  # it resumes, perhaps in a side epoch
             by = admitted.cursor - (consumer.cursor or 0)
             assert by % self.blocks_per_epoch == 0
             assert admitted.own_epoch == consumer.own.moved(by)
@@ -450,7 +450,7 @@ class Simulation:
             stays = block.is_in_hand or consumer.name not in block.told
             self._ask_for(consumer)
             again = self.core.window.blocks.get(block.number)
-            assert (again is block) == stays, "a block that failed is made anew for who asks again"
+            assert (again is block) == stays, "a failed block is prepared again for a consumer that requests it again"
 
     def _late_word(self) -> None:
         if self.dead_tasks:

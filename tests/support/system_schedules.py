@@ -221,7 +221,7 @@ class System(Cluster):
         written: how each epoch is shuffled; outlives the coordinator.
         bugs: errors that workers survived. Until `buggy_until`, some parts end in one.
         bad_blocks: numbers within an epoch of the blocks that contain a bad sample now.
-        ever_bad: those that ever did.
+        ever_bad: numbers of the blocks that ever contained one.
     """
 
     service: Service
@@ -487,8 +487,8 @@ class System(Cluster):
         while self.now < end and (self._late() or not self.is_whole()):
             self.advance(5.0)
             self.look()
-        assert not (late := self._late()), f"{late} stand still: {[self._why(name) for name in late]}"
-        assert self.is_whole(), "workers are missing, have homes where there is no room, or run and are known to nobody"
+        assert not (late := self._late()), f"{late} make no progress: {[self._why(name) for name in late]}"
+        assert self.is_whole(), "workers are missing, have homes without room, or run unknown to the supervisor"
 
     def _late(self) -> list[str]:
         return [name for name, trial in self.trials.items() if trial.steps < trial.due]

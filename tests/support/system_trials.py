@@ -117,7 +117,7 @@ class Checkpoint:
     Attributes:
         taken: blocks taken in its epoch.
         epoch_end: end of the last epoch that it began.
-        samples: sample ids of each of these blocks; None for a block that failed.
+        samples: sample ids of each taken block; None for a failed block.
         resumed: position at which it resumes.
     """
 
@@ -137,7 +137,7 @@ class Trial:
         joined: True while it has a session and uses it.
         cursor: next block that it needs; None before the first session.
         taken: blocks of the current epoch, in order.
-        samples: sample ids of each of these blocks; None for a block that failed.
+        samples: sample ids of each taken block; None for a failed block.
         own: bounds of its own epoch.
         epoch_end: end of the last epoch that it began; it never gets an earlier block again.
         steps: blocks taken, including failed ones.
@@ -291,7 +291,7 @@ class Trial:
 
         def then() -> None:
             self.busy = False
-            self.cursor = end.cursor  # it may resume in an epoch aside, or begin its own epoch elsewhere
+            self.cursor = end.cursor  # it may resume in a side epoch, or begin its own epoch elsewhere
             self.go_on()
 
         self._join(end, end.start_at(end.following), then=then)

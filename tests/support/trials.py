@@ -1,4 +1,4 @@
-"""Test consumers: records of an epoch, and trials in processes of their own.
+"""Test consumers: records of an epoch, and trials in separate processes.
 
 A record is kept sample by sample and separate from the loader's ledger, so that each checks the other.
 """
@@ -55,7 +55,7 @@ class EpochRecord:
     ledger: EpochLedger | None
 
     def flaws(self, due: Iterable[int]) -> list[str]:
-        """Describe every deviation from an exact epoch over the samples ``due``; empty if there is none."""
+        """Describe every deviation from an exact epoch over the samples ``due``; empty for an exact epoch."""
         wanted = np.unique(np.fromiter(due, np.int64))
         got, times = np.unique(self.sample_ids, return_counts=True)
         found = {
@@ -121,7 +121,7 @@ class TrialProcess:
             self._recorder.add(self._batch)
 
     def rest(self, step_s: float = 0.0) -> EpochRecord:
-        """Finish the epoch that `take` began, and record all of it. Each minibatch takes ``step_s`` of work."""
+        """Finish the epoch that `take` began, and record it completely. Each minibatch takes ``step_s`` of work."""
         self.take(0)
         assert self._loop is not None
         for batch in self._loop:
@@ -136,7 +136,7 @@ class TrialProcess:
         return [self.rest(step_s) for _ in range(count)]
 
     def finish(self, count: int) -> list[EpochRecord]:
-        """Run ``count`` epochs, the first of which `take` may have begun, then leave."""
+        """Run ``count`` epochs, then leave. `take` may have begun the first."""
         records = self.epochs(count)
         self.close()
         return records
@@ -256,14 +256,14 @@ POOL = Pool()
 
 
 class Trials:
-    """The trials of one feed; a context manager that closes and ends all of them."""
+    """The trials of one feed; a context manager that closes and ends every trial."""
 
     def __init__(self, feed: str) -> None:
         self._feed = feed
         self._trials: list[Trial] = []
 
     def join(self, consumer: str, **options: Any) -> Trial:
-        """Start a trial that joins at once; ``options`` are those of `mbaas.join`."""
+        """Start a trial that joins at once; ``options`` are passed to `mbaas.join`."""
         actor = POOL.take()
         trial = Trial(consumer, actor, actor.join.remote(self._feed, consumer, options))
         self._trials.append(trial)

@@ -12,7 +12,7 @@ class Turns:
     """Turns taken by tests of several processes.
 
     Args:
-        folder: the same for all of them.
+        folder: shared by all tests.
     """
 
     def __init__(self, folder: Path) -> None:

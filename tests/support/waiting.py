@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PERIOD_S = 0.05
-"""Pause between two checks, most of which call a coordinator."""
+"""Pause between two checks. Most checks call a coordinator."""
 
 
 def wait_until(look: Callable[[], T], what: str, *, deadline_s: float = 30.0) -> T:

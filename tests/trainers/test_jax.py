@@ -21,7 +21,7 @@ def test_tensors_become_arrays_by_dlpack_without_a_copy(training):
                 assert array.unsafe_buffer_pointer() == image.data_ptr()
                 np.testing.assert_array_equal(array, tensor.numpy())
             ids = jax.numpy.from_dlpack(batch["sample_id"])
-            assert ids.dtype == jax.numpy.int32, "JAX has no int64 unless it is told to"
+            assert ids.dtype == jax.numpy.int32, "by default JAX has no int64"
             seen += ids.tolist()
         assert sorted(seen) == EVERY
         assert loader.ledger.exact

@@ -75,7 +75,7 @@ def test_it_says_what_trainers_ask_a_dataloader_for(training):
         )
 
 
-# ---- minibatches by number, as accelerate skips those before a restart ----
+# ---- minibatches by number: after a restart, accelerate skips the earlier ones ----
 
 
 def resumed(loader: mbaas.Loader, first: int) -> DataLoader[Any]:
@@ -179,7 +179,7 @@ def test_a_pickle_joins_in_another_process_as_its_own_consumer_unless_it_has_a_n
         assert sorted(ids) == EVERY
         assert "batch_size=50" in text
         assert text.partition("consumer=")[2].partition(",")[0] not in repr(loader)
-        assert sorted(read(loader)) == EVERY, "it keeps its place"
+        assert sorted(read(loader)) == EVERY, "it keeps its position"
 
 
 def test_pickles_of_all_ranks_go_on_together(training):

@@ -76,7 +76,7 @@ def test_a_rotation_maps_the_centre_to_itself_and_a_corner_by_its_angle():
     step = transform.step(drawn(transform, 3, height=40, width=60))
     centre, up = np.array([30, 20, 1]), np.array([30, 10, 1])
     assert np.allclose(step.to_source @ centre, centre)
-    assert np.allclose(step.to_source @ up, [40, 20, 1]), "counter-clockwise: what is above was to the right"
+    assert np.allclose(step.to_source @ up, [40, 20, 1]), "counter-clockwise: the upper point was to the right"
     expanded = T.RandomRotation((90, 90), expand=True).step(drawn(transform, 3, height=40, width=60))
     assert expanded.sizes.tolist() == [[60, 40]] * 3
 

@@ -90,7 +90,7 @@ def test_random_iou_crop_is_torchvisions_for_each_image(crop: T.RandomIoUCrop) -
         assert step.boxes[row].tolist() == window
         assert step.kept[there].tolist() == within.tolist()
         changed += window != [0, 0, height, width]
-    assert not step.kept[~boxes.kept].any(), "what is gone stays gone"
+    assert not step.kept[~boxes.kept].any(), "dropped boxes stay dropped"
     assert changed == 0 if crop.sampler_options == (2,) else changed > IMAGES / 4
 
 

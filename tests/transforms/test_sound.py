@@ -71,7 +71,7 @@ def test_channels_are_transformed_apart_and_keep_their_axis() -> None:
 
 
 def test_a_tone_is_where_its_frequency_is() -> None:
-    """1 kHz is 1000 mel on the HTK scale: number 27 of 79 filters from 0 to 2840 mel, which are 35.5 apart."""
+    """1 kHz is 1000 mel on the HTK scale: number 27 of 79 filters from 0 to 2840 mel, at intervals of 35.5."""
     tone = np.sin(2 * np.pi * 1000 * np.arange(RATE) / RATE).astype(np.float32)
     made = T.MelSpectrogram(n_fft=2048, n_mels=79).apply(tone, NO_CHANCE, SOUND)
     assert set(made[2:-2].argmax(axis=1).tolist()) == {27}

@@ -38,7 +38,7 @@ def torchvision_crop(u, height, width, scale, ratio):
 
 @pytest.mark.parametrize(("scale", "ratio"), [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.9, 1.0), (0.1, 0.3))])
 def test_random_resized_crop_is_torchvisions_for_each_image(scale, ratio):
-    """Sizes include 1x1 and slivers, for which all ten attempts fail and the fallback decides."""
+    """Sizes include 1x1 and slivers: there all ten attempts fail, and the fallback decides."""
     rng = np.random.default_rng(0)
     heights, widths = rng.integers(1, 700, (2, 500))
     heights[:40], widths[20:60] = 1, 1

@@ -60,7 +60,7 @@ def save(state: dict[str, Any]) -> tune.Checkpoint:
 
 
 def restored() -> dict[str, Any] | None:
-    """The state in the checkpoint from which this trial continues."""
+    """The state in the checkpoint that this trial continues."""
     import json
 
     checkpoint = tune.get_checkpoint()

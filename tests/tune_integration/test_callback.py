@@ -176,7 +176,7 @@ def test_a_feed_that_has_not_ended_is_named_once_and_asked_again(
         assert train.told == [*asked_first, ("remove", "t2", 1)]
         train.error = error
         search.hook("complete", search.trials[3])
-    assert len(caplog.records) == 2, "told again, because it had answered meanwhile"
+    assert len(caplog.records) == 2, "notified again, because it had answered meanwhile"
     assert all("feed 'train'" in record.getMessage() for record in caplog.records)
 
 
@@ -209,11 +209,11 @@ def test_with_the_first_trial_those_are_announced_that_have_a_place_too(monkeypa
         trial.status = "RUNNING"
     assert search.told("announce") == [["t0", 2], ["t1", 0]]
     search.callback.on_experiment_end(trials=search.trials)
-    assert search.told("release") == [[1]], "the third did not come"
+    assert search.told("release") == [[1]], "the third did not start"
 
 
 def test_no_more_are_announced_than_trials_are_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other placement groups of that shape may belong to another part of this program."""
+    """Other placement groups with the same shape may belong to another part of this program."""
     search, cluster = Search(monkeypatch, "PPT"), Cluster(monkeypatch, free=0, held={})
     asking(search, CPU=1)
     cluster.placed = {f"group {number}": [{"CPU": 1.0}] for number in range(9)}
@@ -280,7 +280,7 @@ def test_a_search_hears_once_which_feeds_of_the_cluster_hold_what_its_trials_nee
     del cluster.waiting["of a trial"]
     assert looks(search, caplog, 1) == []
     cluster.waiting["of the next"] = [{"CPU": 2.0}]
-    assert len(looks(search, caplog, 2)) == 1, "another one waits, and that was not said"
+    assert len(looks(search, caplog, 2)) == 1, "another trial waits, which was not reported before"
 
 
 def test_a_trial_that_runs_while_its_ranks_have_no_place_is_told_of(

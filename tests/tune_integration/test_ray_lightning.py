@@ -100,7 +100,7 @@ def test_ranks_share_every_epoch_and_go_on_from_checkpoints(
     assert seen.keys() == {"0", f"{STEPS}", f"{STEPS + 5}"}, "steps where it started"
     first, second, third = seen.values()
     assert sorted(chain(*together(first, 0))) == EVERY
-    assert together(second, 1)[:3] == together(first, 1), "in the order of the epoch that was left"
+    assert together(second, 1)[:3] == together(first, 1), "the interrupted epoch's order continues"
     assert [len(together(ranks, 1)) for ranks in (second, third)] == [7, STEPS - 5]
     assert sorted(chain(*together(second, 1)[:5], *together(third, 1))) == EVERY
     assert sorted(chain(*together(third, 2))) == EVERY

@@ -95,7 +95,7 @@ def test_lockstep(feed: OneOfMany, make_gate: MakeGate) -> None:
         # A search this short may end before the feed has measured the cost of a DataLoader.
         assert own.get("dataloader_cpu_hours", 1.0) > 0
     prepared = [result.metrics["mbaas"][feed.name]["prepared_samples"] for result in results]
-    assert sum(prepared) == 3 * SAMPLES, f"each was prepared for one of them: {prepared}"
+    assert sum(prepared) == 3 * SAMPLES, f"each sample was prepared for one trial: {prepared}"
 
 
 @pytest.mark.parametrize("start", ["epoch", "now"])

@@ -45,7 +45,7 @@ def names(feed: str) -> set[str]:
 
 
 def test_mlflow_has_each_report(feed: OneOfMany, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In files, for which MLflow needs a flag; a database needs more packages."""
+    """MLflow writes to files, which needs a flag; a database would need more packages."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow = pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
     from ray.tune.logger.mlflow import MLflowLoggerCallback

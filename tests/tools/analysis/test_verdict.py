@@ -96,7 +96,7 @@ def test_contention_for_cores_is_named_as_that_where_cores_are_known() -> None:
 
 
 def test_an_analysis_whose_split_disagrees_has_no_headline() -> None:
-    """Of 2 s, three runs give 1.5 s to prep and loaders 1.5 s to fetch: equal sums, but parts 75 % apart."""
+    """In 2 s, three runs find 1.5 s of prep, and loaders 1.5 s of fetch: equal sums, but the parts differ by 75 %."""
     zero, most = about(0.0, unit="s"), about(1.5, unit="s")
     split = replace(
         split_of_2_s(),

@@ -50,7 +50,7 @@ def test_nothing_cached() -> None:
 
 
 def test_half_cached() -> None:
-    """50 of 100 MB: 0.5 x 0.1 ms + 0.5 x 4 ms = 2.05 ms. The first epoch runs as if there were no cache."""
+    """50 of 100 MB: 0.5 x 0.1 ms + 0.5 x 4 ms = 2.05 ms. The cache does not help the first epoch."""
     found = predict(round_rates(), Setup(cache_bytes=50e6))
     assert split(found.steady) == pytest.approx([1.0, 0.25, 0.8])
     assert split(found.first) == pytest.approx([1.0, 0.25, 2.75])

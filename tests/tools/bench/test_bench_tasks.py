@@ -120,7 +120,7 @@ def test_rows_do_the_same_work(task: str, folder: Path) -> None:
         for mine, like in zip(arrays, theirs[sample], strict=True):
             assert mine.shape[1:] == like.shape[1:]
             assert mine.dtype.kind == like.dtype.kind
-    assert any((wanted[sample][0] != again[sample][0]).any() for sample in wanted), "an epoch has chances of its own"
+    assert any((wanted[sample][0] != again[sample][0]).any() for sample in wanted), "epochs have other random numbers"
 
 
 def test_dali_hears_what_the_others_hear(folder: Path) -> None:
@@ -326,7 +326,7 @@ def test_sounds_are_the_same_each_time_and_made_once(tmp_path: Path) -> None:
         assert 2 <= len(sound) / rate <= 4
         assert 0.02 < np.abs(sound).max() < 1
     wav, flac = (np.mean([len(first[name]) for name in first if name.endswith(end)]) for end in (".wav", ".flac"))
-    assert 0.4 < flac / wav < 0.9, "sound that can be compressed as that of the world"
+    assert 0.4 < flac / wav < 0.9, "the sound compresses like natural recordings"
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

@@ -218,7 +218,7 @@ def test_the_same_system_flows_the_same(system: System, costs: Costs) -> None:
 def test_a_hundred_nodes_and_a_billion_samples() -> None:
     """A part costs the coordinator 5 ms, and 1 ms per delivery: 0.7 s for a block of 100 parts and 2 trials.
 
-    That is one core at 1 / 0.7 blocks/s. Others allow more, so it would need more than one.
+    One core allows 1 / 0.7 blocks/s. All other limits are higher, so the coordinator would need more cores.
     """
     seen = forecast(Site(trial_samples_per_s=1e6), 100, 2, Costs(part_s=5e-3, ref_s=1e-3))
     assert seen.full == "coordinator"

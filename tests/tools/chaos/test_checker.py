@@ -1,4 +1,4 @@
-"""The checker finds and names each bug planted in the trials' deliveries, and reports nothing else."""
+"""The checker finds and names each bug planted in the trials' deliveries, without false alarms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def flaws_of(history: list[Delivery], reference: Epochs, *, was_cut_off: bool) -
 
 
 def planted(history: list[Delivery], number: int, rows: list[Row]) -> list[Delivery]:
-    """The same history with other rows in one minibatch, or without the minibatch if there are no rows."""
+    """The same history with other rows in one minibatch, or without the minibatch if ``rows`` is empty."""
     instead = [Delivery(history[number].epoch, tuple(rows))] if rows else []
     return [*history[:number], *instead, *history[number + 1 :]]
 
@@ -116,7 +116,7 @@ def test_a_minibatch_that_comes_twice_is_repeated(reference: Epochs, batch: int)
 def test_an_epoch_without_one_minibatch_lacks_all_samples(
     reference: Epochs, batch: int, was_cut_off: bool, data: Any
 ) -> None:
-    """A trial also records an epoch of which it received nothing."""
+    """A trial also records an epoch without any delivery."""
     history = delivered(reference, batch)
     lost = data.draw(st.sampled_from(sorted(reference)))
     at = next(number for number, delivery in enumerate(history) if delivery.epoch == lost)

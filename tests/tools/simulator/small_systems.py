@@ -77,7 +77,7 @@ def with_cache(given: System, *, ram_bytes: float, ssd_bytes: float) -> System:
 
 @st.composite
 def systems(draw: st.DrawFn) -> System:
-    """Draw systems in which any part may be the bottleneck."""
+    """Draw systems where any part may be the bottleneck."""
     rate = st.floats(0.05, 20)
     given = Machine(
         compute_bytes_per_s=draw(rate),
