@@ -12,13 +12,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 import ray
 
 from mbaas.client.batches import BatchCutter, BlockView, RecycledMemory
-from mbaas.client.convert import Converter, Minibatch, check_columns, check_names, collating, make_converter, shaping
+from mbaas.client.convert import Converter, Minibatch, check_columns, check_names, collating, make_converter, shaped
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import Find, JoinOptions, await_feed_restart, feed_info
 from mbaas.client.ledger import EpochProgress
@@ -37,9 +38,12 @@ from mbaas.client.trainers import (
 )
 from mbaas.errors import ConfigError, FeedGoneError, StateError, shown
 from mbaas.samples.fields import Arrays
-from mbaas.samples.order import Ids
+from mbaas.samples.order import Ids, generator
 from mbaas.wire.consumers import ConsumerName, ConsumerReport, Resumption, Start
 from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, EpochLedger
+
+FOR_RANKS = 2**32
+"""Substream of the random numbers of rank 0's minibatches: above the index of any transform in a pipeline."""
 
 HEARTBEAT_S = 3.0
 """Longest pause between two heartbeats; each costs about 2 ms of CPU."""
@@ -256,10 +260,11 @@ class Loader:
             self._rejoin(self._before_loop)
         if not self._peeked:
             self._peek()
-        arrays, *_ = self._peeked[0]
+        arrays, end, _ = self._peeked[0]
         converter = self._converter()
         # Copied, because tensors may share the arrays' memory, and the loop must return the data unchanged.
-        return converter.finish(converter.start({name: column.copy() for name, column in arrays.items()}))
+        batch = converter.finish(converter.start({name: column.copy() for name, column in arrays.items()}))
+        return self._shaped(batch, end)
 
     def _peek(self) -> None:
         before, minibatches = self.state_dict(), self._minibatches()
@@ -290,7 +295,7 @@ class Loader:
         is_whole, began = not self._progress.position, time.perf_counter()  # a resumed epoch is not timed
         is_over, is_first = False, True
         for started, sample_ids, end, is_over in self._started(converter):
-            batch = converter.finish(started)
+            batch = self._shaped(converter.finish(started), end)
             # counted before the trial gets it: a state saved during a step resumes after that step
             self._progress.count(sample_ids, position=end.position, shuffle=end.shuffle, elsewhere=end.elsewhere)
             self._samples += len(sample_ids)
@@ -316,8 +321,12 @@ class Loader:
         converter = make_converter(
             self._format, self._device, info.normalize, has_images=info.has_images, memory=self._memory
         )
-        converter = collating(converter, self._info.spec, self._collate, has_images=self._info.has_images)
-        return shaping(converter, self._columns, self._batch_fn)
+        return collating(converter, info.spec, self._collate, has_images=info.has_images)
+
+    def _shaped(self, batch: Minibatch, end: BatchEnd) -> Any:
+        epoch = 0 if end.shuffle is None else end.shuffle.epoch
+        chance = partial(generator, self._info.order.seed, epoch, end.position, substream=FOR_RANKS + self._name.rank)
+        return shaped(batch, self._columns, self._batch_fn, chance)
 
     def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd, bool]]:
         """Start converting minibatches, as many ahead as the converter can process in the background.

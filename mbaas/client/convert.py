@@ -19,6 +19,7 @@ from mbaas.client.batches import RecycledMemory, is_private, read_only
 from mbaas.errors import ConfigError
 from mbaas.memory import pinned, slots
 from mbaas.samples.fields import IMAGE, Arrays, Field, Packed
+from mbaas.transforms.mixing import BatchTransform
 from mbaas.wire.samples import SampleSpec
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ LEAST_LENT_BYTES = 2**18
 
 Minibatch = dict[str, Any]
 """A trial's minibatch, with keys such as ``image``, ``label`` and ``sample_id``; see `mbaas.loader.Loader`."""
+
+BatchFunction: TypeAlias = Callable[[Minibatch], Any] | BatchTransform
+"""A trial's own change of each minibatch."""
 
 
 class Converter(Protocol):
@@ -375,25 +379,15 @@ def check_columns(columns: Mapping[str, str], spec: SampleSpec, how: Collate) ->
             raise ConfigError(f"columns[{new!r}] must be a field of minibatches, {has}, got {name!r}", option="columns")
 
 
-def shaping(
-    converter: Converter, columns: Mapping[str, str] | None, batch_fn: Callable[[Minibatch], Any] | None
-) -> Converter:
-    """Return a converter that also renames fields by ``columns``, and passes minibatches through ``batch_fn``."""
-    return converter if columns is None and batch_fn is None else _Shaping(converter, columns, batch_fn)
-
-
-class _Shaping:
-    def __init__(
-        self,
-        converter: Converter,
-        columns: Mapping[str, str] | None,
-        batch_fn: Callable[[Minibatch], Any] | None,
-    ) -> None:
-        self._converter, self._columns, self._batch_fn = converter, columns, batch_fn
-        self.start, self.ahead = converter.start, converter.ahead
-
-    def finish(self, started: Any) -> Any:
-        batch = self._converter.finish(started)
-        if self._columns is not None:
-            batch = {new: batch[name] for new, name in self._columns.items()}
-        return batch if self._batch_fn is None else self._batch_fn(batch)
+def shaped(
+    batch: Minibatch,
+    columns: Mapping[str, str] | None,
+    batch_fn: BatchFunction | None,
+    chance: Callable[[], np.random.Generator],
+) -> Any:
+    """Rename the fields of ``batch`` by ``columns``, and pass it through ``batch_fn``; ``chance`` is for MixUp."""
+    if columns is not None:
+        batch = {new: batch[name] for new, name in columns.items()}
+    if batch_fn is None:
+        return batch
+    return batch_fn.apply(batch, chance()) if isinstance(batch_fn, BatchTransform) else batch_fn(batch)

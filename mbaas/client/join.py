@@ -11,9 +11,10 @@ from typing import Any, Literal, get_args
 
 from mbaas.base import units
 from mbaas.calls.client import call_patiently
-from mbaas.client.convert import Collate
+from mbaas.client.convert import BatchFunction, Collate
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, shown
+from mbaas.transforms.mixing import BatchTransform
 from mbaas.wire.consumers import ConsumerName, FeedInfo, JoinStart
 
 RESTART_LOOK_S = 0.2
@@ -49,9 +50,10 @@ class JoinOptions:
     """Key in minibatches -> field, as a model wants them: ``{"pixel_values": "image", "labels": "label"}``. All other
     fields are left out. Default: all fields under their own names."""
 
-    batch_fn: Callable[[dict[str, Any]], Any] | None = None
+    batch_fn: BatchFunction | None = None
     """A function that is called with each minibatch in this process, after ``columns``; the loop gets its result. An
-    example is a cast to float16. Use `mbaas.transforms.Map` for work that all trials share."""
+    example is a cast to float16. Or `mbaas.transforms.MixUp` or `mbaas.transforms.CutMix`. Use `mbaas.transforms.Map`
+    for work that all trials share."""
 
     start: JoinStart | None = None
     """"epoch" waits for the next epoch that other consumers begin. "now" begins immediately, in the middle of their
@@ -92,9 +94,10 @@ class JoinOptions:
                 f"{shown(self.columns)}",
                 option="columns",
             )
-        if self.batch_fn is not None and not callable(self.batch_fn):
+        if self.batch_fn is not None and not isinstance(self.batch_fn, BatchTransform) and not callable(self.batch_fn):
             raise ConfigError(
-                f"batch_fn must be a function of a minibatch, got {shown(self.batch_fn)}", option="batch_fn"
+                f"batch_fn must be a function of a minibatch, MixUp or CutMix, got {shown(self.batch_fn)}",
+                option="batch_fn",
             )
         if self.start == "now" and world_size > 1:
             raise ConfigError(

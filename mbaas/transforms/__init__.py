@@ -22,6 +22,7 @@ from mbaas.transforms.geometry import (
     Resize,
     ScaleJitter,
 )
+from mbaas.transforms.mixing import CutMix, MixUp
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.operations import (
     GaussianBlur,
@@ -46,6 +47,7 @@ __all__ = [
     "CenterCrop",
     "ColorJitter",
     "CropOrPad",
+    "CutMix",
     "DecodeArray",
     "DecodeAudio",
     "DecodeImage",
@@ -54,6 +56,7 @@ __all__ = [
     "Map",
     "Masks",
     "MelSpectrogram",
+    "MixUp",
     "Normalize",
     "Pad",
     "Pipeline",

@@ -15,6 +15,7 @@ from mbaas.transforms.base import ImageTransform, Size, Transform
 from mbaas.transforms.color import Normalize
 from mbaas.transforms.decoders import DecodeImage, Decoder
 from mbaas.transforms.function import Map
+from mbaas.transforms.mixing import BatchTransform
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
 
@@ -260,6 +261,8 @@ def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     for index, transform in enumerate(entries):
         if not isinstance(transform, Transform):
             hint = f"; write {transform.__name__}()" if isinstance(transform, type) else ""
+            if isinstance(transform, BatchTransform):
+                hint = "; pass it as batch_fn to join or get_loader, because it changes whole minibatches"
             raise ConfigError(f"a pipeline holds transforms, but number {index} is {transform!r}{hint}")
     names = [type(transform).__name__ for transform in given]
     listed = ", ".join(names) or "no transform"

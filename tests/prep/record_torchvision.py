@@ -7,13 +7,29 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
 from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
-from torchvision_cases import AFFINES, BLURS, BOXES, CORNERS, EXPANDED, HEIGHT, LEVELS, MOVES, WIDTH, photograph
+from torchvision_cases import (
+    AFFINES,
+    BLURS,
+    BOXES,
+    CORNERS,
+    EXPANDED,
+    HEIGHT,
+    LEVELS,
+    MIXED_LABELS,
+    MIXTURES,
+    MOVES,
+    WIDTH,
+    minibatch,
+    photograph,
+)
 
 MODES = {True: InterpolationMode.NEAREST, False: InterpolationMode.BILINEAR}
 FACTORS = {
@@ -47,6 +63,15 @@ def moved(image, name, value, nearest, fill):
     return F.rotate(image, value, MODES[nearest], fill=fill)
 
 
+def mixed(kind: str, weight: float, x: int, y: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images and labels, for a given draw."""
+    mixing = getattr(v2, kind)(num_classes=5)
+    mixing._dist = SimpleNamespace(sample=lambda _: torch.tensor(weight, dtype=torch.float64))
+    with mock.patch("torch.randint", side_effect=[torch.tensor([x]), torch.tensor([y])]):
+        images, labels = mixing(torch.from_numpy(minibatch().transpose(0, 3, 1, 2).copy()), torch.tensor(MIXED_LABELS))
+    return images.permute(0, 2, 3, 1), labels
+
+
 def main() -> None:
     image = torch.from_numpy(photograph().transpose(2, 0, 1).copy())
     boxes = tv_tensors.BoundingBoxes(BOXES, format="XYXY", canvas_size=(HEIGHT, WIDTH), dtype=torch.float64)
@@ -68,6 +93,8 @@ def main() -> None:
     end = [list(corner) for corner in CORNERS]
     found["perspective"] = F.perspective(image, start, end, MODES[False], [0.0] * 3)
     found["perspective, boxes"] = F.perspective(boxes, start, end)
+    for case, draw in MIXTURES.items():
+        found[case], found[f"{case}, labels"] = mixed(case.split()[0], *draw)
     results = {case: (each.permute(1, 2, 0) if each.ndim == 3 else each).numpy() for case, each in found.items()}
     np.savez_compressed(Path(__file__).with_name("torchvision_results.npz"), **results)
     print(f"{len(results)} results of torchvision")

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
-from torchvision_cases import AFFINES, BLURS, BOXES, CORNERS, EXPANDED, HEIGHT, LEVELS, MOVES, WIDTH, photograph
+from torchvision_cases import (
+    AFFINES,
+    BLURS,
+    BOXES,
+    CORNERS,
+    EXPANDED,
+    HEIGHT,
+    LEVELS,
+    MIXED_LABELS,
+    MIXTURES,
+    MOVES,
+    WIDTH,
+    minibatch,
+    photograph,
+)
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
@@ -41,6 +56,15 @@ def is_close(found, wanted):
 @pytest.mark.parametrize("case", LEVELS)
 def test_changes_of_levels_are_torchvisions(case, results):
     np.testing.assert_array_equal(operated(Operation(*LEVELS[case])), results[case])
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_mixed_minibatches_are_torchvisions(case, results):
+    (weight, *middle), transform = MIXTURES[case], getattr(T, case.split()[0])(num_classes=5)
+    chance = mock.Mock(**{"beta.return_value": weight, "integers.side_effect": middle})
+    mixed = transform.apply({"image": minibatch(), "label": np.array(MIXED_LABELS)}, chance)
+    np.testing.assert_allclose(mixed["image"], results[case], atol=1e-6)
+    np.testing.assert_allclose(mixed["label"], results[f"{case}, labels"], atol=1e-6)
 
 
 @pytest.mark.parametrize("case", BLURS)

@@ -71,3 +71,14 @@ CORNERS = ((3, 4), (WIDTH - 9, 2), (WIDTH - 4, HEIGHT - 6), (1, HEIGHT - 2))
 
 BOXES = ((2.0, 3.0, 20.0, 17.0), (21.0, 0.0, 29.0, 11.5))
 """Left, top, right, bottom."""
+
+MIXTURES = {"MixUp 0.3": (0.3, 0, 0), "CutMix 0.7": (0.7, 21, 9), "CutMix 0.2, at the edge": (0.2, 2, HEIGHT - 1)}
+"""Case -> the weight that is drawn, and the middle of the window, x and y."""
+
+MIXED_LABELS = (2, 0, 4)
+
+
+def minibatch() -> NDArray[np.float32]:
+    """Return three images, float32[3, height, width, 3]."""
+    image = photograph().astype(np.float32) / np.float32(255)
+    return np.stack([image, image[::-1], 1 - image])

@@ -151,6 +151,36 @@ def test_a_trial_may_name_fields_as_its_model_does_and_change_minibatches(feed: 
         again.close()
 
 
+@pytest.mark.parametrize("format", ["torch", "numpy"])
+def test_mixed_minibatches_depend_on_their_place_alone(feed: mbaas.Feed, format: str) -> None:
+    """Two trials, one of which is restored in the middle, mix alike; each minibatch and epoch differs."""
+    options = {"format": format, "columns": {"image": "image", "label": "tags"}, "batch_fn": T.CutMix()}
+
+    def mixed(batch: dict[str, Any]) -> list[list[float]]:
+        return np.asarray(batch["label"]).tolist()
+
+    with (
+        mbaas.join(feed.name, "one", **options) as one,
+        mbaas.join(feed.name, "two", **options) as two,
+        mbaas.join(feed.name, "plain", columns=options["columns"]) as plain,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        two_of_it = pool.submit(lambda: [mixed(batch) for _ in range(2) for batch in two])
+        as_it_was = pool.submit(lambda: [mixed(batch) for _ in range(2) for batch in plain])
+        first = mixed(one.peek())
+        found, states = [], []
+        for _ in range(2):
+            for batch in one:
+                found.append(mixed(batch))
+                states.append(one.state_dict())
+        assert found[0] == first
+        assert two_of_it.result() == found
+        shares = [np.abs(np.subtract(own, given)).max() for own, given in zip(found, as_it_was.result(), strict=True)]
+        assert len(set(shares)) > 6, "tags differ by 1 to 4, so that one window for all would give at most 4"
+    with mbaas.join(feed.name, "three", state=states[3], **options) as rest:
+        assert [mixed(batch) for batch in rest] == found[4 : len(found) // 2]
+
+
 def shrunk(batch: dict[str, Any], keys: tuple[str, ...]) -> list[Any]:
     return [batch[key].half() for key in keys]
 
@@ -162,7 +192,7 @@ def shrunk(batch: dict[str, Any], keys: tuple[str, ...]) -> list[Any]:
         ({"columns": {"x": "boxes_length"}}, r"columns\['x'\] must be a field of minibatches"),
         ({"columns": ["image"]}, r"columns must be a dict of keys and fields, such as .*, got \['image'\]"),
         ({"columns": {}}, r"columns must be a dict of keys and fields"),
-        ({"batch_fn": "half"}, r"batch_fn must be a function of a minibatch, got 'half'"),
+        ({"batch_fn": "half"}, r"batch_fn must be a function of a minibatch, MixUp or CutMix, got 'half'"),
     ],
 )
 def test_columns_and_functions_that_cannot_be_are_refused(
