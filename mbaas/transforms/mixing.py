@@ -81,10 +81,10 @@ class _Mixing(BatchTransform):
 
 
 class MixUp(_Mixing):
-    """Blend each image of a minibatch with another one, and their labels alike (Zhang et al., 2018).
+    """Blend each image and label of a minibatch with another image and its label (Zhang et al., 2018).
 
-    As torchvision's ``MixUp``: the other image is the one before it, and the weight of all is drawn once for each
-    minibatch, from Beta(alpha, alpha). Pass it as ``batch_fn`` to `mbaas.join` or `tune_integration.get_loader`: it
+    Like torchvision's ``MixUp``: the other image is the previous one in the minibatch, and one weight for all is drawn
+    from Beta(alpha, alpha). Pass it as ``batch_fn`` to `mbaas.join` or `tune_integration.get_loader`: it
     runs in the consumer, so trials with different ``alpha`` share all prepared samples. What it draws depends only on
     the seed, the epoch, the minibatch's position in it and the rank.
 
@@ -113,9 +113,9 @@ class MixUp(_Mixing):
 class CutMix(_Mixing):
     """Replace a random window of each image by that of another one, and mix labels by area (Yun et al., 2019).
 
-    As torchvision's ``CutMix``: the other image is the one before it. The window is drawn once for each minibatch; its
-    area is a share from Beta(alpha, alpha) of the image, less what lies outside. See `MixUp` for where it runs and what
-    it draws. Images may have any dtype.
+    Like torchvision's ``CutMix``: the other image is the previous one in the minibatch, and one window for all is
+    drawn. Its share of the image's area is from Beta(alpha, alpha), minus the part outside of the image. It runs where
+    `MixUp` does, and draws as `MixUp` does. Images may have any dtype.
 
     Args:
         alpha: parameter of the Beta distribution, above 0.
