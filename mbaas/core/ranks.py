@@ -60,6 +60,8 @@ class _Rank:
     Attributes:
         cursor: cursor of this session at the last `RankTable._look`.
         epoch: epoch of the last block that it used. A side epoch counts as the epoch with the same order.
+        is_placed: whether its session's place in the stream is its own: it named the block, or has received a plan. A
+            loader that joins first and loads its state later does neither with its first session.
         lease: end of its lease, which each of its calls extends.
         leases: other rank -> end of that rank's lease at the start of this session.
         began: assigned first block of this session, if the session floats.
@@ -69,6 +71,7 @@ class _Rank:
     report: RankReport
     cursor: int
     epoch: int = 0
+    is_placed: bool = False
     lease: float = 0.0
     leases: dict[int, float] = field(default_factory=dict)
     began: int | None = None
@@ -118,6 +121,7 @@ class _Trial:
         if given.get(report.rank, report.session) != report.session:
             given.clear()
         given[report.rank] = report.session
+        self.ranks[report.rank].is_placed = True
         return self.plans[epoch]
 
     def owes(self, epoch: int, ranks: Iterable[int]) -> bool:
@@ -127,7 +131,9 @@ class _Trial:
     def add(self, epoch: int, plan: RankPlan) -> None:
         self.plans[epoch], self.is_written = plan, False
 
-    def forget_plans(self) -> None:
+    def forget_plans(self, world_size: int) -> None:
+        if len(self.reached) < world_size:  # a rank that is not placed yet may need any of them
+            return
         oldest = min(self.reached.values()) - KEPT_EPOCHS
         self.plans = {epoch: plan for epoch, plan in self.plans.items() if epoch >= oldest}
         self.given = {epoch: ranks for epoch, ranks in self.given.items() if epoch in self.plans}
@@ -182,7 +188,7 @@ class RankTable:
         self._trials[report.group] = trial  # moved to the end: trials without ranks are forgotten from the front
         self._forgotten.discard(report.group)
         leases = {number: rank.lease for number, rank in trial.ranks.items() if number != report.rank}
-        trial.ranks[report.rank] = _Rank(report, report.cursor, leases=leases)
+        trial.ranks[report.rank] = _Rank(report, report.cursor, is_placed=not report.floats, leases=leases)
         self._look()
 
     def trials(self) -> dict[str, Hashable]:
@@ -232,7 +238,7 @@ class RankTable:
         if report.rank in missing or start is None or epoch not in trial.plans:
             return RankOrders(None, report.cursor, missing, caches, self._others(report, missing), ahead)
         plan = trial.give(report, epoch, shuffle)
-        trial.forget_plans()  # possibly including this plan: all ranks may be past the epoch
+        trial.forget_plans(report.name.world_size)  # possibly including this plan: all ranks may be past the epoch
         return RankOrders(plan, start, (), caches)
 
     def _others(self, report: RankReport, missing: tuple[int, ...]) -> dict[int, int]:
@@ -285,9 +291,11 @@ class RankTable:
                     del trial.ranks[number]
                 else:
                     rank.cursor, rank.lease = session.cursor, session.deadline
-                    # Use ``done``, not the cursor: blocks delivered ahead may be unused.
-                    rank.epoch = max(0, session.done - 1) // self._blocks_per_epoch - rank.report.aside
-                    trial.reached[number] = rank.epoch
+                    if rank.is_placed:
+                        # Use ``done``, not the cursor: blocks delivered ahead may be unused.
+                        used = max(0, session.done - 1) // self._blocks_per_epoch
+                        trial.reached[number] = used - rank.report.aside
+                    rank.epoch = trial.reached.get(number, 0)
             if not trial.ranks:
                 without.append(group)
         with_plans = [group for group in without if self._trials[group].plans]

@@ -310,6 +310,40 @@ def test_the_plans_of_epochs_in_which_a_rank_died_are_kept_until_it_is_through_t
     assert [feed.ask(back, epoch, NEWER).plan for epoch in range(1, 2 * KEPT_EPOCHS)] == [plan] * (2 * KEPT_EPOCHS - 1)
 
 
+def test_a_rank_that_joins_first_and_loads_its_state_later_finds_its_plan(feed):
+    """Its first session is where others are, many epochs ahead of its state, and gets no plan there."""
+    slow, fast = (feed.enter(rank, "ab"[rank], BLOCKS, floats=False) for rank in range(2))
+    plan = feed.ask(fast, 1).plan
+    for epoch in range(2, 3 * KEPT_EPOCHS):
+        feed.cursors[fast.consumer, fast.session] = epoch * BLOCKS + 1
+        feed.ask(fast, epoch)
+    feed.leave(slow)
+    feed.enter(0, "c", 3 * KEPT_EPOCHS * BLOCKS)
+    assert feed.ask(fast, 3 * KEPT_EPOCHS).plan == RankPlan(("c", "b"), PLACEMENT)
+    loaded = feed.enter(0, "c", BLOCKS + 3, floats=False)
+    assert feed.ask(loaded, 1, NEWER).plan == plan
+
+
+def test_a_sister_that_has_not_loaded_her_state_yet_does_not_count_as_behind(feed):
+    """The plan of epoch 2 is lost, and rank 1, which was in epoch 4, joins anew where rank 0 waits."""
+    slow, fast = feed.enter(0, "a", 2 * BLOCKS + 3, floats=False), feed.enter(1, "b", 4 * BLOCKS, floats=False)
+    feed.ask(fast, 4)
+    feed.leave(fast)
+    feed.enter(1, "b", 2 * BLOCKS + 3)
+    assert (feed.ask(slow, 2).plan, feed.ask(slow, 2).ahead) == (None, (1,))
+    feed.enter(1, "b", 2 * BLOCKS + 1, floats=False)
+    assert feed.ask(slow, 2).plan == RankPlan(("a", "b"), PLACEMENT), "both begin anew there"
+
+
+def test_no_plan_is_forgotten_before_each_rank_had_one(feed):
+    fast, slow = feed.enter(1, "b", floats=False), feed.enter(0, "a")
+    plan = feed.ask(fast, 0).plan
+    for epoch in range(1, 3 * KEPT_EPOCHS):
+        feed.cursors[fast.consumer, fast.session] = epoch * BLOCKS + 1
+        feed.ask(fast, epoch, NEWER)
+    assert feed.ask(slow, 0, NEWER).plan == plan
+
+
 def test_an_epoch_that_is_shuffled_in_another_way_than_a_sister_had_it_is_an_error(feed):
     first, second = feed.enter(0, "a", floats=False), feed.enter(1, "b", floats=False)
     assert feed.ask(first).plan.shuffle is None, "it has no block yet"
