@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from mbaas.client.batches import RecycledMemory, is_private, read_only
 from mbaas.errors import ConfigError
 from mbaas.memory import pinned, slots
+from mbaas.samples.batch_transform import BatchTransform
 from mbaas.samples.fields import IMAGE, Arrays, Field, Packed
-from mbaas.transforms.mixing import BatchTransform
 from mbaas.wire.samples import SampleSpec
 
 if TYPE_CHECKING:

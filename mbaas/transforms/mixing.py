@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -10,20 +10,13 @@ from typing import Annotated, Any
 import numpy as np
 
 from mbaas.errors import ConfigError, shown
+from mbaas.samples.batch_transform import BatchTransform
 from mbaas.transforms import checks
 from mbaas.transforms.base import Parameters
 
 
-class BatchTransform(Parameters, ABC):
-    """A random change of each minibatch, for ``batch_fn`` of `mbaas.join` and `tune_integration.get_loader`."""
-
-    @abstractmethod
-    def apply(self, batch: dict[str, Any], chance: np.random.Generator) -> dict[str, Any]:
-        """Return the changed minibatch, a function of ``batch`` and ``chance`` alone."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Mixing(BatchTransform):
+class _Mixing(Parameters, BatchTransform):
     alpha: Annotated[float, checks.number] = 1.0
     num_classes: Annotated[int | None, partial(checks.whole, least=2)] = None
     image: str = "image"

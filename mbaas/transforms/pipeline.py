@@ -9,13 +9,13 @@ from functools import cached_property
 
 from mbaas.base.notebook import table
 from mbaas.errors import ConfigError, shown
+from mbaas.samples.batch_transform import BatchTransform
 from mbaas.samples.fields import Field
 from mbaas.transforms.arrays import ArrayTransform, Form
 from mbaas.transforms.base import ImageTransform, Size, Transform
 from mbaas.transforms.color import Normalize
 from mbaas.transforms.decoders import DecodeImage, Decoder
 from mbaas.transforms.function import Map
-from mbaas.transforms.mixing import BatchTransform
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
 

@@ -52,7 +52,7 @@ OF_AUGMENTATION = {
 }
 """Further transforms of images, with a documentation page of their own."""
 
-STEPS = set(T.__all__) - {"Boxes", "Keypoints", "Masks", "Pipeline", "Transform"}
+STEPS = {name for name in T.__all__ if issubclass(getattr(T, name), T.Transform)} - {"Transform"}
 
 Write = Callable[[str], Path]
 
