@@ -12,14 +12,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 import ray
 
 from mbaas.client.batches import BatchCutter, BlockView, RecycledMemory
-from mbaas.client.convert import Converter, Minibatch, check_columns, check_names, collating, make_converter, shaped
+from mbaas.client.convert import Converter, Minibatch, check_columns, check_names, collating, make_converter
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import Find, JoinOptions, await_feed_restart, feed_info
 from mbaas.client.ledger import EpochProgress
@@ -37,6 +36,7 @@ from mbaas.client.trainers import (
     known_to_accelerate,
 )
 from mbaas.errors import ConfigError, FeedGoneError, StateError, shown
+from mbaas.samples.batch_transform import BatchTransform
 from mbaas.samples.fields import Arrays
 from mbaas.samples.order import Ids, generator
 from mbaas.wire.consumers import ConsumerName, ConsumerReport, Resumption, Start
@@ -324,9 +324,15 @@ class Loader:
         return collating(converter, info.spec, self._collate, has_images=info.has_images)
 
     def _shaped(self, batch: Minibatch, end: BatchEnd) -> Any:
-        epoch = 0 if end.shuffle is None else end.shuffle.epoch
-        chance = partial(generator, self._info.order.seed, epoch, end.position, substream=FOR_RANKS + self._name.rank)
-        return shaped(batch, self._columns, self._batch_fn, chance)
+        """Rename the fields of a minibatch by ``columns``, and pass it through ``batch_fn``."""
+        change = self._batch_fn
+        if self._columns is not None:
+            batch = {new: batch[name] for new, name in self._columns.items()}
+        if not isinstance(change, BatchTransform):
+            return batch if change is None else change(batch)
+        assert end.shuffle is not None  # a minibatch has samples, whose block has a shuffle
+        seed, substream = self._info.order.seed, FOR_RANKS + self._name.rank
+        return change.apply(batch, generator(seed, end.shuffle.epoch, end.position, substream=substream))
 
     def _started(self, converter: Converter) -> Iterator[tuple[Any, Ids, BatchEnd, bool]]:
         """Start converting minibatches, as many ahead as the converter can process in the background.
@@ -404,9 +410,8 @@ class Loader:
                 began = time.perf_counter()
                 self._await_feed_restart(error)
                 self._farewell.detach()  # its session ended with the coordinator
-                self._open(
-                    self._stream.start_at(self._stream.cursor), self._sharding
-                )  # ranks know the epoch's plan, and send it
+                # ranks know the epoch's plan, and send it
+                self._open(self._stream.start_at(self._stream.cursor), self._sharding)
                 self._stats.wait_s += time.perf_counter() - began  # a wait for the feed: not a fetch or prep stall
 
     def _say_much_is_left_out(self) -> None:

@@ -179,7 +179,7 @@ class Retries:
             self._given_up = 0
         if self._outage_since is not None and not waiting:
             if self._came:
-                lines.append(f"storage gives what it is asked for again, after {seconds(now - self._outage_since)}")
+                lines.append(f"storage works again, after {seconds(now - self._outage_since)}")
             self._outage_since = None
         return lines
 

@@ -367,9 +367,6 @@ def _cut(values: Any, lengths: list[int]) -> list[Any]:
     return pieces
 
 
-# ---- minibatches as a trial's model wants them ----
-
-
 def check_columns(columns: Mapping[str, str], spec: SampleSpec, how: Collate) -> None:
     """Raise ConfigError if ``columns`` name a field that minibatches do not have."""
     there = list(dict.fromkeys(name for field in spec.fields for name in (field.name, *_beside(field, how))))
@@ -377,17 +374,3 @@ def check_columns(columns: Mapping[str, str], spec: SampleSpec, how: Collate) ->
         if name not in there:
             has = ", ".join(map(repr, there))
             raise ConfigError(f"columns[{new!r}] must be a field of minibatches, {has}, got {name!r}", option="columns")
-
-
-def shaped(
-    batch: Minibatch,
-    columns: Mapping[str, str] | None,
-    batch_fn: BatchFunction | None,
-    chance: Callable[[], np.random.Generator],
-) -> Any:
-    """Rename the fields of ``batch`` by ``columns``, and pass it through ``batch_fn``; ``chance`` is for MixUp."""
-    if columns is not None:
-        batch = {new: batch[name] for new, name in columns.items()}
-    if batch_fn is None:
-        return batch
-    return batch_fn.apply(batch, chance()) if isinstance(batch_fn, BatchTransform) else batch_fn(batch)

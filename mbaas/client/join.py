@@ -94,7 +94,7 @@ class JoinOptions:
                 f"{shown(self.columns)}",
                 option="columns",
             )
-        if self.batch_fn is not None and not isinstance(self.batch_fn, BatchTransform) and not callable(self.batch_fn):
+        if not (self.batch_fn is None or callable(self.batch_fn) or isinstance(self.batch_fn, BatchTransform)):
             raise ConfigError(
                 f"batch_fn must be a function of a minibatch, MixUp or CutMix, got {shown(self.batch_fn)}",
                 option="batch_fn",

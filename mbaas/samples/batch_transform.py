@@ -12,5 +12,5 @@ class BatchTransform(ABC):
     """A random change of each minibatch, for ``batch_fn`` of `mbaas.join` and `tune_integration.get_loader`."""
 
     @abstractmethod
-    def apply(self, batch: dict[str, Any], chance: np.random.Generator) -> dict[str, Any]:
-        """Return the changed minibatch, a function of ``batch`` and ``chance`` alone."""
+    def apply(self, batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """Return the changed minibatch, a function of ``batch`` and ``rng`` alone."""

@@ -5,6 +5,7 @@ They move pixels in ways that boxes, keypoints and masks do not follow, in torch
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -130,17 +131,22 @@ class _AutoAugment(CpuTransform):
         fill: Colour | None = self.fill  # type: ignore[assignment]  # canonical since the check
         return Operations(self.chains(drawn, sizes), self.interpolation == "nearest", fill)
 
+    @abstractmethod
     def chains(self, drawn: DrawInputs, sizes: list[list[int]]) -> list[Chain]:
         """Return the operations of n samples with these sizes, (height, width)."""
+
+
+class _SampleBySample(_AutoAugment):
+    def chains(self, drawn: DrawInputs, sizes: list[list[int]]) -> list[Chain]:
         return [self.chain(u, size) for u, size in zip(drawn.u.tolist(), sizes, strict=True)]
 
+    @abstractmethod
     def chain(self, u: list[float], size: Sequence[int]) -> Chain:
         """Return the operations of one sample from its ``draws`` uniform numbers."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class RandAugment(_AutoAugment):
+class RandAugment(_SampleBySample):
     """Apply ``num_ops`` random operations of one magnitude (Cubuk et al., 2020).
 
     Args:
@@ -174,7 +180,7 @@ class RandAugment(_AutoAugment):
 
 
 @dataclass(frozen=True)
-class TrivialAugmentWide(_AutoAugment):
+class TrivialAugmentWide(_SampleBySample):
     """Apply one random operation of random magnitude (Müller and Hutter, 2021).
 
     Args:
@@ -195,7 +201,7 @@ class TrivialAugmentWide(_AutoAugment):
 
 
 @dataclass(frozen=True)
-class AutoAugment(_AutoAugment):
+class AutoAugment(_SampleBySample):
     """Apply one of 25 learned pairs of operations (Cubuk et al., 2019).
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, get_args
@@ -28,7 +29,7 @@ def is_numeric(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
-class Decoder(Transform):
+class Decoder(Transform, ABC):
     """The first transform of a pipeline; ``field`` is the name of the decoded value in minibatches."""
 
     field: str
@@ -38,9 +39,9 @@ class Decoder(Transform):
         return "prepares images, and sound that becomes a MelSpectrogram"
 
     @property
+    @abstractmethod
     def form(self) -> Form:
         """Form of every decoded sample."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -27,18 +27,18 @@ class _Mixing(Parameters, BatchTransform):
         if self.alpha <= 0.0:
             raise self._refused("alpha", "must be above 0")
 
-    def apply(self, batch: dict[str, Any], chance: np.random.Generator) -> dict[str, Any]:
+    def apply(self, batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         images, labels = (self._column(batch, key) for key in (self.image, self.label))
         labels = self._soft(labels)
-        mixed, own = self._mixed(images, chance)
+        mixed, own = self._mixed(images, rng)
         return {**batch, self.image: mixed, self.label: labels * own + _partners(labels) * (1.0 - own)}
 
     @abstractmethod
-    def _mixed(self, images: Any, chance: np.random.Generator) -> tuple[Any, float]:
+    def _mixed(self, images: Any, rng: np.random.Generator) -> tuple[Any, float]:
         """Return mixed images, and the weight of their own labels."""
 
-    def _weight(self, chance: np.random.Generator) -> float:
-        return float(chance.beta(self.alpha, self.alpha))
+    def _weight(self, rng: np.random.Generator) -> float:
+        return float(rng.beta(self.alpha, self.alpha))
 
     def _column(self, batch: dict[str, Any], key: str) -> Any:
         if key not in batch:
@@ -50,8 +50,10 @@ class _Mixing(Parameters, BatchTransform):
     def _soft(self, labels: Any) -> Any:
         """Return labels as floats [n, classes]: class numbers as one-hot rows, other rows as they are."""
         name, count, is_numpy = type(self).__name__, self.num_classes, isinstance(labels, np.ndarray)
+        if labels.ndim == 2 and "float" in str(labels.dtype):
+            return labels
         if labels.ndim == 2:
-            return labels if "float" in str(labels.dtype) else labels.astype(np.float32) if is_numpy else labels.float()
+            return labels.astype(np.float32) if is_numpy else labels.float()
         if labels.ndim != 1:
             raise ConfigError(f"{name} needs labels [n] or [n, classes], got shape {tuple(labels.shape)}")
         if count is None:
@@ -94,12 +96,12 @@ class MixUp(_Mixing):
             that is no class.
     """
 
-    def _mixed(self, images: Any, chance: np.random.Generator) -> tuple[Any, float]:
+    def _mixed(self, images: Any, rng: np.random.Generator) -> tuple[Any, float]:
         if "float" not in str(images.dtype):
             raise ConfigError(
                 f"MixUp needs float images, got {images.dtype}: end the pipeline with Normalize or ToFloat"
             )
-        own = self._weight(chance)
+        own = self._weight(rng)
         return images * own + _partners(images) * (1.0 - own), own
 
 
@@ -121,13 +123,13 @@ class CutMix(_Mixing):
         ConfigError: for a minibatch without these keys, images that differ in size, or a label that is no class.
     """
 
-    def _mixed(self, images: Any, chance: np.random.Generator) -> tuple[Any, float]:
+    def _mixed(self, images: Any, rng: np.random.Generator) -> tuple[Any, float]:
         is_numpy = isinstance(images, np.ndarray)
         if images.ndim != 4:
             raise ConfigError(f"CutMix needs images with 4 axes, got shape {shown(tuple(images.shape))}")
         height, width = images.shape[1:3] if is_numpy else images.shape[2:]
-        x, y = int(chance.integers(width)), int(chance.integers(height))
-        half = 0.5 * (1.0 - self._weight(chance)) ** 0.5
+        x, y = int(rng.integers(width)), int(rng.integers(height))
+        half = 0.5 * (1.0 - self._weight(rng)) ** 0.5
         half_width, half_height = int(half * width), int(half * height)
         rows = slice(max(y - half_height, 0), min(y + half_height, height))
         columns = slice(max(x - half_width, 0), min(x + half_width, width))

@@ -149,7 +149,7 @@ def test_the_log_tells_when_trouble_begins_when_samples_are_given_up_and_when_it
     retries.failed(9, ERRS, now)
     assert log() == ["gave up 1 sample that storage did not give"]
     retries.resolved([7])
-    assert log() == ["storage gives what it is asked for again, after 62 s"]
+    assert log() == ["storage works again, after 62 s"]
     retries.failed(5, ERRS, now)
     now += 5 * FORGET_S
     assert log() == [], "it is no longer requested"

@@ -96,7 +96,7 @@ def test_storage_that_comes_back_costs_time_and_no_sample(
         record = record_epoch(loader)
         mended.result()
         assert record.flaws(range(SAMPLES)) == []
-    wait_until(lambda: told(feed, "storage gives what it is asked for again"), "the log says so")
+    wait_until(lambda: told(feed, "storage works again"), "the log says so")
     status = feed.status()
     assert (status.skipped_total, status.inexact_epochs, status.failed) == (0, 0, None)
     assert not told(feed, "will be made again"), "no worker was taken for dead"
