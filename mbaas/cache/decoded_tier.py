@@ -193,9 +193,15 @@ class DecodedTier:
         return hand_in
 
     def arrived(self, hand_in: HandIn) -> None:
-        """Record that a slab is readable, or could not be created; in the latter case call `dropped` next."""
+        """Record that a slab is readable."""
         del self.coming[hand_in.slab]
         self._expected.difference_update(hand_in.sample_ids.tolist())
+
+    def failed(self, hand_in: HandIn) -> None:
+        """Record that a slab could not be created, and give its bytes back."""
+        self.arrived(hand_in)
+        self.dropped(hand_in.slab)
+        self.minio.used_bytes -= hand_in.nbytes
 
     # ---- slabs ----
 

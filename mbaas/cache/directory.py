@@ -30,7 +30,7 @@ class MinIO:
         if budget_bytes < 0:
             raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes
-        self.used_bytes = 0  # in [0, budget_bytes]; less when samples cannot be read or are no longer cached
+        self.used_bytes = 0  # in [0, budget_bytes]; falls when samples cannot be read or are no longer cached
 
     @property
     def free_bytes(self) -> int:

@@ -371,9 +371,7 @@ class Planner:
             self.tier.sample_bytes = decoded.nbytes / decoded.samples
 
     def hand_in_failed(self, hand_in: HandIn) -> None:
-        self.tier.arrived(hand_in)
-        self.tier.dropped(hand_in.slab)
-        self.minio.used_bytes -= hand_in.nbytes
+        self.tier.failed(hand_in)
 
     def take_dropped(self) -> list[int]:
         """Return the slabs to drop since the last call, possibly before they are full."""

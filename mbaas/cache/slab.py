@@ -100,8 +100,8 @@ class Load:
 class Compaction:
     """A copy of the remaining samples of some slabs into the new ``slab``, which frees the bytes of withdrawn samples.
 
-    ``sample_ids``, int64[k], are all samples left in the old slabs, at ``locations``, LOCATION[k]; in the new one end
-    to end.
+    ``sample_ids``, int64[k], are all samples left in the old slabs, and ``locations``, LOCATION[k], their places there.
+    The new slab stores them end to end.
     """
 
     slab: int

@@ -89,8 +89,9 @@ class RelayDirectory:
         self._calls: dict[str, _Calls] = {}  # by node, ordered by the last search for a relay
 
     def is_search_due(self, node: str, consumers: int, now: float) -> bool:
-        """Count a call of a node's consumers through Ray; return whether to search for a relay now, which counts as
-        done.
+        """Count a node's call through Ray, and return whether to search for a relay now.
+
+        If so, the search counts as done. ``consumers`` is the number of them on the node.
         """
         calls = self._calls.get(node) or self._count(node, _Calls(now))
         calls.number += 1

@@ -34,7 +34,10 @@ BlockT = TypeVar("BlockT", bound=Numbered)
 
 
 class Position(Generic[BlockT]):
-    """One consumer's position in a feed; ``most`` is most blocks per call, except across an epoch's end."""
+    """One consumer's position in a feed.
+
+    One call requests at most ``most`` blocks, and one block at the start of an epoch.
+    """
 
     # True if the consumer may start an epoch elsewhere than at the end of its last one. It then returns to the others'
     # epochs after a side epoch.
@@ -132,9 +135,9 @@ class Position(Generic[BlockT]):
     def runs_short(self, *, are_remote: bool) -> bool:
         """Return whether to request more blocks now.
 
-        If blocks come from other nodes, when one is left, so that the next travels while this one is used. Never ahead
-        across an epoch's end: it may be the consumer's last, and the request would delay others while the trial does
-        other work.
+        If blocks come from other nodes, request more when one is left, so that the next travels while this one is used.
+        Never request ahead across an epoch's end: it may be the consumer's last, and the request would delay others
+        while the trial does other work.
         """
         if self.is_beginning(self.following):
             return False

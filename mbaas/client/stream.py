@@ -131,7 +131,7 @@ class Stream(Position[ReceivedBlock]):
     for too long is expelled even if it is alive. In both cases a new session begins exactly at the old position.
 
     Args:
-        sharding: the caller renumbers its blocks after the first session has begun, and this object after others.
+        sharding: this object renumbers its blocks when it joins again. The caller does so after the first join.
         stats: counts waits and reads.
         wait_timeout_s: longest wait without progress of the feed, in seconds.
         born: creation time of its loader, Unix time in nanoseconds.
@@ -160,7 +160,8 @@ class Stream(Position[ReceivedBlock]):
         self._poll_s = min(POLL_S, wait_timeout_s / 2)
         self.are_remote = False  # the last delivery has parts on other nodes
         self._expelled = False
-        # Called with the offset when blocks are renumbered. Not at the first attempt to join, which the caller repeats.
+        # Called with the offset when blocks are renumbered. Does nothing at first: the caller may repeat the first join
+        # with the same sharding, which must not be renumbered twice.
         self._renumber: Callable[[int], None] = lambda _by: None
         self._join(start, wait_timeout_s)
         self._renumber = sharding.renumber
@@ -362,7 +363,7 @@ class Stream(Position[ReceivedBlock]):
     # ---- reading blocks ----
 
     def _read(self, received: ReceivedBlock) -> list[Arrays] | None:
-        """Return the arrays of a block's parts; none if it could not be made.
+        """Return the arrays of a block's parts; one part without samples if the block could not be made.
 
         Unless they are copies, the block counts as held from here on, while any of them or a view of one is alive.
         Return None if they cannot be read because their node is gone; they are then requested again.

@@ -59,7 +59,6 @@ class _Rank:
 
     Attributes:
         cursor: cursor of this session at the last `RankTable._look`.
-        epoch: epoch of the last block that it used. A side epoch counts as the epoch with the same order.
         is_placed: whether its session's place in the stream is its own: it named the block, or has received a plan. A
             loader that joins first and loads its state later does neither with its first session.
         lease: end of its lease, which each of its calls extends.
@@ -70,7 +69,6 @@ class _Rank:
 
     report: RankReport
     cursor: int
-    epoch: int = 0
     is_placed: bool = False
     lease: float = 0.0
     leases: dict[int, float] = field(default_factory=dict)
@@ -93,7 +91,8 @@ class _Trial:
     Attributes:
         ranks: ranks with an open session, by number.
         plans: epoch, by its order -> its plan, which never changes.
-        reached: rank -> its latest epoch, even if its session is over: it may return there.
+        reached: rank -> epoch of the last block that it used, even if its session is over: it may return there. A side
+            epoch counts as the epoch with the same order.
         is_written: whether the current plans are persisted.
         given: epoch -> rank -> the session that received the plan. When a rank returns in a new session, it starts the
             epoch again, and so must the others, which then no longer count.
@@ -230,7 +229,7 @@ class RankTable:
         epoch -= report.aside
         # These ranks are past the epoch, whose plan was lost, unless they belong to an earlier run.
         sisters = () if report.floats else sorted(there - {report.rank})
-        ahead = tuple(n for n in sisters if trial.ranks[n].epoch > epoch)
+        ahead = tuple(n for n in sisters if trial.reached.get(n, 0) > epoch)
         # Fixed once: if the placement changed in mid-epoch, a sample could be read twice or never.
         if not missing and not ahead and epoch not in trial.plans:
             nodes = tuple(trial.ranks[rank].report.node for rank in range(report.name.world_size))
@@ -295,7 +294,6 @@ class RankTable:
                         # Use ``done``, not the cursor: blocks delivered ahead may be unused.
                         used = max(0, session.done - 1) // self._blocks_per_epoch
                         trial.reached[number] = used - rank.report.aside
-                    rank.epoch = trial.reached.get(number, 0)
             if not trial.ranks:
                 without.append(group)
         with_plans = [group for group in without if self._trials[group].plans]

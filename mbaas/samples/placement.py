@@ -206,9 +206,9 @@ class Holders(Struct, frozen=True, eq=False):
 
 
 class Holdings(NamedTuple):
-    """The samples cached by one node, ascending, int64[k], and the version of its placement, 0 without one.
+    """The samples cached by one node: ``sample_ids``, int64[k], ascending.
 
-    ``decoded_bytes`` as in `Holders`, int64[k].
+    ``version`` is that of its newest placement, 0 without one. ``decoded_bytes`` as in `Holders`, int64[k].
     """
 
     version: int

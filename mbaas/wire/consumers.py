@@ -80,8 +80,9 @@ JoinStart = Literal["epoch", "now"]
 
 @dataclass(frozen=True)
 class Claims:
-    """Cluster resources that a feed reserves: memory on each node, at most; CPUs and GPUs of workers, including lent
-    ones.
+    """Resources that a feed reserves: at most this memory on each node, and the CPUs and GPUs of its own workers.
+
+    Its own workers include those that it has lent to other feeds.
     """
 
     memory: MemoryClaim

@@ -54,6 +54,12 @@ def test_threads_move_while_a_minibatch_takes_longer_than_the_step() -> None:
     assert split(0.25) == (4, 4)
 
 
+def test_tiers_are_read_one_after_the_other() -> None:
+    """Two tiers with 30 MB each take as long as one with 60 MB."""
+    half = TierBytes(30e6, ThroughputCurve.linear(100e6))
+    assert split(0.31, tiers=[half, half]) == (4, 4)
+
+
 def test_threads_stay_when_prep_would_become_the_bottleneck() -> None:
     """90 samples, step 0.2 s. 6+2: 0.15 + 0.3; 5+3: 0.18 + 0.2; 4+4: prep 0.225 s, fetch 0.15 s."""
     found = split_threads(8, prep=PREP, samples=90, tiers=[STORAGE], step_s=0.2)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -66,13 +67,16 @@ def epoch_of(epoch: Epoch, beside: int, most: int = BATCH) -> dict[int, list[Arr
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_p_from_decoded_samples_makes_the_same_bytes(task: str, folder: Path) -> None:
+def test_p_from_decoded_samples_makes_the_same_bytes(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(task, folder, "prep")
     with prep.loader(spec) as own:
         wanted = epoch_of(own, len(spec.task.beside), SAMPLES)
     with prep.service(replace(spec, row="prep-decoded")) as address:
         again = replace(spec, row="prep-decoded", address=address)
+        decoded = mock.Mock(wraps=prep._decoded)
+        monkeypatch.setattr(prep, "_decoded", decoded)
         with prep.loader(again) as loader:
+            decoded.assert_called_once_with(address, SAMPLES)
             assert all(is_decoded(each.data) for each in prep._decoded(address, SAMPLES))
             got = epoch_of(loader, len(spec.task.beside), SAMPLES)
     for sample, arrays in wanted.items():
