@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.prep.pixels import Image
+from mbaas.transforms.arrays import UnfitError
 from mbaas.transforms.base import Blur, Chain, Erasure, Mixture
 from mbaas.transforms.warps import moved
 
+_LONGEST_SIDE = 32_767  # OpenCV's limit for `cv2.remap`
 _LEVELS = np.arange(256, dtype=np.float32)
 _GREY = np.array((0.2989, 0.587, 0.114), np.float32)  # torchvision's weights, whose sum is 0.9999
 _SHARPENED = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32)
@@ -53,6 +55,10 @@ def warp(
         fill: level of each channel outside of the image. None is black, but torchvision also darkens the outermost
             pixels less with it when means are taken.
     """
+    if max(*image.shape[:2], *size) >= _LONGEST_SIDE:  # also if bilinear, because masks are moved by OpenCV
+        raise UnfitError(
+            f"pixels are moved in images with sides below {_LONGEST_SIDE:,}, got {image.shape[1]}x{image.shape[0]}"
+        )
     height, width = size
     x, y = (np.arange(length, dtype=np.float32) + np.float32(0.5) for length in (width, height))
     y = y[:, None]

@@ -85,6 +85,7 @@ _RAND = _space("Identity", shift=150 / 331)
 _WIDE = _space("Identity", shear=0.99, shift=32.0, is_fraction=False, rotation=135.0, factor=0.99, bits=(8, 2))
 _AUTO = _space("Invert", shift=150 / 331)
 _MIXED = _space(shift=1 / 3, bits=(4, 0))
+_MIXED_WITHOUT_FACTORS = {name: each for name, each in _MIXED.items() if name not in _FACTORS}
 
 
 def _operation(name: str, magnitude: float) -> Operation:
@@ -277,11 +278,8 @@ class AugMix(_AutoAugment):
         ]
 
     def _one(self, u: list[float], size: Sequence[int]) -> Chain:
-        space = _MIXED if self.all_ops else {name: each for name, each in _MIXED.items() if name not in _FACTORS}
-        depth, chosen = (
-            (self.chain_depth if self.chain_depth > 0 else 1 + int(u[0] * 3)),
-            _Chosen(space, _MIX_COUNT, size),
-        )
+        depth = self.chain_depth if self.chain_depth > 0 else 1 + int(u[0] * 3)
+        chosen = _Chosen(_MIXED if self.all_ops else _MIXED_WITHOUT_FACTORS, _MIX_COUNT, size)
         found: Chain = ()
         for k in range(1, 1 + 3 * depth, 3):
             found += chosen.one(u[k], int(u[k + 1] * self.severity), u[k + 2])
@@ -298,11 +296,11 @@ def gamma(more: More, rows: int, first: int, count: int, shape: float) -> Floats
     By the rejection method of Marsaglia and Tsang (2000), whose proposals are accepted in at least 95 % of cases. The
     uniform numbers of a sample are those from ``first`` on.
     """
-    least = max(shape, shape + 1.0 if shape < 1.0 else shape)
-    d = least - 1 / 3
+    is_small = shape < 1.0
+    d = (shape + 1.0 if is_small else shape) - 1 / 3
     c = 1 / np.sqrt(9 * d)
     found, is_open = np.zeros((rows, count)), np.ones((rows, count), np.bool_)
-    boost = more(np.arange(rows), first, count) if shape < 1.0 else np.ones((rows, count))
+    boost = (1 - more(np.arange(rows), first, count)) ** (1 / shape) if is_small else 1.0
     first += count
     while is_open.any():
         (left,) = np.nonzero(is_open.any(axis=1))
@@ -315,7 +313,7 @@ def gamma(more: More, rows: int, first: int, count: int, shape: float) -> Floats
         accepts &= is_open[left]
         found[left] = np.where(accepts, d * cube, found[left])
         is_open[left] &= ~accepts
-    return np.maximum(found * (1 - boost if shape < 1.0 else boost) ** (1 / shape), np.finfo(np.float64).tiny)
+    return np.maximum(found * boost, np.finfo(np.float64).tiny)
 
 
 _Part = tuple[str, float, int]

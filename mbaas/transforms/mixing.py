@@ -56,6 +56,8 @@ class _Mixing(Parameters, BatchTransform):
             return labels.astype(np.float32) if is_numpy else labels.float()
         if labels.ndim != 1:
             raise ConfigError(f"{name} needs labels [n] or [n, classes], got shape {tuple(labels.shape)}")
+        if "int" not in str(labels.dtype):
+            raise ConfigError(f"{name} needs whole numbers as labels [n], got {labels.dtype}")
         if count is None:
             raise ConfigError(
                 f"{name} needs num_classes for labels that are class numbers, such as {name}(num_classes=10)",
@@ -69,10 +71,10 @@ class _Mixing(Parameters, BatchTransform):
                     f"{name}'s labels must be in [0, {count - 1}], got {least} to {most}", option="num_classes"
                 )
         if is_numpy:
-            return np.eye(count, dtype=np.float32)[labels]
+            return (labels[:, None] == np.arange(count)).astype(np.float32)
         import torch  # here: it takes 1.5 s, and consumers of NumPy arrays do not need it
 
-        return torch.nn.functional.one_hot(labels, count).float()
+        return torch.nn.functional.one_hot(labels.long(), count).float()
 
 
 class MixUp(_Mixing):

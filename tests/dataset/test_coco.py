@@ -390,9 +390,10 @@ def test_annotations_without_a_box_are_left_out_and_counted(tmp_path: Path, box:
     del said["annotations"][9]
     wanted = read_coco(written(tmp_path, said), tmp_path / "images")
     path = written(tmp_path, changed("annotations", 9, "bbox", to=box))
-    with pytest.warns(UserWarning, match=r"instances.json: annotations left out: 1 without a box$"):
+    with pytest.warns(UserWarning, match=r"instances.json: annotations left out: 1 without a box$") as said_so:
         assert read_coco(path, tmp_path / "images").fingerprint == wanted.fingerprint
     assert read_coco(path, tmp_path / "images", fields=["labels"]).fingerprint != wanted.fingerprint
+    assert said_so[0].filename == __file__, "the warning points at the caller"
 
 
 def test_annotations_of_images_that_were_taken_out_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Records torchvision's results for test_operations.py: ``python tests/prep/record_torchvision.py``.
 
-torchvision_results.npz was made with torchvision 0.28.0 on torch 2.13.0. The tests depend on neither.
+torchvision_results.npz was made with torchvision 0.28.0 on torch 2.13.0. The tests need no torchvision.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from mbaas.prep import pixels
 from mbaas.prep.engines import Batch, make_engine
 from mbaas.prep.geometry import boxes_after
 from mbaas.prep.operations import operate, warp
+from mbaas.transforms.arrays import UnfitError
 from mbaas.transforms.base import Blur, BoxState, DrawInputs, Operation, Padding, Warps
 from mbaas.transforms.warps import between_centres, inverse_affine, perspective
 
@@ -56,6 +57,12 @@ def is_close(found, wanted):
 @pytest.mark.parametrize("case", LEVELS)
 def test_changes_of_levels_are_torchvisions(case, results):
     np.testing.assert_array_equal(operated(Operation(*LEVELS[case])), results[case])
+
+
+@pytest.mark.parametrize("nearest", [True, False])
+def test_images_that_are_too_long_to_be_moved_are_bad_samples(nearest):
+    with pytest.raises(UnfitError, match=r"sides below 32,767, got 4x32767"):
+        warp(np.zeros((32_767, 4, 3), np.uint8), np.eye(3), (10, 4), nearest=nearest, fill=None)
 
 
 @pytest.mark.parametrize("case", MIXTURES)

@@ -49,7 +49,7 @@ def test_weights_are_betas():
 def test_tensors_get_the_values_of_arrays(kind, dtype):
     transform, pictures = kind(num_classes=5, image="x", label="y"), chance(1).random((5, 12, 20, 3), np.float32)
     array = transform.apply({"x": pictures, "y": LABELS}, chance())
-    tensors = {"x": torch.from_numpy(pictures.transpose(0, 3, 1, 2)).to(dtype), "y": torch.from_numpy(LABELS)}
+    tensors = {"x": torch.from_numpy(pictures.transpose(0, 3, 1, 2)).to(dtype), "y": torch.from_numpy(LABELS).int()}
     tensor = transform.apply(tensors, chance())
     assert (tensor["x"].dtype, tensor["y"].dtype) == (dtype, torch.float32)
     near = {"atol": 1e-6 if dtype == torch.float32 else 0.02}
@@ -78,6 +78,11 @@ def test_labels_may_be_rows_of_probabilities_already():
             T.CutMix(num_classes=9),
             {"image": images(), "label": np.zeros((5, 2, 2))},
             "CutMix needs labels \\[n\\] or \\[n, classes\\], got shape \\(5, 2, 2\\)",
+        ),
+        (
+            T.MixUp(num_classes=5),
+            {"image": images(), "label": LABELS / 2},
+            "MixUp needs whole numbers as labels \\[n\\], got float64",
         ),
         (
             T.MixUp(num_classes=5),

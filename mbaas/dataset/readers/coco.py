@@ -29,7 +29,7 @@ from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.samples.fields import ANNOTATED_SIZE, LABELS, Packed
 
-_CALLER = 4  # stack frames from a warning to `read_coco`
+_CALLER = 5  # stack frames from a warning to the caller of `read_coco`
 _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "image_id")
 
 

@@ -78,8 +78,10 @@ class Network(Nodes):
         return _pids(_number(node))
 
     def _forget(self, node: Any, *, allow_graceful: bool) -> None:
-        super()._forget(node, allow_graceful=allow_graceful)
-        _end_space(_number(node))
+        try:
+            super()._forget(node, allow_graceful=allow_graceful)
+        finally:
+            _end_space(_number(node))
 
     def cut(self, node: Any) -> Callable[[], None]:
         """Disconnect a node from the network. Return a function that reconnects it."""
@@ -107,10 +109,12 @@ class Network(Nodes):
 
     def end(self) -> None:
         nodes = list(self.there)
-        super().end()
-        for node in nodes:
-            _end_space(_number(node))
-        _ip(f"link del {BRIDGE}")
+        try:
+            super().end()
+        finally:
+            for node in nodes:
+                _end_space(_number(node))
+            _ip(f"link del {BRIDGE}")
 
 
 def clear_leftovers() -> None:
