@@ -249,8 +249,8 @@ def join(asked: JoinRequest) -> Loader:
     )
 
 
-def _join_again(asked: JoinRequest, state: dict[str, Any]) -> Loader:
-    return join(**vars(replace(asked, state=state)))
+def _join_again(asked: JoinRequest, state: dict[str, Any], pipeline: Any) -> Loader:
+    return join(**vars(replace(asked, state=state, pipeline=pipeline)))
 
 
 def stop(name: str) -> None:

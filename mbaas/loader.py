@@ -22,6 +22,7 @@ from mbaas.client.convert import Converter, Minibatch, check_columns, check_name
 from mbaas.client.heartbeat import Heartbeat
 from mbaas.client.join import Find, JoinOptions, await_feed_restart, feed_info
 from mbaas.client.ledger import EpochProgress
+from mbaas.client.own_pipeline import PickledPipeline
 from mbaas.client.rank_stream import RankStream
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
@@ -39,7 +40,7 @@ from mbaas.errors import ConfigError, FeedGoneError, StateError, shown
 from mbaas.samples.batch_transform import BatchTransform
 from mbaas.samples.fields import Arrays
 from mbaas.samples.order import Ids, generator
-from mbaas.wire.consumers import ConsumerName, ConsumerReport, Resumption, Start
+from mbaas.wire.consumers import ConsumerName, ConsumerReport, FeedInfo, Resumption, Start
 from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, EpochLedger
 
 FOR_RANKS = 2**32
@@ -104,7 +105,7 @@ class Loader:
         *,
         options: JoinOptions,
         find: Find,
-        again: Callable[[dict[str, Any]], Loader],
+        again: Callable[[dict[str, Any], Any], Loader],
     ) -> None:
         self._joined_at, self._born = time.perf_counter(), time.time_ns()
         make_converter(options.format, options.device, None)  # refuse an unknown format before joining
@@ -117,10 +118,10 @@ class Loader:
         self._wait_timeout_s = options.wait_timeout_s
         self._begins_now = options.start == "now"
         self._memory = RecycledMemory()  # shared by all epochs
-        self._info = feed_info(coordinator, name, options.wait_timeout_s)
-        check_names(self._info.spec, options.collate)
-        if options.columns is not None:
-            check_columns(options.columns, self._info.spec, options.collate)
+        self._pipeline = None if options.pipeline is None else PickledPipeline(options.pipeline)
+        self._next_pipeline: PickledPipeline | None = None  # for the next epoch
+        self._info = self._describe(coordinator, name, options.wait_timeout_s)
+        self._check_fields(self._info)
         self._batch_size = _checked_batch_size(options.batch_size, self._info.settings.batch_size, name.world_size)
 
         # totals for `report`
@@ -154,6 +155,16 @@ class Loader:
         period_s = min(HEARTBEAT_S, self._info.settings.timeouts.lease_s / 5)
         self._heartbeat = Heartbeat(self, Loader.flush, period_s=period_s, name=f"mbaas-heartbeat-{name}")
 
+    def _describe(self, coordinator: Any, name: ConsumerName, timeout_s: float) -> FeedInfo:
+        if self._pipeline is None:
+            return feed_info(coordinator, name, timeout_s)
+        return self._pipeline.register(coordinator, name, timeout_s)
+
+    def _check_fields(self, info: FeedInfo) -> None:
+        check_names(info.spec, self._collate)
+        if self._columns is not None:
+            check_columns(self._columns, info.spec, self._collate)
+
     def _join(self, start: Start, resumed: tuple[Resumption, int] | None = None) -> None:
         """Open a session, which ends any open session of the same name.
 
@@ -182,6 +193,7 @@ class Loader:
                     self._name,
                     sharding,
                     self._stats,
+                    pipeline=self._pipeline,
                     start=start,
                     wait_timeout_s=self._wait_timeout_s,
                     born=self._born,
@@ -199,6 +211,7 @@ class Loader:
             error,
             self._coordinator,
             find=self._find,
+            describe=self._describe,
             name=self._name,
             info=self._info,
             timeout_s=self._wait_timeout_s,
@@ -224,6 +237,8 @@ class Loader:
             self._rejoin(self._before_loop)
         elif self._has_begun and not self._peeked:
             self._leave_epoch()
+        if self._next_pipeline is not None and not self._progress.position:
+            self._change_pipeline(self._next_pipeline)
         self._before_loop, loop, epoch = self.state_dict(), self._loop, self.epoch
 
         def run() -> Iterator[Minibatch]:
@@ -265,6 +280,29 @@ class Loader:
         # Copied, because tensors may share the arrays' memory, and the loop must return the data unchanged.
         batch = converter.finish(converter.start({name: column.copy() for name, column in arrays.items()}))
         return self._shaped(batch, end)
+
+    def set_pipeline(self, pipeline: Any) -> None:
+        """Use another pipeline from the next epoch on, for schedules, Population Based Augmentation and the like.
+
+        The consumer keeps its position and its name. The ranks of a trial all call this with the same pipeline.
+
+        Args:
+            pipeline: an `mbaas.transforms.Pipeline` over the samples of the feed.
+
+        Raises:
+            ConfigError: it does not suit the feed's samples, engine or memory, or cannot be pickled.
+            BadSampleError: no sample can be prepared with it.
+        """
+        self._check_open()
+        given = PickledPipeline(pipeline)
+        self._check_fields(given.register(self._coordinator, self._name, self._wait_timeout_s))
+        self._next_pipeline = given
+
+    def _change_pipeline(self, pipeline: PickledPipeline) -> None:
+        state = self.state_dict()
+        self._pipeline, self._next_pipeline = pipeline, None
+        self._info = self._describe(self._coordinator, self._name, self._wait_timeout_s)
+        self._rejoin(state)
 
     def _peek(self) -> None:
         before, minibatches = self.state_dict(), self._minibatches()
@@ -513,7 +551,12 @@ class Loader:
 
     def _read(self, state: dict[str, Any]) -> tuple[SavedState, Start, tuple[Resumption, int] | None]:
         order = self._info.order
-        saved = read_state(state, order=order, fingerprint=self._info.fingerprint)
+        saved = read_state(
+            state,
+            order=order,
+            fingerprint=self._info.fingerprint,
+            any_pipeline=self._pipeline is not None,  # it was asked for
+        )
         if not saved.position:
             start = Start(saved.feed_epoch * order.blocks_per_epoch, flexible=True, now=self._begins_now)
             return saved, start, None
@@ -648,7 +691,8 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
-        return self._again, (self.state_dict(),)
+        pipeline = self._next_pipeline or self._pipeline
+        return self._again, (self.state_dict(), None if pipeline is None else pipeline.pipeline)
 
     def __copy__(self) -> NoReturn:
         raise StateError(

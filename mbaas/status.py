@@ -21,6 +21,9 @@ class ConsumerStatus:
         is_unassigned: True for a reservation that any new consumer may take, not only one with this name.
         trial: the trial that it is a rank of; its own name for a single consumer or a reservation.
         epoch, block: position of its cursor: feed epoch and block in it.
+        blocks_per_epoch: blocks in an epoch, which depend on its pipeline.
+        pipeline: the first digits of the fingerprint of its own pipeline; "" for the feed's.
+        difference: what differs from the feed's pipeline, as a clause; "" for the feed's.
         held_blocks: blocks delivered and not released.
         cohort: number of its cohort; consumers of one cohort go through the same blocks.
         apart: reason why it was split off from its cohort, or "".
@@ -35,6 +38,9 @@ class ConsumerStatus:
     trial: str
     epoch: int
     block: int
+    blocks_per_epoch: int
+    pipeline: str
+    difference: str
     held_blocks: int
     cohort: int
     apart: str

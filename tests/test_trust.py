@@ -23,6 +23,11 @@ JUSTIFIED = {
     ("mbaas/tools/bench/rows/__init__.py", "import_module"): "the rows of the benchmark, from a fixed table",
     ("mbaas/coordinator/recovery.py", "pickle"): "what the feed itself left in the cluster's key-value store",
     ("mbaas/coordinator/recovery.py", "cloudpickle"): "likewise: only written",
+    ("mbaas/coordinator/own_pipelines.py", "pickle"): "likewise",
+    (
+        "mbaas/prep/worker.py",
+        "pickle",
+    ): "a consumer's own pipeline: code that a user of the cluster brings, run in a prep worker only",
     (
         "mbaas/transforms/function.py",
         "cloudpickle",

@@ -22,7 +22,7 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.staging.keeping Keeping.could_free: free >= nbytes -> free > nbytes": (
         "the sum that follows gives the same answer, only slower"
     ),
-    "mbaas.core.staging.keeping Keeping._spans: len(cohort.active) < len(cohort.members) -> "
+    "mbaas.core.staging.keeping Keeping._spans_of: len(cohort.active) < len(cohort.members) -> "
     "len(cohort.active) <= len(cohort.members)": "if all members are active, none rests",
     "mbaas.core.cluster.supervisor Supervisor.__init__: 0 -> 1": _GROWS,
     "mbaas.core.cluster.supervisor Supervisor.__init__: 0 -> -1": _GROWS,

@@ -156,7 +156,7 @@ class WatchedTrial:
             self._handle,
             ConsumerName(consumer),
             find=_nobody,
-            again=lambda state: mbaas.join(feed, consumer, state=state),
+            again=lambda state, pipeline: mbaas.join(feed, consumer, state=state, pipeline=pipeline),
             options=JoinOptions(format="numpy", wait_timeout_s=ANSWER_S),
         )
         self._batches: Iterator[Any] = itertools.chain.from_iterable(self._loader for _ in itertools.count())

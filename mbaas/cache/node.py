@@ -279,7 +279,7 @@ class CacheNode:
                 rows = await self._complete(request)
                 if rows is None:
                     rows = self._planner.locate(request)
-                    epoch = self._order.chance_epoch(request.block, request.shuffle)
+                    epoch = self._placements.chance_epoch(request)
                     self._meter.count(epoch, EpochCounts(fetched=rows.counts))
                 yield rows
             finally:

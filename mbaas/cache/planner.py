@@ -107,8 +107,8 @@ class Planner:
         for load in plan.loads:
             self.ahead.release(load.slab)
         # Only the node's own parts are read ahead. Others are fetched here only while their home node is gone.
-        if self.ahead.budget_bytes and request == self.placements.own(request.block, request.shuffle):
-            self.ahead.follow(request.block, request.shuffle)
+        if self.ahead.budget_bytes and self.placements.is_own(request) and not request.is_encoded:
+            self.ahead.follow(request.block, request.shuffle, request.block_samples)
         return loads
 
     def awaited(self, request: PartRequest) -> set[int]:
@@ -122,7 +122,7 @@ class Planner:
     def retry_awaited(self, request: PartRequest) -> list[Load]:
         """Reschedule samples that this part expected from another part's slab and that could not be read there."""
         plan = self._plans[request]
-        return self._read(plan, np.flatnonzero(plan.hit & self._absent(plan.sample_ids)))
+        return self._read(plan, np.flatnonzero(plan.hit & self._unusable(request, plan.sample_ids)))
 
     def locate(self, request: PartRequest) -> RowLocations:
         """Return the locations of a part's rows, once `awaited` is empty. Raises the error of a slab that failed."""
@@ -176,7 +176,7 @@ class Planner:
             plan.failure = failure
             if not plan.fetches:
                 # No fetch has received the failure, and it may be temporary. A later fetch of the block starts afresh.
-                self.ahead.retreat(plan.request.block)
+                self.ahead.retreat(plan.request.block, plan.request.block_samples)
                 self._forget(plan)
 
     # ---- read-ahead ----
@@ -210,20 +210,21 @@ class Planner:
         return [(len(ids), ids[self._absent(ids)]) for ids in parts]
 
     def _own_ahead(self, sequence: FetchSequence, block: int) -> PartRequest:
-        shuffle, epochs = sequence.shuffle, self._order.epoch_of(block) - self._order.epoch_of(sequence.head)
+        order = self.placements.order(sequence.block_samples)
+        shuffle, epochs = sequence.shuffle, order.epoch_of(block) - order.epoch_of(sequence.head)
         if shuffle is not None and epochs:
             # The next epoch's shuffle is decided when it begins. The guess assumes that no consumer joins or leaves; a
             # wrong guess costs a few useless reads.
             shuffle = shuffle.after(shuffle.epoch + epochs, shuffle.cuts)
-        return self.placements.own(block, shuffle)
+        return self.placements.own(block, shuffle, sequence.block_samples)
 
     def _expected(self, request: PartRequest) -> bool:
         """Return whether read-ahead for a part is still valid: placement and shuffle are as predicted."""
         block = request.block
-        return request == self.placements.own(block, request.shuffle) and any(
+        return self.placements.is_own(request) and any(
             block <= sequence.head or request == self._own_ahead(sequence, block)
             for sequence in self.ahead.sequences
-            if sequence.covers(block)
+            if sequence.covers(block, request.block_samples)
         )
 
     # ---- samples that move between nodes ----
@@ -406,14 +407,14 @@ class Planner:
         self._promise(plan)
         loads = self._read(plan, np.arange(len(ids)), ahead=ahead)
         for load in loads if ahead else ():
-            self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes)
+            self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes, block_samples=request.block_samples)
         return loads
 
     def _promise(self, plan: PartPlan) -> None:
         request, ids = plan.request, plan.sample_ids
         if not self.tier.free_bytes + self.tier.disk_free_bytes:
             return
-        if request != self.placements.own(request.block, request.shuffle):
+        if request.is_encoded or not self.placements.is_own(request):
             return  # samples of other nodes' parts are not cached here
         if self.tier.promised(request)[0]:
             return
@@ -432,7 +433,7 @@ class Planner:
 
     def _read(self, plan: PartPlan, rows: NDArray[np.int64], *, ahead: bool = False) -> list[Load]:
         """Plan reads for the rows of a part that are not hits: source, form, and whether to cache each one."""
-        missing = rows[self._absent(plan.sample_ids[rows])]
+        missing = rows[self._unusable(plan.request, plan.sample_ids[rows])]
         if not len(missing):
             return []
         if ahead:
@@ -441,6 +442,8 @@ class Planner:
         found, admits, lent = self._sources(plan.request, ids)
         # Samples of this part that a worker will hand in are cached encoded until then, space permitting. Samples that
         # another part's worker will hand in are not cached for this part as well.
+        if plan.request.is_encoded:  # also samples that are cached, decoded
+            admits &= self._absent(ids)
         interim = self.tier.expects(ids)
         own = member_mask(ids, self.tier.for_memory(plan.request))
         keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
@@ -457,6 +460,9 @@ class Planner:
         """Find the sources of missing samples; also return which to cache here and which are lent: bool[n] each."""
         # Only samples with their home here: any others would displace samples that all nodes expect on this one.
         admits = self.placements.admits(ids)
+        if request.is_encoded:  # other nodes may have them decoded
+            nobody, nothing = np.full(len(ids), -1, np.int64), np.zeros(len(ids), np.bool_)
+            return _Sources(ids, self.lengths(ids), nobody, nothing), admits, nothing
         # Another node hands over only samples whose home is here now. It keeps the rest for their own home nodes.
         holders = np.where(admits, self.placements.former_holders(ids), -1)
         lenders = np.where(admits, -1, self.placements.lenders(request, ids))
@@ -517,7 +523,7 @@ class Planner:
             load = Load(
                 slab=number if keep[first] else -number,
                 request=request,
-                epoch=self._order.chance_epoch(request.block, request.shuffle) if request is not None else None,
+                epoch=self.placements.chance_epoch(request) if request is not None else None,
                 peer=name(holder) if holder >= 0 else None,
                 rows=rows[chosen],
                 sample_ids=found.sample_ids[chosen],
@@ -531,7 +537,7 @@ class Planner:
         return loads
 
     def _decoded_bytes(self, request: PartRequest) -> int:
-        if not self.tier.free_bytes or request != self.placements.own(request.block, request.shuffle):
+        if not self.tier.free_bytes or request.is_encoded or not self.placements.is_own(request):
             return 0
         ids = self.placements.stored(request)
         # The same choice as in `_promise`, so nothing is evicted for samples that cannot be cached decoded.
@@ -582,6 +588,11 @@ class Planner:
         if self._awaited_in:  # otherwise without a copy of the uncached samples
             absent[absent] = ~member_mask(sample_ids[absent], self._awaited_in)
         return absent
+
+    def _unusable(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
+        """Return which samples must be read for a part: bool[n]."""
+        absent = self._absent(sample_ids)
+        return absent | self.directory.lookup(sample_ids)["decoded"] if request.is_encoded else absent
 
     def _missing_bytes(self, request: PartRequest) -> int:
         ids = self.placements.stored(request)

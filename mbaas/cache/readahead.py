@@ -7,6 +7,7 @@ several *sequences* of fetches and divides its budget between them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mbaas.errors import ConfigError
 from mbaas.samples.order import Shuffle
@@ -32,14 +33,22 @@ class FetchSequence:
     frontier: int  # the next block to examine; each block in (head, frontier) is scheduled or needs no read
     last_fetch: int  # number of its newest fetch, counted over all sequences
     shuffle: Shuffle | None = None  # shuffle of the head's epoch
+    block_samples: int = 0  # samples in a block, as in `PartRequest`
 
-    def covers(self, block: int) -> bool:
+    def covers(self, block: int, block_samples: int = 0) -> bool:
         """Return whether this sequence scheduled the block and may still fetch it."""
-        return self.head - SLACK_BLOCKS <= block < self.frontier
+        return block_samples == self.block_samples and self.head - SLACK_BLOCKS <= block < self.frontier
 
-    def owns_fetch(self, block: int) -> bool:
+    def owns_fetch(self, block: int, block_samples: int = 0) -> bool:
         """Return whether a fetch of the block may belong to this sequence: near its fetched or scheduled blocks."""
-        return self.head - SLACK_BLOCKS <= block < self.frontier + SLACK_BLOCKS
+        is_near = self.head - SLACK_BLOCKS <= block < self.frontier + SLACK_BLOCKS
+        return is_near and block_samples == self.block_samples
+
+
+class _Held(NamedTuple):
+    block: int
+    block_samples: int
+    nbytes: int
 
 
 class ReadAhead:
@@ -53,14 +62,15 @@ class ReadAhead:
         self.sequences: list[FetchSequence] = []  # most recently fetched first; at most MAX_SEQUENCES
         self.used_bytes = 0  # total of all held slabs, in [0, budget_bytes]
         self._fetches = 0
-        self._held: dict[int, tuple[int, int]] = {}  # slab -> (block, bytes); adds up to used_bytes
+        self._held: dict[int, _Held] = {}  # by slab; their bytes add up to used_bytes
 
-    def follow(self, block: int, shuffle: Shuffle | None = None) -> None:
+    def follow(self, block: int, shuffle: Shuffle | None = None, block_samples: int = 0) -> None:
         """Record a fetch of `block`, in an epoch with this shuffle."""
         self._fetches += 1
-        owners = [sequence for sequence in self.sequences if sequence.owns_fetch(block)]
+        owners = [sequence for sequence in self.sequences if sequence.owns_fetch(block, block_samples)]
         # If sequences overlap, take the one whose next step this fetch is.
-        own = min(owners, key=lambda sequence: abs(block - sequence.head - 1), default=FetchSequence(block, block, 0))
+        new = FetchSequence(block, block, 0, block_samples=block_samples)
+        own = min(owners, key=lambda sequence: abs(block - sequence.head - 1), default=new)
         if block >= own.head:
             own.head, own.shuffle = block, shuffle
         own.frontier = max(own.frontier, block + 1)
@@ -68,16 +78,16 @@ class ReadAhead:
         others = [each for each in self.sequences if each is not own and self._fetches - each.last_fetch < IDLE_FETCHES]
         self.sequences = [own, *others][:MAX_SEQUENCES]  # beyond the limit, the longest idle sequence is dropped
 
-    def retreat(self, block: int) -> None:
+    def retreat(self, block: int, block_samples: int = 0) -> None:
         """Move frontiers back to `block`, which was scheduled ahead and could not be read."""
         for sequence in self.sequences:
-            if sequence.head < block < sequence.frontier:
+            if sequence.head < block and sequence.covers(block, block_samples):
                 sequence.frontier = block
 
     def fits(self, sequence: FetchSequence, nbytes: int) -> bool:
         """Return whether ``nbytes`` more fit into the budget and the sequence's share of the depth."""
         # The first block only has to fit the budget: one larger than the share would otherwise never be read ahead.
-        own = sum(size for block, size in self._held.values() if sequence.covers(block))
+        own = sum(held.nbytes for held in self._held.values() if sequence.covers(held.block, held.block_samples))
         part = self.depth_bytes // len(self.sequences)
         return self.used_bytes + nbytes <= self.budget_bytes and (own == 0 or own + nbytes <= part)
 
@@ -85,17 +95,18 @@ class ReadAhead:
         """Set the depth in bytes, clipped to the budget."""
         self.depth_bytes = max(0, min(depth_bytes, self.budget_bytes))
 
-    def hold(self, slab: int, *, block: int, nbytes: int) -> None:
-        self._held[slab] = (block, nbytes)
+    def hold(self, slab: int, *, block: int, nbytes: int, block_samples: int = 0) -> None:
+        self._held[slab] = _Held(block, block_samples, nbytes)
         self.used_bytes += nbytes
 
     def release(self, slab: int) -> None:
         """Stop charging a slab that was requested, dropped or cached. No effect if it is not held."""
-        self.used_bytes -= self._held.pop(slab, (0, 0))[1]
+        held = self._held.pop(slab, None)
+        self.used_bytes -= 0 if held is None else held.nbytes
 
     def held_slabs(self) -> dict[int, int]:
         """Return slab -> bytes of the held slabs."""
-        return {slab: nbytes for slab, (_, nbytes) in self._held.items()}
+        return {slab: held.nbytes for slab, held in self._held.items()}
 
     def validate(self) -> None:
         """Raise AssertionError if a sum or a sequence is wrong."""

@@ -239,7 +239,7 @@ class PartPlan:
     def locate(self, kept: Locations) -> RowLocations:
         """Return the final locations of all rows, given their entries in the directory."""
         # Rows read for this part. Hits are in the directory, and so are samples handed in decoded since the read.
-        own = ~self.hit & (self.decoded | ~kept["decoded"])
+        own = ~self.hit & (self.decoded | ~kept["decoded"] | self.request.is_encoded)
         slab = np.where(own, self.slab, kept["slab"])
         offset = np.where(own, self.offset, kept["offset"])
         length = np.where(own, self.lengths, kept["length"])

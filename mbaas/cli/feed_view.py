@@ -282,17 +282,21 @@ def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     ]
     # Most feeds have one cohort, so the column is useless; if all blocks are kept, each consumer has its own.
     cohorts = not status.keeps_all and len({consumer.cohort for consumer in status.consumers}) > 1
-    table = consumer_table([*headings, *([">cohort"] if cohorts else [])], status, shown)
+    table = consumer_table([*headings, *([">cohort"] if cohorts else [])], shown)
     rest = len(status.consumers) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
     lines += [Text.assemble((m.name, "bold"), (" split off: ", "dim"), m.apart) for m in shown if cohorts and m.apart]
+    lines += [
+        Text.assemble((m.name, "bold"), (f" has pipeline {m.pipeline}: ", "dim"), m.difference)
+        for m in shown
+        if m.pipeline
+    ]
     return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 
 def consumer_table(
     headings: Sequence[str],
-    status: FeedStatus,
     consumers: Iterable[ConsumerStatus],
     reports: Mapping[str, ConsumerReport] = MappingProxyType({}),
 ) -> Table:
@@ -301,10 +305,10 @@ def consumer_table(
     Args:
         reports: totals of consumers by their names, instead of those since they joined.
     """
-    return _table(headings, (_cells(status, each, reports.get(each.name, each.report)) for each in consumers))
+    return _table(headings, (_cells(each, reports.get(each.name, each.report)) for each in consumers))
 
 
-def _cells(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport) -> dict[str, Cell]:
+def _cells(consumer: ConsumerStatus, report: ConsumerReport) -> dict[str, Cell]:
     busy_s = report.wait_s + report.step_s
     stalls_s = report.prep_stall_s, report.fetch_stall_s, report.peer_stall_s
     prep, fetch, peer = (percent(part_s / busy_s) if busy_s else "-" for part_s in stalls_s)
@@ -313,8 +317,8 @@ def _cells(status: FeedStatus, consumer: ConsumerStatus, report: ConsumerReport)
         "consumer": (consumer.name, "bold"),
         "state": (consumer.state, STATE_STYLES.get(consumer.state, "")),
         "epoch": consumer.epoch,
-        "block": f"{consumer.block}/{status.blocks_per_epoch}",
-        "done": percent(consumer.block / status.blocks_per_epoch),
+        "block": f"{consumer.block}/{consumer.blocks_per_epoch}",
+        "done": percent(consumer.block / consumer.blocks_per_epoch),
         "held": consumer.held_blocks,
         "samples": count(report.samples),
         "samples/s": count(report.samples / busy_s) if busy_s else "-",

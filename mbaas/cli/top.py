@@ -153,7 +153,7 @@ def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: 
     by_stall = sorted(status.consumers, key=lambda consumer: -reports[consumer.name].stall_share)
     kept = {consumer.name for consumer in by_stall[:most]}
     shown = [consumer for consumer in status.consumers if consumer.name in kept]
-    table = consumer_table(COLUMNS, status, shown, reports)
+    table = consumer_table(COLUMNS, shown, reports)
     table.expand = True
     table.columns[-1].ratio = 1  # it takes the rest of the line, so that a long reason does not squeeze the names
     rest = len(status.consumers) - len(kept)

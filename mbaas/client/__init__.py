@@ -2,6 +2,7 @@
 
 ==============  ========================================================================================================
 `join`          a consumer's options, and its search for a restarted feed
+`own_pipeline`  a pipeline that a consumer brings
 `position`      a consumer's position: received, held, requested next; pure
 `stream`        the blocks of a feed, in order: makes the calls that `position` decides, and reads the blocks
 `rank_stream`   the blocks of a rank, in order, and agreement with the other ranks about beginnings and plans

@@ -26,6 +26,10 @@ Find = Callable[[FeedGoneError], Any]
 """Finds a feed's coordinator. Returns None before it has been restarted, and raises if it will not be."""
 
 
+Describe = Callable[[Any, ConsumerName, float], FeedInfo]
+"""Returns the description of a feed for a consumer, from its coordinator, within a time in seconds; see `feed_info`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JoinOptions:
     """Options of a consumer, the same for `mbaas.join` and `tune_integration.get_loader`."""
@@ -45,6 +49,11 @@ class JoinOptions:
     values concatenated, and ``NAME_bounds`` int64[n + 1], so that sample i has the values from bounds[i] to bounds[i +
     1]. Padded images of different sizes have zeros to the right and below, and ``image_size`` int64[n, 2]. Packed
     images are pixels [total, 3], also with ``image_size``. Masks are batched like their images."""
+
+    pipeline: Any = None
+    """This consumer's own `mbaas.transforms.Pipeline`, over the same samples. The order of samples is the feed's, and
+    consumers with equal pipelines share their minibatches; reading, caching and what pipelines have in common at their
+    beginning is shared by all. See `mbaas.Loader.set_pipeline` to change it between epochs. Default: the feed's."""
 
     columns: Mapping[str, str] | None = None
     """Key in minibatches -> field, as a model wants them: ``{"pixel_values": "image", "labels": "label"}``. All other
@@ -127,7 +136,14 @@ def feed_info(coordinator: Any, name: ConsumerName, timeout_s: float) -> FeedInf
 
 
 def await_feed_restart(
-    error: FeedGoneError, coordinator: Any, *, find: Find, name: ConsumerName, info: FeedInfo, timeout_s: float
+    error: FeedGoneError,
+    coordinator: Any,
+    *,
+    find: Find,
+    describe: Describe,
+    name: ConsumerName,
+    info: FeedInfo,
+    timeout_s: float,
 ) -> tuple[Any, FeedInfo]:
     """Wait for the restart of a feed whose coordinator is gone. Return its new coordinator and description.
 
@@ -140,7 +156,7 @@ def await_feed_restart(
         found = find(error)
         if found is not None and found._actor_id != coordinator._actor_id:
             with contextlib.suppress(FeedGoneError):  # it did not start; another one may
-                successor = feed_info(found, name, end - time.monotonic())
+                successor = describe(found, name, end - time.monotonic())
                 _check_same(info, successor, name)
                 _log.warning("feed %r was restarted, consumer %r continues", feed, str(name))
                 return found, successor

@@ -131,6 +131,8 @@ class RankStream(Stream):
             floats=not start.is_exact,
             aside=self.aside,
             due=start.block if start.flexible else None,
+            pipeline="" if self._pipeline is None else self.info.pipeline,
+            blocks_per_epoch=self.info.order.blocks_per_epoch,
         )
         self._call_patiently("enlist_rank", encoding.encode(self._report), end - time.monotonic(), "joins")
 
@@ -165,10 +167,10 @@ class RankStream(Stream):
                 cursor = self.cursor
                 self.rejoin(Start(cursor, flexible=True) if report.floats else self.start_at(cursor))
             elif orders.others and waited_s >= left_over_s:
-                rank, size = min(orders.others.items())
+                rank, what = min(orders.others.items())
                 raise ConfigError(
-                    f"all ranks of trial {report.name.trial!r} must have the same batch_size, rank {report.rank} has "
-                    f"{report.batch_size} and rank {rank} has {size}"
+                    f"all ranks of trial {report.name.trial!r} must have the same batch_size and pipeline, rank "
+                    f"{report.rank} has batch_size {report.batch_size} and rank {rank} has {what}"
                 )
             elif orders.ahead and waited_s >= left_over_s:
                 ranks = ", ".join(map(str, orders.ahead))

@@ -108,8 +108,10 @@ def _reader() -> TypeAdapter[SavedState]:
     return TypeAdapter(SavedState)
 
 
-def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedState:
+def read_state(state: object, *, order: SampleOrder, fingerprint: str, any_pipeline: bool = False) -> SavedState:
     """Validate a loader's state for the feed with this order and fingerprint.
+
+    With ``any_pipeline``, it may have been saved with another pipeline.
 
     Raises:
         StateError: the state is invalid or belongs to another feed; the message shows the actual and the allowed value.
@@ -120,13 +122,25 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str) -> SavedS
     if type(version) is not int or version != STATE_VERSION:
         raise StateError(f"loader state must have version {STATE_VERSION}, got {shown(version)}")
     saved = _of_types(state)
-    if saved.fingerprint != fingerprint:
+    is_of_same_order = _without_pipeline(saved.fingerprint) == _without_pipeline(fingerprint)
+    if saved.fingerprint != fingerprint and is_of_same_order and not any_pipeline:
+        raise StateError(
+            "the state belongs to another pipeline of the same dataset, seed and order: its fingerprint is "
+            f"{saved.fingerprint}, the feed's is {fingerprint}; join with pipeline=... to continue with another one"
+        )
+    if not is_of_same_order:
         raise StateError(
             "the state belongs to another dataset, pipeline, seed or order: its fingerprint is "
             f"{saved.fingerprint}, the feed's is {fingerprint}"
         )
     _check_together(saved, order.num_samples)
     return saved
+
+
+def _without_pipeline(fingerprint: str) -> tuple[str, ...]:
+    # See `FeedCoordinator._fingerprint`.
+    dataset, *others = fingerprint.split("-")
+    return dataset, *others[1:]
 
 
 def levels_of(shuffle: Shuffle | None) -> list[list[Any]]:

@@ -35,6 +35,7 @@ from mbaas.calls.client import (
     call_patiently,
 )
 from mbaas.client.batches import BlockView
+from mbaas.client.own_pipeline import PickledPipeline
 from mbaas.client.part_fetch import FetchPlan, PartFetch, unreadable_parts
 from mbaas.client.position import Position
 from mbaas.client.sharding import RankSharding
@@ -133,6 +134,7 @@ class Stream(Position[ReceivedBlock]):
     Args:
         sharding: this object renumbers its blocks when it joins again. The caller does so after the first join.
         stats: counts waits and reads.
+        pipeline: the consumer's own pipeline; None for the feed's.
         wait_timeout_s: longest wait without progress of the feed, in seconds.
         born: creation time of its loader, Unix time in nanoseconds.
     """
@@ -144,13 +146,14 @@ class Stream(Position[ReceivedBlock]):
         sharding: RankSharding,
         stats: StreamStats,
         *,
+        pipeline: PickledPipeline | None = None,
         start: Start,
         wait_timeout_s: float,
         born: int,
     ) -> None:
         super().__init__(WANTED_BLOCKS)
         self._coordinator, self._name, self._wait_timeout_s = coordinator, name, wait_timeout_s
-        self._sharding, self._stats = sharding, stats
+        self._sharding, self._stats, self._pipeline = sharding, stats, pipeline
         self._born, self.consumer, self.moves = born, str(name), name.world_size == 1
         self.node: str = ray.get_runtime_context().get_node_id()
         self._calls = BlockCalls(coordinator, f"consumer {self.consumer!r} asks for blocks")
@@ -167,7 +170,11 @@ class Stream(Position[ReceivedBlock]):
         self._renumber = sharding.renumber
 
     def _join(self, start: Start, timeout_s: float) -> None:
-        request = encoding.encode(wire.JoinRequest(self._name, start, self.node, self._born))
+        fingerprint = ""
+        if self._pipeline is not None:  # again each time: a feed forgets pipelines that nobody has used for a while
+            self._pipeline.register(self._coordinator, self._name, timeout_s)
+            fingerprint = self._pipeline.fingerprint
+        request = encoding.encode(wire.JoinRequest(self._name, start, self.node, self._born, fingerprint))
         admission: wire.Admission = self._call_patiently("join", request, timeout_s, "joins")
         self.number, self.info = admission.session, admission.info
         order = self.info.order
@@ -405,7 +412,8 @@ class Stream(Position[ReceivedBlock]):
 
     def _is_given_up(self, block: DeliveredBlock) -> bool:
         """Return whether a part of the block is gone. The coordinator detects this sooner than Ray reports it."""
-        ref = self._coordinator.is_given_up.remote(encoding.encode(_parts_of(block, block.parts)))
+        asked = wire.PartsCall(self.consumer, self.number, _parts_of(block, block.parts))
+        ref = self._coordinator.is_given_up.remote(encoding.encode(asked))
         try:
             what = f"consumer {self.consumer!r} asks after block {block.number}"
             return bool(call(ref, self._wait_timeout_s + ANSWER_S, what))

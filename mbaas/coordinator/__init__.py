@@ -5,6 +5,7 @@
 `coordinator`     runs a feed
 `consumer_api`    calls of consumers
 `service`         the shell around the staging core
+`own_pipelines`   pipelines that consumers bring
 `opening`         starts the workers of a new feed, or finds those of an earlier coordinator
 `supervision`     the shell around the supervisor: turns its instructions into calls
 `worker_pool`     starts, briefs and ends prep workers
@@ -15,7 +16,6 @@
 `thread_tuning`   splits the threads of each node between fetch and prep
 `recovery`        state that a coordinator leaves to its successor
 `written_epochs`  shuffles of epochs and plans of ranks, stored before any consumer gets a block
-`store`           the cluster's key-value store, by feed and name
 `served_by`       the program that serves a feed
 `kept_claims`     resources claimed by each feed, and the lock under which programs divide them
 `background`      background tasks; handling of internal errors

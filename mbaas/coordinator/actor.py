@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 CALLS = (
+    "add_pipeline",
     "announce",
     "ask",
     "claims",
@@ -26,6 +27,7 @@ CALLS = (
     "leave",
     "ledgers",
     "lent_worker_gone",
+    "pipeline_info",
     "placement_update",
     "rank_orders",
     "relaying",

@@ -14,8 +14,16 @@ from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.service import ConsumerService
 from mbaas.core.staging import calls
 from mbaas.core.staging import events as ev
-from mbaas.wire.blocks import UnreadablePart
-from mbaas.wire.consumers import Admission, BlockCall, ConsumerReport, Delivery, JoinRequest
+from mbaas.core.staging.streams import in_core
+from mbaas.wire.consumers import (
+    Admission,
+    BlockCall,
+    ConsumerReport,
+    Delivery,
+    FeedInfo,
+    JoinRequest,
+    PartsCall,
+)
 
 RELAY_S = 2.0
 """Timeout for an actor to report the socket address of its relay, in seconds."""
@@ -49,6 +57,19 @@ class ConsumerApi(abc.ABC):
         request = encoding.decoded(call, JoinRequest)
         return (await self._until_open()).join(request)
 
+    async def pipeline_info(self, fingerprint: str) -> FeedInfo | None:
+        """Return the description of the feed for consumers with a pipeline; None if the feed does not know it."""
+        return (await self._until_open()).pipeline_info(calls.name(fingerprint))
+
+    async def add_pipeline(self, fingerprint: str, payload: bytes) -> FeedInfo:
+        """Add a pipeline that a consumer brings, pickled; return the description of the feed with it.
+
+        Raises:
+            ConfigError: it does not suit the feed's samples, engine or memory.
+            BadSampleError: no sample can be prepared with it.
+        """
+        return await (await self._until_open()).add_pipeline(calls.name(fingerprint), payload)
+
     async def ask(self, call: bytes) -> Delivery:
         """Answer a `BlockCall` that arrived through Ray; the answer may offer a socket for further calls."""
         asked = encoding.decoded(call, BlockCall)
@@ -62,9 +83,10 @@ class ConsumerApi(abc.ABC):
     async def _deliver(self, asked: BlockCall) -> Delivery:
         """Wait until at least one block at or after a consumer's cursor is staged."""
         service = await self._until_open()
-        calls.within_reach("cursor", asked.ask.cursor, service.core.out_of_reach)
+        stream = service.stream_of(asked.ask.consumer, asked.ask.session)
+        calls.within_reach("cursor", asked.ask.cursor, service.core.out_of_reach(stream.number))
         for part in asked.unreadable:
-            service.part_unreadable(part)
+            service.part_unreadable(in_core(part, stream))
         return await service.ask(asked.ask, asked.poll_s)
 
     async def _socket_on(self, node: str, consumers: int) -> str | None:
@@ -89,14 +111,16 @@ class ConsumerApi(abc.ABC):
         """Take back blocks, by a `HandBack`, until the consumer requests them again."""
         event = encoding.decoded(call, ev.HandBack)
         service = await self._until_open()
-        calls.within_reach("cursor", event.cursor, service.core.out_of_reach)
-        service.send(event)
+        stream = service.stream_of(event.consumer, event.session)
+        calls.within_reach("cursor", event.cursor, service.core.out_of_reach(stream.number))
+        service.send(in_core(event, stream))
 
     async def is_given_up(self, call: bytes) -> bool:
-        """Return whether any of the parts, tuple[`UnreadablePart`, ...], has been replaced in its block."""
-        parts = encoding.decoded(call, tuple[UnreadablePart, ...])
+        """Return whether any of the parts of a `PartsCall` has been replaced in its block."""
+        asked = encoding.decoded(call, PartsCall)
         service = await self._until_open()
-        return not all(service.core.window.has(part.block, part.part, part.task) for part in parts)
+        stream, window = service.stream_of(asked.consumer, asked.session), service.core.window
+        return not all(window.has(stream.first + part.block, part.part, part.task) for part in asked.parts)
 
     async def heartbeat(self, call: bytes, report: bytes) -> bool:
         """Renew a consumer's lease, by a `Heartbeat` and a `ConsumerReport`.
@@ -107,7 +131,7 @@ class ConsumerApi(abc.ABC):
         event, news = encoding.decoded(call, ev.Heartbeat), encoding.decoded(report, ConsumerReport)
         service = await self._until_open()
         self._take_report(event.consumer, news)
-        answer = service.send(event)
+        answer = service.send(service.in_core(event))
         await self._until_kept(news)
         return not any(isinstance(i, ev.Refuse) and i.consumer == event.consumer for i in answer)
 

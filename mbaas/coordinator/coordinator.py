@@ -25,6 +25,7 @@ from mbaas.coordinator.consumer_api import ConsumerApi
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lending import LendingClient, worker_kind
 from mbaas.coordinator.opening import Opening, adopt, prepare
+from mbaas.coordinator.own_pipelines import OwnPipelines
 from mbaas.coordinator.peer_feeds import Offer, Shared
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.status_report import metric_values, snapshot
@@ -38,7 +39,7 @@ from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.ranks import RankTable
 from mbaas.core.staging import calls
 from mbaas.core.staging import events as ev
-from mbaas.core.story import block_number
+from mbaas.core.staging.streams import block_number
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
 from mbaas.model.costs import LoadingCosts
@@ -175,6 +176,14 @@ class FeedCoordinator(ConsumerApi):
             class_names=dataset.class_names,
             categories={field.name: field.categories for field in dataset.fields if field.categories},
             engine=self._engine,
+            pipeline=self._pipeline.fingerprint,
+        )
+        pipelines = OwnPipelines(
+            info,
+            self._settings,
+            layout,
+            look_at=lambda payload: self._workers.look_at(supervision.caches.dataset_ref, payload),
+            nodes=lambda: len(self._workers.per_node()),
         )
         # Consumers of a predecessor, or of an earlier program that served this feed, may have seen part of each epoch
         # that was begun. New consumers therefore start in the epoch after those.
@@ -182,6 +191,7 @@ class FeedCoordinator(ConsumerApi):
         service = ConsumerService(
             info,
             layout,
+            pipelines=pipelines,
             placements=supervision.caches.placements,
             worker_of=supervision.worker,
             report=supervision.handle,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 from mbaas.base.units import percent, seconds
 from mbaas.core.ledgers import LedgerBook
+from mbaas.core.staging.streams import FEED_STREAM, stream_number
 from mbaas.model.costs import LoadingCosts
 from mbaas.samples.order import SampleOrder
 from mbaas.status import SkippedSample
@@ -126,8 +128,8 @@ class Counters:
         """Add a line with the time to the log of decisions."""
         self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
-    def finished(self, worker: str, meta: BlockMeta, order: SampleOrder) -> None:
-        """Count a part prepared by a worker."""
+    def finished(self, worker: str, block: int, meta: BlockMeta, order: SampleOrder) -> None:
+        """Count a part of a block prepared by a worker; ``order`` is in blocks of its pipeline."""
         first, end = order.span(meta.block)
         self.parts += 1
         add(self.worker_samples, worker, meta.samples)
@@ -141,18 +143,18 @@ class Counters:
         self.prep_s += meta.prep_s
         self.fetched += meta.fetched
         # The sum of rows detects a repeated part: a block's parts divide its rows.
-        rows = self.rows_made.get(meta.block, 0) + meta.rows
-        self.rows_made[meta.block] = rows
+        rows = self.rows_made.get(block, 0) + meta.rows
+        self.rows_made[block] = rows
         again = rows > end - first
         self.remade += again
         # Bad samples of a repeated part were counted before.
         if not again:
-            self._leave_out(meta, order)
+            self._leave_out(block, meta, order)
 
-    def _leave_out(self, meta: BlockMeta, order: SampleOrder) -> None:
+    def _leave_out(self, block: int, meta: BlockMeta, order: SampleOrder) -> None:
         if not meta.bad:
             return
-        self._left_out[meta.block] = (*self.left_out(meta.block), *meta.bad)
+        self._left_out[block] = (*self.left_out(block), *meta.bad)
         self.skipped_total += len(meta.bad)
         epoch = meta.epoch
         for bad in meta.bad:
@@ -172,11 +174,16 @@ class Counters:
                 f"{bad.uri}: {bad.reason}"
             )
 
-    def forget_below(self, block: int) -> None:
-        """Drop the counts of blocks below ``block``, which will not be prepared again."""
+    def forget_below(self, lowest: Callable[[], Mapping[int, int]]) -> None:
+        """Drop the counts of blocks that will not be prepared again; ``lowest`` returns each stream's lowest block."""
         if len(self.rows_made) > KEPT_BLOCKS:
-            self.rows_made = {b: n for b, n in self.rows_made.items() if b >= block}
-            self._left_out = {b: ids for b, ids in self._left_out.items() if b >= block}
+            least = {FEED_STREAM: 0, **lowest()}
+
+            def may_come(block: int) -> bool:
+                return block >= least.get(stream_number(block), math.inf)
+
+            self.rows_made = {block: rows for block, rows in self.rows_made.items() if may_come(block)}
+            self._left_out = {block: ids for block, ids in self._left_out.items() if may_come(block)}
 
     def forget(self, block: int) -> None:
         """Drop the bad samples of a block that is prepared again: those that are still bad are counted again."""

@@ -16,9 +16,8 @@ from dataclasses import asdict
 
 from ray.experimental import internal_kv
 
-from mbaas.coordinator import store
 from mbaas.memory.budgets import MemoryClaim
-from mbaas.ray_cluster import actor_names
+from mbaas.ray_cluster import actor_names, store
 from mbaas.wire.consumers import Claims
 
 LEASE_S = 10.0

@@ -15,10 +15,11 @@ from typing import Any
 import pyarrow as pa
 from ray import cloudpickle
 
-from mbaas.coordinator import kept_claims, store, written_epochs
+from mbaas.coordinator import kept_claims, own_pipelines, written_epochs
 from mbaas.coordinator.served_by import forget_server
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
+from mbaas.ray_cluster import store
 
 MAX_PACKED_BYTES = 256 << 20
 """Largest packed size of a stored dataset. The store is in the memory of the cluster's head.
@@ -95,6 +96,7 @@ def forget(feed: str) -> None:
     """Delete everything stored for a feed."""
     written_epochs.forget(feed)
     forget_ledgers(feed)
+    own_pipelines.forget_all(feed)
     kept_claims.forget(feed)
     forget_server(feed)
     _forget_pieces(feed, 0, _pieces(feed))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from mbaas.coordinator import store
 from mbaas.errors import ConfigError
+from mbaas.ray_cluster import store
 from mbaas.wire import protocol
 
 

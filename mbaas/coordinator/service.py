@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from msgspec import Struct
@@ -21,6 +21,7 @@ from mbaas.calls.server import Spawn
 from mbaas.coordinator.asking import answer_or_none
 from mbaas.coordinator.background import Driver, InternalErrors
 from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.own_pipelines import OwnPipelines
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.coordinator.written_epochs import EpochWriter
 from mbaas.core.cluster import events as cluster
@@ -28,7 +29,8 @@ from mbaas.core.layout import Layout
 from mbaas.core.staging import calls
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.slot_use import SlotUse
-from mbaas.core.staging.state import StagingState
+from mbaas.core.staging.state import Cut, StagingState
+from mbaas.core.staging.streams import FEED_STREAM, Stream, in_core
 from mbaas.errors import (
     BadSampleError,
     ConsumerRemovedError,
@@ -39,11 +41,14 @@ from mbaas.errors import (
     StateError,
 )
 from mbaas.memory.part_memory import HeldObject, PartMemory
+from mbaas.ray_cluster import store
 from mbaas.ray_cluster.bugs import in_short, is_bug
 from mbaas.samples.order import Shuffle
 from mbaas.samples.placement import BlockPart, PartRequest, PlacementHistory
 from mbaas.wire.blocks import BlockMeta, DeliveredBlock, DeliveredPart, PartMeta
 from mbaas.wire.consumers import Admission, Delivery, FeedInfo, JoinRequest
+
+SessionCallT = TypeVar("SessionCallT", ev.Ask, ev.HandBack, ev.Heartbeat)
 
 MOVE_S = 40.0
 """Longest time to copy a part to another node, in seconds. The cache node that copies it gives up sooner."""
@@ -85,6 +90,7 @@ class ConsumerService:
     """Serves the blocks of a feed.
 
     Args:
+        pipelines: the pipelines that consumers brought.
         placements: history of the placements that cut blocks into parts.
         worker_of: returns the running worker of a name, or None if it is gone.
         report: passes events about workers to the supervisor.
@@ -94,6 +100,7 @@ class ConsumerService:
 
     Attributes:
         core: the staging state.
+        pipelines: the argument.
         send: passes an event to it, carries out its instructions, and returns them.
     """
 
@@ -102,6 +109,7 @@ class ConsumerService:
         info: FeedInfo,
         layout: Layout,
         *,
+        pipelines: OwnPipelines,
         placements: PlacementHistory,
         worker_of: Callable[[str], WorkerHandle | None],
         report: Callable[[cluster.Event], object],
@@ -112,14 +120,15 @@ class ConsumerService:
         written: Mapping[int, Shuffle] | None = None,
         cache_of: Callable[[str], Any] = lambda _node: None,
     ) -> None:
-        self._info, self._waits_for = info, waits_for
+        self._info, self.pipelines, self._waits_for = info, pipelines, waits_for
         self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
         self._errors, self._cache_of = errors, cache_of
+        self._keeps_decoded = layout.decoded is not None
         self.core = StagingState(
             layout.limits(info.settings),
             info.order.blocks_per_epoch,
             layout.block_bytes,
-            placements.parts,
+            self._cut_by(placements),
             keeps_all=layout.keeps_all,
             block_samples=info.order.block_samples,
             is_shuffled=info.order.shuffled,
@@ -135,25 +144,55 @@ class ConsumerService:
         block_bytes = info.order.block_samples * info.spec.nbytes
         self._slot_use = SlotUse(ray.get_runtime_context().get_node_id(), info.settings.staging_bytes // block_bytes)
 
+        for stream in pipelines.recall():
+            self.send(ev.OpenStream(stream))
+
+    def _cut_by(self, placements: PlacementHistory) -> Cut:
+        def cut(block: int, shuffle: Shuffle) -> Sequence[BlockPart]:
+            stream = self.core.streams.of(block)
+            return placements.parts(stream.local(block), shuffle, self._block_samples(stream.number))
+
+        return cut
+
+    def _block_samples(self, stream: int) -> int:
+        own = self.pipelines.own(stream)
+        return 0 if own is None else own.block_samples
+
     # ---- requests of consumers ----
+
+    async def add_pipeline(self, fingerprint: str, payload: bytes) -> FeedInfo:
+        """Add a consumer's own pipeline; see `ConsumerApi.add_pipeline`."""
+        stream = await self.pipelines.add(fingerprint, payload)
+        if stream is not None:
+            self.send(ev.OpenStream(stream))
+            own = self.pipelines.info(stream.number)
+            self._counters.note(f"pipeline {stream.number} is {own.pipeline[:8]}: {own.difference}")
+        return self.pipelines.info(self.pipelines.number_of(fingerprint))
+
+    def pipeline_info(self, fingerprint: str) -> FeedInfo | None:
+        """Return the description of the feed with a pipeline; see `ConsumerApi.pipeline_info`."""
+        return self.pipelines.info_of(fingerprint)
 
     def join(self, request: JoinRequest) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
-        out_of_reach = self.core.out_of_reach
-        event = calls.join(request, self._sessions + 1, order=self._info.order, out_of_reach=out_of_reach)
-        self._sessions, consumer = self._sessions + 1, event.consumer
+        stream = self.core.streams[self.pipelines.number_of(request.pipeline)]
+        info, reach = self.pipelines.info(stream.number), self.core.out_of_reach(stream.number)
+        session = self._sessions + 1
+        event = calls.join(request, session, order=info.order, out_of_reach=reach, stream=stream.number)
+        self._sessions, consumer = session, event.consumer
         # A pending call under this name belongs to the session that ends now, possibly in another program.
         self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
-        for instruction in self.send(event):
+        for instruction in self.send(in_core(event, stream)):
             if isinstance(instruction, ev.Admitted):
-                return Admission(instruction.session, instruction.cursor, instruction.own_epoch, self._info)
+                cursor, own_epoch = stream.local(instruction.cursor), instruction.own_epoch.moved(-stream.first)
+                return Admission(instruction.session, cursor, own_epoch, info)
             if isinstance(instruction, ev.Refuse) and self.core.failed is None:
                 raise StateError(f"consumer {consumer!r} cannot join: {instruction.reason}")
         raise FeedFailedError(self.core.failed or f"consumer {consumer!r} was not admitted")
 
     async def ask(self, event: ev.Ask, poll_s: float) -> Delivery:
         """Wait for blocks; see `ConsumerApi.ask`."""
-        consumer = event.consumer
+        consumer, event = event.consumer, self.in_core(event)
         # A consumer calls again if its call was lost on the way; only the newest call gets blocks.
         self._answer(consumer, Delivery(waits_for="a newer call took its place"))
         call = _Call(event.session, asyncio.get_running_loop().create_future())
@@ -164,6 +203,15 @@ class ConsumerService:
             return call.answer.result()
         del self._calls[consumer]
         return Delivery(waits_for=self.explain_wait(consumer), progress=self._progress)
+
+    def stream_of(self, consumer: str, session: int) -> Stream:
+        """Return the stream that a session reads; that of the feed's pipeline for an unknown session."""
+        found = self.core.consumers.session(consumer, session)
+        return self.core.streams[FEED_STREAM] if found is None else self.core.streams.of(found.cursor)
+
+    def in_core(self, call: SessionCallT) -> SessionCallT:
+        """Return a call of a session with the block numbers of the core."""
+        return in_core(call, self.stream_of(call.consumer, call.session))
 
     def part_unreadable(self, event: ev.UnreadablePart) -> None:
         """Have a part made again after a consumer could not read it."""
@@ -198,6 +246,9 @@ class ConsumerService:
                 self._staged.pop(instruction.block, None)
                 if instruction.anew:
                     self._counters.forget(instruction.block)
+            case ev.CloseStream():
+                name = self.pipelines.forget(instruction.stream)
+                self._spawn(asyncio.to_thread(store.delete, self._info.settings.name, name))
             case ev.WriteEpochs():
                 self._writer.write(instruction)
             case ev.MovePart():
@@ -223,15 +274,17 @@ class ConsumerService:
         staged_as = self.core.window.staged_as(number)
         staged, error = self._staged.get(staged_as, StagedBlock()), self.core.window.blocks[staged_as].error
         shuffle = self.core.epochs.shuffle_of(number)
+        local = self.core.streams.of(number).local(number)
         if error is None:
             parts = tuple(part.delivered() for _, part in sorted(staged.parts.items()))
-            return DeliveredBlock(number, shuffle, parts)
-        return DeliveredBlock(number, shuffle, (), self._failure_of(number, staged, error))
+            return DeliveredBlock(local, shuffle, parts)
+        return DeliveredBlock(local, shuffle, (), self._failure_of(number, staged, error))
 
     def _failure_of(self, number: int, staged: StagedBlock, error: str) -> MbaasError:
         if staged.failures:
             return staged.failures[min(staged.failures)]
-        first, end = self._info.order.span(number)
+        stream = self.core.streams.of(number)
+        first, end = self.pipelines.info(stream.number).order.span(stream.local(number))
         where = f"samples {first} to {end - 1} in the order of an epoch"
         return PrepFailedError(f"{where} could not be prepared: {error}")
 
@@ -277,15 +330,21 @@ class ConsumerService:
         worker = self._worker_of(order.worker)
         if worker is None:
             return  # the core will receive its death shortly and reassign the part
-        block = order.block
+        block, stream = order.block, self.core.streams.of(order.block)
+        own = self.pipelines.own(stream.number)
+        request = PartRequest(stream.local(block), order.block_part, order.shuffle)
+        if own is not None:
+            is_encoded = self._keeps_decoded and not own.report.prefix
+            request = request._replace(block_samples=own.block_samples, is_encoded=is_encoded)
         # With "raise" no consumer ever got this block without its bad samples, so prepare every sample again.
         skips = self._info.settings.on_bad_sample == "skip"
         left_out = self._counters.left_out(block) if skips else ()
         meta_ref, arrays_ref = worker.actor.prepare.remote(
             self._info.settings.name,
-            PartRequest(block, order.block_part, order.shuffle),
+            request,
             left_out,
-            self._most_slots() if in_slots else 0,
+            self._most_slots() if in_slots and own is None else 0,
+            None if own is None else own.fingerprint,
         )
         try:
             meta: BlockMeta = await meta_ref
@@ -353,7 +412,8 @@ class ConsumerService:
         if meta.slot is not None:
             self._slot_use.held()
         self._progress += 1
-        self._counters.finished(order.worker, meta, self._info.order)
+        info = self.pipelines.info(self.core.streams.of(order.block).number)
+        self._counters.finished(order.worker, order.block, meta, info.order)
         staged, error = self._staged.setdefault(order.block, StagedBlock()), None
         if meta.bad and self._info.settings.on_bad_sample == "raise":
             staged.failures[order.part] = failure = BadSampleError(meta.bad[0].uri, meta.bad[0].reason)
@@ -363,4 +423,4 @@ class ConsumerService:
             needed = PartMeta(meta.samples, meta.bad, meta.fetch_s, meta.prep_s, meta.nbytes)
             staged.parts[order.part] = StagedPart(needed, memory, order.part, order.task, node, order.block_part)
         self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and error is None))
-        self._counters.forget_below(self.core.lowest_block)
+        self._counters.forget_below(self.core.lowest_blocks)

@@ -13,6 +13,8 @@ from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core.cluster.supervised import WorkerPhase
 from mbaas.core.staging.consumers import Consumer
 from mbaas.core.staging.state import StagingState
+from mbaas.core.staging.streams import FEED_STREAM
+from mbaas.core.story import SHOWN_DIGITS
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
 from mbaas.wire.consumers import Claims, ConsumerReport, FeedInfo
 from mbaas.wire.samples import Amount
@@ -56,7 +58,7 @@ def snapshot(
         staged_blocks=len(core.window.blocks),
         staged_bytes=core.window.used_bytes,
         staging_bytes=settings.staging_bytes,
-        keeps_all=core.consumers.keeps_all,
+        keeps_all=core.streams[FEED_STREAM].keeps_all,
         prepared_blocks=counters.parts,
         prepared_samples=counters.samples,
         remade_blocks=counters.remade,
@@ -111,7 +113,9 @@ def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dic
 
 
 def _consumer(counters: Counters, service: ConsumerService, consumer: Consumer) -> ConsumerStatus:
-    epoch, block = divmod(consumer.cursor, service.core.blocks_per_epoch)
+    stream = service.core.streams.of(consumer.cursor)
+    epoch, block = stream.epoch_of(consumer.cursor), stream.index_of(consumer.cursor)
+    own = service.pipelines.own(stream.number)
     if service.core.epochs.is_aside(consumer.cursor):
         epoch = service.core.epochs.shuffle_of(consumer.cursor).epoch
     return ConsumerStatus(
@@ -121,6 +125,9 @@ def _consumer(counters: Counters, service: ConsumerService, consumer: Consumer) 
         trial=consumer.trial,
         epoch=epoch,
         block=block,
+        blocks_per_epoch=stream.blocks_per_epoch,
+        pipeline="" if own is None else own.fingerprint[:SHOWN_DIGITS],
+        difference="" if own is None else own.report.difference,
         held_blocks=sum(map(len, consumer.held())),
         cohort=consumer.cohort,
         apart=consumer.apart,

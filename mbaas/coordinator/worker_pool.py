@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.cluster.supervised import BEGIN_S, MACHINE_S
 from mbaas.core.layout import Layout
 from mbaas.dataset.storage.retry import retry_async
-from mbaas.errors import ResourceError, WaitTimeoutError
+from mbaas.errors import MbaasError, ResourceError, WaitTimeoutError
 from mbaas.model.lending import node_for_part
 from mbaas.prep.worker import PrepWorkerActor
 from mbaas.ray_cluster import actor_names, resources
@@ -24,7 +25,7 @@ from mbaas.samples.placement import Placement
 from mbaas.settings import FeedSettings
 from mbaas.wire.blocks import PrepConfig, WorkerBrief, WorkerLocation
 from mbaas.wire.consumers import Claims
-from mbaas.wire.samples import EngineName, Probe
+from mbaas.wire.samples import EngineName, PipelineReport, Probe
 
 START_TIMEOUT_S = 30.0
 """Timeout for a worker to get its resources, in seconds."""
@@ -40,6 +41,9 @@ NODE = "ray.io/node-id"
 
 ADOPT_S = 2.0
 """Timeout for a worker to answer a new coordinator, in seconds."""
+
+MOST_TRIES = 3
+"""Workers that try a consumer's pipeline: one that kills them should not kill all."""
 
 LOOK_S = 0.5
 """Period in seconds of the check that a starting worker is still needed."""
@@ -259,6 +263,38 @@ class WorkerPool:
                 "how long it may take"
             ) from None
         return probe
+
+    async def look_at(self, dataset_ref: Any, payload: bytes) -> PipelineReport:
+        """Have a worker prepare some samples with a pipeline that a consumer brought.
+
+        Raises:
+            ConfigError: it does not suit the feed's samples or engine.
+            BadSampleError: no sample can be prepared with it.
+            ResourceError: no worker is up, or each one that was asked died.
+            WaitTimeoutError: the worker does not answer.
+        """
+        settings = self._settings
+        workers = [*self.workers.values()]
+        for worker in random.sample(workers, min(MOST_TRIES, len(workers))):
+            asked = worker.actor.look_at.remote(dataset_ref, self._config, payload, settings.threads.first_fetch)
+            try:
+                report: PipelineReport = await answer(asked, settings.timeouts.prep_s)
+            except asyncio.TimeoutError:
+                raise WaitTimeoutError(
+                    f"waited {units.seconds(settings.timeouts.prep_s)} for {worker.name} (process {worker.pid}) of "
+                    f"feed {settings.name!r} to prepare first samples with a consumer's pipeline"
+                ) from None
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, MbaasError):
+                    raise error.cause from None
+                raise
+            except ray.exceptions.RayActorError:
+                continue
+            return report
+        raise ResourceError(
+            f"feed {settings.name!r} has no prep worker that could try the consumer's pipeline: {len(self.workers)} "
+            "are up; join again"
+        )
 
     async def brief(
         self,

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Struct
 
 from mbaas.calls.server import Spawn
-from mbaas.coordinator import store
 from mbaas.coordinator.background import InternalErrors
 from mbaas.core.ranks import KeptTrial
 from mbaas.core.staging import events as ev
+from mbaas.ray_cluster import store
 from mbaas.samples.order import Shuffle
 
 RETRY_S = 1.0

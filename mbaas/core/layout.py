@@ -144,6 +144,38 @@ class Layout(Struct, frozen=True):
         )
 
 
+OWN_BLOCKS = 23
+"""Blocks of the first own pipeline that the staging budget should hold; for the second twice as many, and so on.
+
+With blocks of budget / 23, / 46, / 69, ..., three blocks of each of 64 pipelines take 62 % of the budget, and three of
+the feed's own, with `MIN_BLOCKS_IN_BUDGET`, the rest.
+"""
+
+
+def own_block_samples(settings: FeedSettings, layout: Layout, probe: Probe, number: int, nodes: int) -> int:
+    """Return the samples in a block of a pipeline that a consumer brought, the ``number``-th one, from 1 on.
+
+    Blocks are no larger than the feed's. ``nodes`` is the number of nodes with workers.
+
+    Raises:
+        ConfigError: the staging budget does not hold `MIN_BLOCKS_STAGED` of its minibatches.
+    """
+    sample_bytes, batch_size = probe.spec.nbytes, settings.batch_size
+    batch_bytes = min(batch_size, layout.order.num_samples) * sample_bytes
+    if settings.staging_bytes < MIN_BLOCKS_STAGED * batch_bytes:
+        raise ConfigError(
+            f"staging_bytes must hold at least {MIN_BLOCKS_STAGED} minibatches of {batch_size} samples of each "
+            f"pipeline, here {size(MIN_BLOCKS_STAGED * batch_bytes)}, and feed {settings.name!r} has "
+            f"{size(settings.staging_bytes)}"
+        )
+    most = min(
+        settings.staging_bytes / (OWN_BLOCKS * number) / sample_bytes,
+        TARGET_S * nodes / max(probe.sample_s + probe.read_s, 1e-9),
+        layout.order.block_samples,
+    )
+    return batch_size * max(1, int(most // batch_size))
+
+
 def blocks_in_flight(workers: int) -> int:
     """Return the number of blocks that keep all workers busy: blocks in preparation, ready blocks, and one being read.
 

@@ -16,14 +16,11 @@ from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
 class PeerIdle:
     """Sums, for each cohort, the seconds during which other consumers kept prep idle.
 
-    ``has_room`` returns whether there is, or can be, room for a number of bytes; ``block_bytes`` the staged size of a
-    block.
+    ``has_room`` returns whether there is, or can be, room for a number of bytes.
     """
 
-    def __init__(
-        self, consumers: ConsumerTable, has_room: Callable[[int], bool], block_bytes: Callable[[int], int]
-    ) -> None:
-        self._consumers, self._has_room, self._block_bytes = consumers, has_room, block_bytes
+    def __init__(self, consumers: ConsumerTable, has_room: Callable[[int], bool]) -> None:
+        self._consumers, self._has_room = consumers, has_room
 
     def look(self, now: float, *, is_idle: bool) -> None:
         """Start or stop counting for each cohort; ``is_idle`` if a worker is idle after all available work was
@@ -55,7 +52,7 @@ class PeerIdle:
         others_hold = any(m.released > lowest for m in cohort.active) or cohort.held_apart()
         if len(self._consumers.cohorts) == 1 and not others_hold:
             return False
-        return not self._has_room(self._block_bytes(cohort.slowest))
+        return not self._has_room(self._consumers.streams.bytes_of(cohort.slowest))
 
 
 def _total_s(cohort: Cohort, now: float) -> float:

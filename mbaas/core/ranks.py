@@ -19,10 +19,11 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mbaas.core.staging.streams import local_block
 from mbaas.errors import StateError
 from mbaas.samples.order import Shuffle
 from mbaas.samples.placement import Placement
-from mbaas.wire.ranks import RankOrders, RankPlan, RankReport
+from mbaas.wire.ranks import RankGroup, RankOrders, RankPlan, RankReport
 
 KEPT_EPOCHS = 4
 """Plans are kept for this many epochs behind the slowest rank, because blocks are delivered ahead of their use."""
@@ -40,7 +41,7 @@ class KeptTrial(Struct, frozen=True):
         reached: rank -> its latest epoch.
     """
 
-    group: tuple[str, int, int]
+    group: RankGroup
     plans: Mapping[int, RankPlan]
     reached: Mapping[int, int]
 
@@ -145,7 +146,7 @@ class RankTable:
     finish its last epoch, before another one arrives, which must use the same plan.
 
     Args:
-        blocks_per_epoch: blocks in an epoch.
+        blocks_per_epoch: blocks in an epoch, with the feed's pipeline.
         session_of: (consumer, session number) -> the session; None if it is not open.
         written: state persisted by an earlier coordinator.
     """
@@ -158,7 +159,7 @@ class RankTable:
     ) -> None:
         self._blocks_per_epoch, self._session_of = blocks_per_epoch, session_of
         self._trials = {kept.group: _Trial(plans={**kept.plans}, reached={**kept.reached}) for kept in written}
-        self._forgotten: set[tuple[str, int, int]] = set()
+        self._forgotten: set[RankGroup] = set()
 
     def to_write(self) -> list[KeptTrial]:
         """Return the changes since the last call, to be persisted before any plan is returned to a rank."""
@@ -223,9 +224,9 @@ class RankTable:
             # Only when all are present: a rank that starts alone would be an epoch ahead of one that joins a moment
             # later.
             if not missing:
-                self._begin(trial)
+                self._begin(trial, self._blocks_of(report))
             start = self._start_of(trial, report) if report.rank in there else None
-            epoch = epoch if start is None else start // self._blocks_per_epoch
+            epoch = epoch if start is None else start // self._blocks_of(report)
         epoch -= report.aside
         # These ranks are past the epoch, whose plan was lost, unless they belong to an earlier run.
         sisters = () if report.floats else sorted(there - {report.rank})
@@ -240,15 +241,18 @@ class RankTable:
         trial.forget_plans(report.name.world_size)  # possibly including this plan: all ranks may be past the epoch
         return RankOrders(plan, start, (), caches)
 
-    def _others(self, report: RankReport, missing: tuple[int, ...]) -> dict[int, int]:
-        # Missing ranks that joined with another batch size -> that size. Such loaders would wait for each other
-        # forever; the error names the cause.
+    def _others(self, report: RankReport, missing: tuple[int, ...]) -> dict[int, str]:
+        # Such loaders would wait for each other forever; the error names the cause.
         return {
-            number: batch_size
-            for (*same, batch_size), trial in self._trials.items()
-            if same == [report.name.trial, report.name.world_size] and batch_size != report.batch_size
+            number: f"batch_size {batch_size}" if batch_size != report.batch_size else "another pipeline"
+            for (*same, batch_size, pipeline), trial in self._trials.items()
+            if same == [report.name.trial, report.name.world_size]
+            and (batch_size, pipeline) != (report.batch_size, report.pipeline)
             for number in trial.ranks.keys() & {*missing}
         }
+
+    def _blocks_of(self, report: RankReport) -> int:
+        return report.blocks_per_epoch or self._blocks_per_epoch
 
     def _await_signs(self, trial: _Trial, report: RankReport) -> tuple[int, ...]:
         # A rank that returns between two epochs starts at its next epoch if other ranks of this run are alive: they
@@ -267,9 +271,9 @@ class RankTable:
             return ()
         return tuple(others)
 
-    def _begin(self, trial: _Trial) -> None:
+    def _begin(self, trial: _Trial, blocks_per_epoch: int) -> None:
         floating = [rank for rank in trial.ranks.values() if rank.report.floats]
-        guides = [guide for rank in floating if (guide := rank.guide(self._blocks_per_epoch)) is not None]
+        guides = [guide for rank in floating if (guide := rank.guide(blocks_per_epoch)) is not None]
         start = guides[0] if guides else max(rank.report.cursor for rank in floating)
         trial.start = start
         for rank in floating:
@@ -277,7 +281,7 @@ class RankTable:
 
     def _start_of(self, trial: _Trial, report: RankReport) -> int | None:
         rank, start = trial.ranks[report.rank], trial.start
-        if rank.began is None and start is not None and trial.owes(start // self._blocks_per_epoch, [report.rank]):
+        if rank.began is None and start is not None and trial.owes(start // self._blocks_of(report), [report.rank]):
             rank.began, rank.is_alone = start, True
         return rank.began
 
@@ -289,10 +293,10 @@ class RankTable:
                 if session is None:
                     del trial.ranks[number]
                 else:
-                    rank.cursor, rank.lease = session.cursor, session.deadline
+                    rank.cursor, rank.lease = local_block(session.cursor), session.deadline
                     if rank.is_placed:
                         # Use ``done``, not the cursor: blocks delivered ahead may be unused.
-                        used = max(0, session.done - 1) // self._blocks_per_epoch
+                        used = max(0, local_block(session.done) - 1) // self._blocks_of(rank.report)
                         trial.reached[number] = used - rank.report.aside
             if not trial.ranks:
                 without.append(group)

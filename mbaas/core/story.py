@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import enum
-import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -137,17 +136,6 @@ class Stories:
         yield from self._living.values()
         for past in self._past.values():
             yield from reversed(past.values())
-
-
-def block_name(number: int) -> str:
-    """Return the name of a block for users."""
-    return f"block {number}"
-
-
-def block_number(name: str) -> int | None:
-    """Return the number of the block with that name; None if it is not a block's name."""
-    found = re.fullmatch(r"block (\d+)", name)
-    return int(found[1]) if found else None
 
 
 def names_meant(thing: str, names: Iterable[str]) -> list[str]:

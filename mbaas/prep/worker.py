@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+import pickle
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -18,19 +20,20 @@ from numpy.typing import NDArray
 from mbaas.cache.reader import CacheReader, EncodedRows, FetchReply
 from mbaas.cache.slab import TemporaryReason
 from mbaas.dataset import Dataset
-from mbaas.errors import ResourceError, StateError, WaitTimeoutError
+from mbaas.errors import ConfigError, ResourceError, StateError, WaitTimeoutError, shown
 from mbaas.memory import pinned, slots
 from mbaas.memory.slots import SlotMemory
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows, handed_in
-from mbaas.prep.engines import Batch, Encoded, Engine, Prepared, make_engine
+from mbaas.prep.engines import Batch, Encoded, Engine, Prepared, check_packages, make_engine, resolve_engine
 from mbaas.prep.probe import first_probe
 from mbaas.prep.process import StallWatchdog, choose_gpu
-from mbaas.ray_cluster import bugs, leftovers, resources
+from mbaas.ray_cluster import bugs, leftovers, resources, store
 from mbaas.samples.fields import SAMPLE_ID, Arrays, Field, Packed, concatenated
 from mbaas.samples.order import in_share
 from mbaas.samples.placement import PartRequest, Placement, PlacementHistory
-from mbaas.wire.blocks import ROW, BlockMeta, PrepConfig, WorkerBrief, WorkerLocation
-from mbaas.wire.samples import BadSample, Probe
+from mbaas.transforms import Pipeline
+from mbaas.wire.blocks import ROW, BlockMeta, PrepConfig, WorkerBrief, WorkerLocation, own_pipeline_key
+from mbaas.wire.samples import BadSample, PipelineReport, Probe
 
 FETCH_TIMEOUT_S = 60.0
 """Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""
@@ -42,13 +45,34 @@ STALL_WARNING_S = 20.0
 """Seconds without progress on a block before the worker dumps the stacks of its threads to its log."""
 
 
+MOST_ENGINES = 16
+"""Engines kept for pipelines that consumers brought; the one unused for longest is dropped. Making one takes
+milliseconds with the cpu engine.
+"""
+
+
 class _Buffers(threading.local):
-    # Memory for samples of blocks that are not made in slots, reused for each block. One array per thread, because two
-    # calls overlap: Ray copies the first call's result while the other thread writes the next block. A subclass of
-    # `threading.local` runs `__init__` in each thread at its first access.
-    def __init__(self, rows: int, made: Field) -> None:
-        self.samples = made.empty(rows)
+    # Memory for samples of blocks that are not made in slots, reused for each block of any pipeline. One per thread,
+    # because two calls overlap: Ray copies the first call's result while the other thread writes the next block. A
+    # subclass of `threading.local` runs `__init__` in each thread at its first access.
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
         self.decoded = DecodedBuffer()
+
+    def samples(self, rows: int, made: Field) -> NDArray[Any]:
+        like = made.empty(rows)  # takes no memory unless it is written
+        if self._memory.nbytes < like.nbytes:
+            self._memory = np.empty(like.nbytes, np.uint8)
+        return self._memory[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+@dataclass(eq=False)
+class _Line:
+    """A pipeline of the feed, and what prepares samples with it."""
+
+    engine: Engine
+    made: Field
+    block_samples: int
 
 
 @dataclass(eq=False)
@@ -56,7 +80,10 @@ class _Work:
     """State of the feed that a worker is engaged for; `PrepWorker.engage` replaces it as a whole.
 
     Attributes:
-        engine, slots: used under the worker's lock only; slots are None where the system does not support them.
+        line: the feed's pipeline.
+        lines: the pipelines that consumers brought, by fingerprint, the most recently used last. Engines and slots are
+            used under the worker's lock only.
+        slots: None where the system does not support them.
         gpu: the engine's GPU; None if it runs on the CPU.
         placements: how blocks are cut into parts; empty until the first `PrepWorker.update_placement`.
         readers: node id -> reader of its cache; replaced as a whole, never modified.
@@ -66,7 +93,7 @@ class _Work:
 
     brief: WorkerBrief
     dataset: Dataset
-    engine: Engine
+    line: _Line
     watchdog: StallWatchdog
     buffers: _Buffers
     slots: SlotMemory | None
@@ -75,9 +102,34 @@ class _Work:
     readers: dict[str, CacheReader] = field(default_factory=dict)
     free_since: float = 0.0
     cpu_before_s: float = 0.0
+    lines: dict[str, _Line] = field(default_factory=dict)
+    threads: int = 1
+
+    def close(self) -> None:
+        """Release the engines' threads and device memory."""
+        for line in (self.line, *self.lines.values()):
+            line.engine.close()
+
+    def line_of(self, fingerprint: str | None) -> _Line:
+        """Return the feed's pipeline, or one that a consumer brought.
+
+        Raises:
+            StateError: the feed does not know the pipeline any more.
+        """
+        if fingerprint is None:
+            return self.line
+        line = self.lines.pop(fingerprint, None)
+        if line is None:
+            line = _own_line(self.brief.config, self.dataset, fingerprint)
+            line.engine.set_threads(self.threads)
+        self.lines[fingerprint] = line
+        if len(self.lines) > MOST_ENGINES:
+            self.lines.pop(next(iter(self.lines))).engine.close()
+        return line
 
     def prepared(
         self,
+        engine: Engine,
         epoch: int,
         ids: NDArray[np.int64],
         encoded: Sequence[Encoded],
@@ -88,7 +140,7 @@ class _Work:
         done: list[Prepared] = []
         for piece, keep in pieces:
             batch = Batch(encoded[piece], ids[piece], epoch, self.dataset.values_in(epoch, ids[piece]))
-            found = self.engine.prepare(batch, out[piece], keep)
+            found = engine.prepare(batch, out[piece], keep)
             done.append(replace(found, bad=[replace(bad, row=bad.row + piece.start) for bad in found.bad]))
         if len(done) == 1:
             return done[0]
@@ -153,6 +205,42 @@ class PrepWorker:
             for each in {engine, keeping}:
                 each.close()
 
+    def look_at(self, dataset: Dataset, config: PrepConfig, payload: bytes, fetch_threads: int) -> PipelineReport:
+        """Prepare some samples with a pipeline that a consumer brought, and report what they are like.
+
+        Raises:
+            ConfigError: it cannot be unpickled here, or does not suit the samples or the engine.
+            BadSampleError: see `first_probe`.
+        """
+        try:
+            pipeline = pickle.loads(payload)
+        except ImportError as error:
+            raise ConfigError(
+                f"a prep worker cannot import what the pipeline uses: {error}; define it in the program itself, or in "
+                "a module that is installed on all nodes or in the runtime environment of the feed's program"
+            ) from error
+        except Exception as error:  # a class's own code may raise anything
+            raise ConfigError(f"the pipeline cannot be unpickled in a prep worker: {error!r}") from error
+        if not isinstance(pipeline, Pipeline):
+            raise ConfigError(f"pipeline must be an mbaas.transforms.Pipeline, got {shown(pipeline)}")
+        check_packages(pipeline)
+        if pipeline.has_images != config.pipeline.has_images:
+            raise ConfigError(
+                f"the pipeline begins with {pipeline.decoder!r}, but the feed's samples are for "
+                f"{config.pipeline.decoder!r}"
+            )
+        resolve_engine(config.engine, pipeline, gpus=0)  # raises for what DALI does not do
+        probe = self.probe(dataset, replace(config, pipeline=pipeline), fetch_threads)
+        common = pipeline.common_prefix(config.pipeline)
+        return PipelineReport(
+            probe,
+            pipeline.fingerprint,
+            pipeline.normalize,
+            pipeline.has_images,
+            common if common == config.pipeline.prefix else 0,
+            _difference(pipeline, config.pipeline),
+        )
+
     @ray.method(concurrency_group="control")
     def engage(self, dataset: Dataset, brief: WorkerBrief) -> None:
         """Assign the worker to a feed. Blocks of its previous feed that are still in progress fail.
@@ -168,19 +256,20 @@ class PrepWorker:
         work = _Work(
             brief,
             dataset,
-            engine=_engine_of(config, dataset),
+            line=_Line(_engine_of(config, dataset), brief.spec.made, order.block_samples),
             watchdog=_watchdog_of(config),
-            buffers=_Buffers(order.block_samples, brief.spec.made),
+            buffers=_Buffers(),
             slots=_slots_for(brief),
             gpu=None if device is None else pinned.gpu(device),
             placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
             # The feed that started the worker pays for its start-up.
             cpu_before_s=0.0 if self._work is None else time.process_time(),
+            threads=config.threads,
         )
         with self._lock:  # waits for the block in progress, because its engine is closed here
             before, self._work = self._work, work
             if before is not None:
-                before.engine.close()
+                before.close()
                 pinned.page_locks.let_go(lambda _: True)
 
     @ray.method(concurrency_group="control")
@@ -198,11 +287,19 @@ class PrepWorker:
     def set_threads(self, threads: int) -> None:
         """Set the number of engine threads, from the next block on; raise StateError if the worker is idle."""
         with self._lock:
-            self._engaged().engine.set_threads(threads)
+            work = self._engaged()
+            work.threads = threads
+            for line in (work.line, *work.lines.values()):
+                line.engine.set_threads(threads)
 
     @ray.method(num_returns=2)
     def prepare(
-        self, feed: str, request: PartRequest, leave_out: tuple[BadSample, ...], most_slots: int = 0
+        self,
+        feed: str,
+        request: PartRequest,
+        leave_out: tuple[BadSample, ...],
+        most_slots: int = 0,
+        pipeline: str | None = None,
     ) -> tuple[BlockMeta, Arrays]:
         """Prepare one part of a block. The arrays are a separate return, so that the caller need not wait for them.
 
@@ -214,6 +311,7 @@ class PrepWorker:
                 the same samples.
             most_slots: number of slots the worker may use. If one is free, the arrays are written there:
                 ``BlockMeta.slot`` is its position, and the second return is empty.
+            pipeline: fingerprint of the pipeline that a consumer brought; None for the feed's.
 
         Raises:
             StateError: the worker is idle, or works for another feed by now.
@@ -222,12 +320,17 @@ class PrepWorker:
         if feed != work.brief.config.feed:
             raise _moved_on(feed, work)
         with work.watchdog:
-            return self._prepare(work, request, leave_out, most_slots)
+            return self._prepare(work, request, leave_out, most_slots, pipeline)
 
     def _prepare(
-        self, work: _Work, request: PartRequest, leave_out: tuple[BadSample, ...], most_slots: int
+        self,
+        work: _Work,
+        request: PartRequest,
+        leave_out: tuple[BadSample, ...],
+        most_slots: int,
+        pipeline: str | None,
     ) -> tuple[BlockMeta, Arrays]:
-        arrived, epoch = time.perf_counter(), work.brief.order.chance_epoch(request.block, request.shuffle)
+        arrived, epoch = time.perf_counter(), work.placements.chance_epoch(request)
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
         reply, encoded = self._fetch(work, request)
         stored, unread = work.dataset.stored_ids(ids, epoch), reply.errors
@@ -250,6 +353,7 @@ class PrepWorker:
             # After a reassignment, the engine of the previous work is closed.
             if self._work is not work:
                 raise _moved_on(work.brief.config.feed, self._engaged())
+            line = work.line_of(pipeline)
             started = time.perf_counter()
             # Fetch time that overlapped with the previous block delayed no consumer.
             fetch_s = max(0.0, started - max(arrived, work.free_since))
@@ -260,9 +364,9 @@ class PrepWorker:
             place = work.slots.take(most_slots) if work.slots is not None and most_slots else None
             if place is not None and work.gpu is not None:
                 pinned.page_locks.take(place.room, work.gpu)
-            own = work.buffers.samples
+            own = work.buffers.samples(line.block_samples, line.made)
             out = (own if place is None else place.samples(own))[: len(rows)]
-            prepared = work.prepared(epoch, ids[rows], [encoded[row] for row in rows], pieces, out)
+            prepared = work.prepared(line.engine, epoch, ids[rows], [encoded[row] for row in rows], pieces, out)
             reasons |= {int(rows[flaw.row]): flaw.reason for flaw in prepared.bad}
             bad = [bad_sample(row, reason) for row, reason in sorted(reasons.items())]
             made = prepared.made
@@ -270,7 +374,7 @@ class PrepWorker:
                 # Bad rows are rare, so only parts with bad rows pay for this copy.
                 good = np.setdiff1d(np.arange(len(rows)), [flaw.row for flaw in prepared.bad])
                 made, rows = made[good], rows[good]
-            arrays = {work.brief.spec.made.name: made, **prepared.known}
+            arrays = {line.made.name: made, **prepared.known}
             if bad and work.brief.config.on_bad_sample != "skip":
                 # The block fails as a whole with an error that names one sample, so no sample needs to travel.
                 # Index with an empty array to get copies: a slice of packed values would keep the whole memory alive.
@@ -357,6 +461,27 @@ def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
         device_id=_device_of(config),
         for_dali=None if config.dali_share == 1 else for_dali,
     )
+
+
+def _own_line(config: PrepConfig, dataset: Dataset, fingerprint: str) -> _Line:
+    kept = store.get(config.feed, own_pipeline_key(fingerprint))
+    if kept is None:
+        raise StateError(f"feed {config.feed!r} does not know pipeline {fingerprint} any more")
+    _, own = pickle.loads(kept)
+    pipeline = pickle.loads(own.payload).with_prefix(own.report.prefix)
+    return _Line(_engine_of(replace(config, pipeline=pipeline), dataset), own.report.probe.spec.made, own.block_samples)
+
+
+def _difference(pipeline: Pipeline, feed: Pipeline) -> str:
+    """Return a clause on the first difference between two pipelines."""
+    for own, other in itertools.zip_longest(pipeline.transforms, feed.transforms):
+        if own is None:
+            return f"without {other!r}"
+        if other is None:
+            return f"also {own!r}"
+        if own.identity() != other.identity():
+            return f"{own!r} instead of {other!r}"
+    return "" if pipeline.fingerprint == feed.fingerprint else "other boxes, keypoints or masks"
 
 
 @functools.cache  # a worker stays with its GPU

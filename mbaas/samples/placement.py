@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError, PlacementGoneError, PlacementUnknownError
@@ -186,11 +188,22 @@ WHOLE = BlockPart("", 0)
 
 
 class PartRequest(NamedTuple):
-    """A part of a certain block, needed now or later; no ``shuffle`` for an epoch that is shuffled as a whole."""
+    """A part of a certain block, needed now or later.
+
+    Attributes:
+        block: number of the block.
+        block_part: the samples of the block that are meant.
+        shuffle: the shuffle of its epoch; None if the epoch is shuffled as a whole.
+        block_samples: samples in a block, if blocks of its pipeline have another size than the feed's; otherwise 0.
+        is_encoded: whether the samples are needed as they are stored, because the pipeline cannot use what the feed
+            keeps decoded.
+    """
 
     block: int
     block_part: BlockPart = WHOLE
     shuffle: Shuffle | None = None
+    block_samples: int = 0
+    is_encoded: bool = False
 
 
 class Holders(Struct, frozen=True, eq=False):
@@ -274,7 +287,11 @@ class PlacementHistory:
     def knows(self, block_part: BlockPart) -> bool:
         return block_part == WHOLE or block_part.version in self._versions
 
-    def parts(self, block: int, shuffle: Shuffle | None = None) -> tuple[BlockPart, ...]:
+    def order(self, block_samples: int = 0) -> SampleOrder:
+        """Return the order in blocks of this size; 0 for the feed's."""
+        return _in_blocks_of(self._order, block_samples) if block_samples else self._order
+
+    def parts(self, block: int, shuffle: Shuffle | None = None, block_samples: int = 0) -> tuple[BlockPart, ...]:
         """Cut a block into parts by the newest placement, in the order of their homes.
 
         No part is empty, unless samples are drawn again in each epoch: then each node has a part.
@@ -287,7 +304,7 @@ class PlacementHistory:
         if self._order.redrawn:  # the drawn samples are not available here
             present = np.arange(len(placement.nodes))
         else:
-            present = np.unique(placement.of(self._order.sample_ids(block, shuffle)))
+            present = np.unique(placement.of(self.order(block_samples).sample_ids(block, shuffle)))
         return tuple(BlockPart(placement.nodes[index], placement.version) for index in present.tolist())
 
     def rows(self, request: PartRequest) -> NDArray[np.int64] | None:
@@ -309,7 +326,7 @@ class PlacementHistory:
         return np.flatnonzero(placement.of(self._stored(request)) == placement.index(request.block_part.home))
 
     def ids(self, request: PartRequest) -> Ids:
-        ids, rows = self._order.sample_ids(request.block, request.shuffle), self.rows(request)
+        ids, rows = self._ids_of_block(request), self.rows(request)
         return ids if rows is None else ids[rows]
 
     def stored(self, request: PartRequest) -> Ids:
@@ -321,18 +338,32 @@ class PlacementHistory:
 
     def _stored(self, request: PartRequest) -> Ids:
         """Return the stored sample of each row of the whole block: int64[rows]."""
-        ids = self._order.sample_ids(request.block, request.shuffle)
+        ids = self._ids_of_block(request)
         if not self._order.redrawn:
             return ids
         assert self._stored_ids is not None, "made without a dataset, it does not know what was drawn"
-        return self._stored_ids(ids, self._order.chance_epoch(request.block, request.shuffle))
+        return self._stored_ids(ids, self.chance_epoch(request))
+
+    def _ids_of_block(self, request: PartRequest) -> Ids:
+        return self.order(request.block_samples).sample_ids(request.block, request.shuffle)
+
+    def chance_epoch(self, request: PartRequest) -> int:
+        """Return the epoch number that determines the random numbers in a block."""
+        return self.order(request.block_samples).chance_epoch(request.block, request.shuffle)
 
     # ---- the view of one node ----
 
-    def own(self, block: int, shuffle: Shuffle | None = None) -> PartRequest:
+    def own(self, block: int, shuffle: Shuffle | None = None, block_samples: int = 0) -> PartRequest:
         """Return this node's part of a block, which may be empty."""
-        part = WHOLE if self.newest is None else BlockPart(self._node, self.newest.version)
-        return PartRequest(block, part, shuffle)
+        return PartRequest(block, self._own_part, shuffle, block_samples)
+
+    def is_own(self, request: PartRequest) -> bool:
+        """Return whether a part is this node's, by the newest placement."""
+        return request.block_part == self._own_part
+
+    @property
+    def _own_part(self) -> BlockPart:
+        return WHOLE if self.newest is None else BlockPart(self._node, self.newest.version)
 
     def admits(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples this node must cache: int64[n] -> bool[n]."""
@@ -398,3 +429,8 @@ class PlacementHistory:
     def holder(self, index: int) -> str:
         assert self._holders is not None
         return self._holders.nodes[index]
+
+
+@lru_cache(maxsize=256)
+def _in_blocks_of(order: SampleOrder, block_samples: int) -> SampleOrder:
+    return replace(order, block_samples=block_samples)

@@ -74,7 +74,7 @@ class Map(Transform):
         # Pickled here to raise at the user's line instead of at the start of the first worker. User objects may run
         # code when pickled, and raise any exception.
         try:
-            _pickled(self.fn)
+            pickled(self.fn)
         except Exception as error:
             message = f"Map's fn must pickle to reach the prep workers, but {name_of(self.fn)} does not: {error}"
             raise ConfigError(message, option="fn") from error
@@ -143,7 +143,8 @@ def _check_takes_one(fn: SampleFunction) -> None:
         ) from error
 
 
-def _pickled(value: object) -> bytes:
+def pickled(value: object) -> bytes:
+    """Pickle a value, with functions and classes that exist only in the user's program."""
     from ray import cloudpickle  # here: importing Ray takes a second, and most pipelines have no function
 
     dumps: Callable[[object], bytes] = cloudpickle.dumps
@@ -215,6 +216,6 @@ def _parts_of_code(value: Any) -> list[Any]:
     if isinstance(value, type) or not hasattr(value, "__dict__"):
         # Classes and builtins are identified by name. Other objects implemented in C only reveal their content when
         # pickled.
-        return [name_of(value).encode() if hasattr(value, "__qualname__") else _pickled(value)]
+        return [name_of(value).encode() if hasattr(value, "__qualname__") else pickled(value)]
     call = type(value).__call__ if callable(value) else None
     return [name_of(value).encode(), call if isinstance(call, FunctionType) else None, vars(value)]

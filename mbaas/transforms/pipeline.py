@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +17,7 @@ from mbaas.transforms.arrays import ArrayTransform, Form
 from mbaas.transforms.base import ImageTransform, Size, Transform
 from mbaas.transforms.color import Normalize
 from mbaas.transforms.decoders import DecodeImage, Decoder
-from mbaas.transforms.function import Map
+from mbaas.transforms.function import Map, pickled
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
 
@@ -231,6 +233,32 @@ class Pipeline:
             if isinstance(transform, Map) and (transform.fields or self.has_fields_on_image):
                 return index
         return len(self.transforms)
+
+    def pickled(self) -> bytes:
+        """Return the pipeline as bytes, to be sent to prep workers.
+
+        Raises:
+            ConfigError: it cannot be pickled.
+        """
+        try:
+            return pickled(self)
+        except Exception as error:  # whatever an object of the pipeline raises
+            raise ConfigError(
+                f"a pipeline is pickled to reach prep workers, and this one cannot be: {error}"
+            ) from error
+
+    def common_prefix(self, other: Pipeline) -> int:
+        """Return the number of leading transforms that both pipelines have, up to the shorter deterministic prefix."""
+        both = zip(self.transforms[: self.prefix], other.transforms[: other.prefix], strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0].identity() == pair[1].identity(), both))
+
+    def with_prefix(self, prefix: int) -> Pipeline:
+        """Return this pipeline with a shorter deterministic prefix; with 0, an engine neither gets nor keeps decoded
+        samples.
+        """
+        pipeline = copy.copy(self)
+        vars(pipeline)["prefix"] = min(prefix, self.prefix)
+        return pipeline
 
     @cached_property
     def prefix_fingerprint(self) -> str:

@@ -15,7 +15,7 @@ from mbaas.samples.placement import BlockPart
 if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
     from mbaas.transforms import Pipeline
 
-from mbaas.wire.samples import BadSample, EngineName, FetchCounts, SampleSpec, Seconds
+from mbaas.wire.samples import BadSample, EngineName, FetchCounts, PipelineReport, SampleSpec, Seconds
 
 # ---- samples and blocks, as prep workers make them ----
 
@@ -69,6 +69,32 @@ class WorkerBrief(Struct, frozen=True):
     config: PrepConfig
     order: SampleOrder
     spec: SampleSpec
+
+
+class OwnPipeline(Struct, frozen=True):
+    """A pipeline that consumers brought, as it is kept in the cluster's key-value store.
+
+    Attributes:
+        number: its stream in the feed (`mbaas.core.staging.streams`).
+        payload: the pipeline, pickled.
+        block_samples: samples in its blocks.
+        report: a worker's findings about it.
+    """
+
+    number: int
+    payload: bytes
+    block_samples: int
+    report: PipelineReport
+
+    @property
+    def fingerprint(self) -> str:
+        """The pipeline's fingerprint."""
+        return self.report.fingerprint
+
+
+def own_pipeline_key(fingerprint: str) -> str:
+    """Return the name under which an `OwnPipeline` is kept."""
+    return f"pipeline-{fingerprint}"
 
 
 class WorkerLocation(Struct, frozen=True):

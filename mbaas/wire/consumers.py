@@ -103,6 +103,8 @@ class FeedInfo(Struct, frozen=True):
     engine: EngineName  # that prepares the samples; another engine would produce different pixels
     # field -> the strings that its numbers stand for, of categorical fields
     categories: Mapping[str, tuple[str, ...]] = {}
+    pipeline: str = ""  # the pipeline's fingerprint, which is a part of ``fingerprint``
+    difference: str = ""  # what differs from the feed's pipeline, as a clause; "" for the feed's own
 
 
 class Resumption(Struct, frozen=True):
@@ -149,6 +151,8 @@ class JoinRequest(Struct, frozen=True):
     start: Start
     node: NodeId = ""
     born: Whole = 0
+    # fingerprint of the consumer's own pipeline, which is known to the feed by then; "" for the feed's pipeline
+    pipeline: Annotated[str, Meta(max_length=MOST_NAME)] = ""
 
 
 class Admission(Struct, frozen=True):
@@ -212,6 +216,12 @@ class Leave(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         checked_name(self.consumer)
+
+
+class PartsCall(_SessionCall, frozen=True):
+    """A consumer asks whether any of these delivered parts has been replaced in its block."""
+
+    parts: Annotated[tuple[UnreadablePart, ...], Meta(max_length=MOST_WANTED)]
 
 
 class BlockCall(Struct, frozen=True):

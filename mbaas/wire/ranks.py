@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from mbaas.model.balance import assign
 from mbaas.samples.order import MOST_NUMBER, Ids, Shuffle, Whole
 from mbaas.samples.placement import Placement
-from mbaas.wire.consumers import ConsumerName, NodeId, PollSeconds
+from mbaas.wire.consumers import MOST_NAME, ConsumerName, NodeId, PollSeconds
 
-# ---- ranks of data-parallel trials ----
+RankGroup: TypeAlias = tuple[str, int, int, str]
+"""Trial, world size, batch size and pipeline, which all ranks of one trial have in common."""
 
 
 class RankPlan(Struct, frozen=True):
@@ -49,7 +50,7 @@ class RankReport(Struct, frozen=True):
     """One rank's report of itself, sent with every session."""
 
     name: ConsumerName
-    # samples in a minibatch of all ranks; ranks with another size belong to another trial
+    # samples in a minibatch of all ranks; ranks with another size or another pipeline belong to another trial
     batch_size: Annotated[int, Meta(ge=1, le=MOST_NUMBER)]
     session: Whole
     node: NodeId
@@ -59,6 +60,9 @@ class RankReport(Struct, frozen=True):
     # stream (`mbaas.samples.order.ASIDE`)
     aside: Whole = 0
     due: Whole | None = None  # the next block according to its state, if that was saved between two epochs
+    # fingerprint of the trial's own pipeline, and its blocks in an epoch; "" and 0 for the feed's pipeline
+    pipeline: Annotated[str, Meta(max_length=MOST_NAME)] = ""
+    blocks_per_epoch: Whole = 0
 
     @property
     def consumer(self) -> str:
@@ -71,9 +75,9 @@ class RankReport(Struct, frozen=True):
         return self.name.rank
 
     @property
-    def group(self) -> tuple[str, int, int]:
-        """Key shared by all ranks of one trial: (trial, world size, batch size)."""
-        return self.name.trial, self.name.world_size, self.batch_size
+    def group(self) -> RankGroup:
+        """Key shared by all ranks of one trial."""
+        return self.name.trial, self.name.world_size, self.batch_size, self.pipeline
 
 
 class RankCall(Struct, frozen=True):
@@ -92,5 +96,6 @@ class RankOrders(Struct, frozen=True):
     start: int  # its first block; its own cursor unless its session floats
     missing: tuple[int, ...]  # ranks that have not joined; includes the requesting rank if its session is not open
     caches: Mapping[str, Any]  # node id -> handle of its cache node, which returns rows
-    others: Mapping[int, int] = {}  # missing ranks that joined with another batch size -> that size
+    # missing ranks that joined with another batch size or pipeline -> which, as a clause
+    others: Mapping[int, str] = {}
     ahead: tuple[int, ...] = ()  # ranks that are past the epoch, whose plan is no longer available

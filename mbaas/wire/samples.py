@@ -137,6 +137,22 @@ class Probe(Struct, frozen=True):
     decoded: DecodedCosts | None = None
 
 
+class PipelineReport(Struct, frozen=True):
+    """Findings of a worker about a pipeline that a consumer brought.
+
+    ``normalize`` is its `Normalize`, or None. ``prefix`` is the number of transforms that it has in common with the
+    samples that the feed keeps decoded; 0 if it cannot use them. ``difference`` is a clause on what differs from the
+    feed's pipeline; "" if nothing does.
+    """
+
+    probe: Probe
+    fingerprint: str
+    normalize: Any
+    has_images: bool
+    prefix: int
+    difference: str
+
+
 class DecodedSamples(Struct, frozen=True):
     """Identity and costs of a feed's decoded samples; ``threads`` prepare on a node, in total.
 

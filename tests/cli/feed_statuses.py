@@ -29,7 +29,7 @@ def feed_status(**given: Any) -> FeedStatus:
 def consumer(name: str, *, trial: str = "", state: str = "busy", **given: Any) -> ConsumerStatus:
     """A consumer; by default it is a trial without ranks at the start of the first epoch."""
     values: dict[str, Any] = {
-        "is_unassigned": False, "epoch": 0, "block": 0, "held_blocks": 0, "cohort": 0, "apart": "", "waits_for": "",
-        "report": ConsumerReport(), "last_ledger": None,
+        "is_unassigned": False, "epoch": 0, "block": 0, "blocks_per_epoch": 8, "pipeline": "", "difference": "",
+        "held_blocks": 0, "cohort": 0, "apart": "", "waits_for": "", "report": ConsumerReport(), "last_ledger": None,
     }  # fmt: skip
     return ConsumerStatus(name=name, state=state, trial=trial or name, **{**values, **given})

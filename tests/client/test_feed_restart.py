@@ -33,8 +33,10 @@ OLD, NEW = SimpleNamespace(_actor_id=1), SimpleNamespace(_actor_id=2)
 GONE = FeedGoneError("gone")
 
 
-def wait(find: Any, timeout_s: float = 30.0) -> tuple[Any, FeedInfo]:
-    return await_feed_restart(GONE, OLD, find=find, name=ConsumerName("me"), info=INFO, timeout_s=timeout_s)
+def wait(find: Any, timeout_s: float = 30.0, describe: Any = lambda *_: INFO) -> tuple[Any, FeedInfo]:
+    return await_feed_restart(
+        GONE, OLD, find=find, describe=describe, name=ConsumerName("me"), info=INFO, timeout_s=timeout_s
+    )
 
 
 def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +48,8 @@ def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkey
             raise answer
         return answer
 
-    monkeypatch.setattr(join, "feed_info", feed_info)
     found = iter([None, OLD, NEW, None, NEW])
-    assert wait(lambda _: next(found)) == (NEW, INFO)
+    assert wait(lambda _: next(found), describe=feed_info) == (NEW, INFO)
     assert next(found, "all were asked for") == "all were asked for"
 
 
@@ -69,10 +70,9 @@ def test_the_old_coordinator_and_one_that_did_not_come_up_are_passed_over(monkey
         ),
     ],
 )
-def test_another_feed_of_that_name_is_refused(monkeypatch: pytest.MonkeyPatch, other: FeedInfo, sentence: str) -> None:
-    monkeypatch.setattr(join, "feed_info", lambda *_: other)
+def test_another_feed_of_that_name_is_refused(other: FeedInfo, sentence: str) -> None:
     with pytest.raises(FeedFailedError, match=f"feed 'feed' was restarted with {sentence}"):
-        wait(lambda _: NEW)
+        wait(lambda _: NEW, describe=lambda *_: other)
 
 
 def test_nobody_is_waited_for_longer_than_was_said_nor_for_a_feed_that_was_stopped() -> None:

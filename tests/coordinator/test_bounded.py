@@ -45,9 +45,9 @@ class Feed:
         for made in self.core.handle(event, self.now):
             if isinstance(made, ev.Prepare):
                 meta = BlockMeta(made.block, 0, 6, (), 0.1, 0.1, FetchCounts(), 100)
-                self.counters.finished(f"prep-{self.sessions % 5000}", meta, ORDER)
+                self.counters.finished(f"prep-{self.sessions % 5000}", meta.block, meta, ORDER)
                 self._do(ev.TaskEnded(made.task, None))
-                self.counters.forget_below(self.core.lowest_block)
+                self.counters.forget_below(self.core.lowest_blocks)
 
     def session(self) -> None:
         self.sessions += 1

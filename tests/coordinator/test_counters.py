@@ -40,7 +40,7 @@ def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
     """Sample 7 is bad in epochs 0 and 1, and sample 9 in epoch 1. A block that is prepared twice counts once."""
     kept = Counters()
     for meta in (made(1, 7), made(1, 7), made(4, 9, 7, reason="empty")):
-        kept.finished("prep-0", meta, ORDER)
+        kept.finished("prep-0", meta.block, meta, ORDER)
     listed = [(s.sample_id, s.uri, s.reason, s.times, s.feed_epoch) for s in kept.skipped.values()]
     assert listed == [(9, "9.png", "empty", 1, 1), (7, "7.png", "empty", 2, 1)]
     assert kept.skipped_total == 3
@@ -50,11 +50,11 @@ def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
 def test_what_was_left_out_of_a_block_that_is_made_anew_is_tried_again_and_counted_again() -> None:
     """As in a feed that keeps all blocks: one of two bad samples can be read in the next epoch."""
     kept = Counters()
-    kept.finished("prep-0", made(1, 7, 9), ORDER)
+    kept.finished("prep-0", 1, made(1, 7, 9), ORDER)
     assert [bad.sample_id for bad in kept.left_out(1)] == [7, 9]
     kept.forget(1)
     assert kept.left_out(1) == ()
-    kept.finished("prep-0", made(1, 9), ORDER)
+    kept.finished("prep-0", 1, made(1, 9), ORDER)
     assert [bad.sample_id for bad in kept.left_out(1)] == [9]
     assert [(s.sample_id, s.times) for s in kept.skipped.values()] == [(7, 1), (9, 2)]
     assert kept.remade == 0
@@ -64,7 +64,7 @@ def test_however_often_a_block_is_made_anew_what_it_lacks_is_left_out_of_an_epoc
     kept = Counters()
     for _ in range(5):
         kept.forget(1)
-        kept.finished("prep-0", made(1, 7), ORDER)
+        kept.finished("prep-0", 1, made(1, 7), ORDER)
     assert not kept.notes, "1 of 23 is less than a tenth"
 
 
@@ -72,7 +72,7 @@ def test_what_is_made_again_for_one_consumer_is_of_no_later_epoch() -> None:
     kept = Counters()
     aside = structs.replace(made(4 * ASIDE + 1, 9), epoch=1)
     for meta in (made(5, 7), aside, made(8, 3)):
-        kept.finished("prep-0", meta, ORDER)
+        kept.finished("prep-0", meta.block, meta, ORDER)
     assert [(s.sample_id, s.feed_epoch) for s in kept.skipped.values()] == [(7, 1), (9, 1), (3, 2)]
 
 
@@ -80,7 +80,7 @@ def test_only_the_last_are_kept(monkeypatch) -> None:
     monkeypatch.setattr(counters, "KEPT_SKIPPED", 2)
     kept = Counters()
     for block, bad in ((0, (1, 2)), (1, (3,)), (4, (2,)), (5, (4,))):
-        kept.finished("prep-0", made(block, *bad), ORDER)
+        kept.finished("prep-0", block, made(block, *bad), ORDER)
     assert [(s.sample_id, s.times) for s in kept.skipped.values()] == [(2, 2), (4, 1)]
     assert kept.skipped_total == 5
 
@@ -89,7 +89,7 @@ def test_that_much_is_left_out_is_said_once() -> None:
     """2 of 23 samples in epoch 0 are less than a tenth. The third one in epoch 1 exceeds it."""
     kept = Counters()
     for block, bad in ((0, (1, 2)), (4, (1, 2)), (5, (3,)), (6, (4, 5))):
-        kept.finished("prep-0", made(block, *bad), ORDER)
+        kept.finished("prep-0", block, made(block, *bad), ORDER)
     (note,) = kept.notes
     assert note.endswith("3 of 23 samples are left out as bad, so far in epoch 1; the last is 3.png: text")
 
@@ -199,7 +199,7 @@ def test_a_dataloader_is_compared_with_blocks_that_were_decoded() -> None:
     counted = Counters()
     decoded = FetchCounts(local=Amount(6, 60), decoded=Amount(2, 50))
     for block, cpu_s, fetched in ((0, 5.0, FetchCounts()), (1, 6.5, FetchCounts()), (2, 7.0, decoded)):
-        counted.finished("prep-0", structs.replace(made(block), cpu_s=cpu_s, fetched=fetched), ORDER)
+        counted.finished("prep-0", block, structs.replace(made(block), cpu_s=cpu_s, fetched=fetched), ORDER)
     costs = counted.costs(None)
     assert (costs.prep_cpu_s, costs.encoded_cpu_s, costs.encoded_samples) == (7.0, 1.5, 6)
     assert costs.alone_sample_cpu_s == 0.25

@@ -35,7 +35,7 @@ def test_a_change_of_a_consumer_is_shown_with_the_event_that_caused_it():
     assert story[0].endswith(
         "BUSY: session 1, from block 5 on, in cohort 0  "
         "<- Join(consumer='ann', session=1, start=5, flexible=False, now=False, resumed=None, trial=None, "
-        "world_size=1, node='', born=0)"
+        "world_size=1, node='', born=0, stream=0)"
     )
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from mbaas.coordinator import store, written_epochs
+from mbaas.coordinator import written_epochs
 from mbaas.coordinator.background import InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.written_epochs import EpochWriter, keep_page, keep_trial, recall_epochs, recall_trials
 from mbaas.core.ranks import KeptTrial
 from mbaas.core.staging import events as ev
+from mbaas.ray_cluster import store
 from mbaas.samples.order import Shuffle
 from mbaas.samples.placement import NodeWeight, Placement
 from mbaas.wire.ranks import RankPlan
@@ -139,8 +140,8 @@ def test_what_is_written_down_is_found_by_feeds_of_the_same_fingerprint_only(ray
 
 def test_the_plans_of_ranks_are_found_again(ray_session, feed_name):
     placement = Placement(3, (NodeWeight("n0", 50, 2.5), NodeWeight("n1", 50, 2.5)), (-1.0, float("inf")))
-    trial = KeptTrial(("t", 2, 64), {7: RankPlan(("n0", "n1"), placement, CUT)}, {0: 7, 1: 9})
-    other = KeptTrial(("t", 2, 32), {0: RankPlan(("n0", "n0"))}, {0: 0})
+    trial = KeptTrial(("t", 2, 64, ""), {7: RankPlan(("n0", "n1"), placement, CUT)}, {0: 7, 1: 9})
+    other = KeptTrial(("t", 2, 32, ""), {0: RankPlan(("n0", "n0"))}, {0: 0})
     for each in (trial, other):
         keep_trial(feed_name, "a", each)
     assert sorted(recall_trials(feed_name, "a"), key=lambda kept: kept.group) == [other, trial]

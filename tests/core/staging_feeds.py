@@ -3,6 +3,7 @@
 from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.state import StagingState
+from mbaas.core.staging.streams import FEED_STREAM, Stream, StreamTable
 from mbaas.samples.placement import WHOLE
 from mbaas.settings import Timeouts
 
@@ -84,3 +85,8 @@ def prepared(done):
 
 def kinds(done, kind):
     return [i for i in done if isinstance(i, kind)]
+
+
+def one_stream(blocks_per_epoch: int, block_samples: int = 1, *, keeps_all: bool = False) -> StreamTable:
+    """Return the streams of a feed whose consumers all use its pipeline; a block has 10 bytes."""
+    return StreamTable(Stream(FEED_STREAM, blocks_per_epoch, block_samples, lambda _: 10, keeps_all=keeps_all))

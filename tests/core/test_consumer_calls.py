@@ -175,19 +175,19 @@ class Service:
         match kind:
             case "join":
                 self.sessions += 1
-                reach, request = self.core.out_of_reach, sent(*values, JoinRequest)
+                reach, request = self.core.out_of_reach(), sent(*values, JoinRequest)
                 self.send(calls.join(request, self.sessions, order=self.order, out_of_reach=reach))
             case "ask":
                 *asked, parts = values
                 call = {"ask": fields(ev.Ask, *asked), "poll_s": 1.0, "unreadable": parts}
                 decoded = sent(call, BlockCall)
-                calls.within_reach("cursor", decoded.ask.cursor, self.core.out_of_reach)
+                calls.within_reach("cursor", decoded.ask.cursor, self.core.out_of_reach())
                 for part in decoded.unreadable:
                     self.send(part)
                 self.send(decoded.ask)
             case "hand_back":
                 event = sent(fields(ev.HandBack, *values), ev.HandBack)
-                calls.within_reach("cursor", event.cursor, self.core.out_of_reach)
+                calls.within_reach("cursor", event.cursor, self.core.out_of_reach())
                 self.send(event)
             case "announce":
                 for event in calls.announce(*values):

@@ -11,6 +11,7 @@ from mbaas.core.staging.events import TrialPace
 from mbaas.core.staging.transitions import ConsumerState
 from mbaas.core.story import Stories
 from mbaas.wire.consumers import ConsumerReport
+from tests.core.staging_feeds import one_stream
 
 BOUNDS = {"workers": 2, "pending": 0, "reserved": 1, "most": 8}
 
@@ -21,9 +22,9 @@ def report(samples, *, wait_s, step_s, fetch_s=0.0, peers_s=0.0, loader="one"):
 
 def consumers(*cohorts):
     """Table with one cohort for each list of names."""
-    found = ConsumerTable(EpochTable(4), 3, Stories())
+    found = ConsumerTable(EpochTable(one_stream(4)), 3, Stories())
     for names in cohorts:
-        cohort = found.new_cohort()
+        cohort = found.new_cohort(0)
         for name in names:
             found.enter(name, 1, cohort, 0, 1e9, ConsumerState.BUSY)
     return found

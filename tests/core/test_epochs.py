@@ -8,6 +8,7 @@ from mbaas.core.staging.epochs import ASIDE_EPOCHS, MOST_PAGES, PAGE_EPOCHS, Epo
 from mbaas.core.story import InvariantError
 from mbaas.samples.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
 from mbaas.wire.consumers import Resumption
+from tests.core.staging_feeds import one_stream
 
 BLOCKS, SAMPLES = 4, 10
 """Blocks per epoch and samples per block."""
@@ -15,7 +16,7 @@ BLOCKS, SAMPLES = 4, 10
 
 def begun(*own_epochs: OwnEpoch, epochs: int = 1, is_shuffled: bool = True) -> EpochTable:
     """Table after the start of `epochs` epochs, with these consumers present."""
-    table = EpochTable(BLOCKS, SAMPLES, is_shuffled=is_shuffled)
+    table = EpochTable(one_stream(BLOCKS, SAMPLES), is_shuffled=is_shuffled)
     for number in range(epochs):
         table.fix(number * BLOCKS, own_epochs)
     return table
@@ -98,7 +99,7 @@ def test_in_the_datasets_own_order_anybody_may_begin_anywhere_and_gets_all() -> 
 
 def test_shuffles_do_not_lie_within_each_other_without_end() -> None:
     """In each epoch another consumer begins at another block, until none may before all are in phase."""
-    table = EpochTable(BLOCKS, SAMPLES)
+    table = EpochTable(one_stream(BLOCKS, SAMPLES))
     table.fix(0, [])
     number = 0
     while table.can_begin(number * BLOCKS + 1 + number % 2):
@@ -118,7 +119,7 @@ def resumed(start: int, own: OwnEpoch, epoch: int, how: Shuffle) -> Resumption:
 
 
 def test_who_goes_on_brings_what_a_restarted_coordinator_does_not_know() -> None:
-    table, how = EpochTable(BLOCKS, SAMPLES), Shuffle(5, (20,), Shuffle(4))
+    table, how = EpochTable(one_stream(BLOCKS, SAMPLES)), Shuffle(5, (20,), Shuffle(4))
     own = OwnEpoch(22, 26, 20)
     assert table.adopt(resumed(23, own, 5, how), [])
     assert shuffle(table, 5) == how
@@ -166,7 +167,7 @@ def test_whose_own_epoch_does_not_reach_into_the_next_may_go_on_however_that_is_
     next_epoch: int, wanted: Resumption
 ) -> None:
     """Block sizes have changed, so its own epoch begins in the middle of a block."""
-    table = EpochTable(BLOCKS, SAMPLES)
+    table = EpochTable(one_stream(BLOCKS, SAMPLES))
     table.fix(next_epoch * BLOCKS, [])
     assert table.adopt(wanted, [])
 
@@ -174,7 +175,7 @@ def test_whose_own_epoch_does_not_reach_into_the_next_may_go_on_however_that_is_
 def test_each_epoch_aside_has_a_run_of_numbers_of_its_own_whichever_comes_first() -> None:
     """A restarted coordinator puts each epoch at the same position, although consumers return in another order."""
     wanted = [resumed(BLOCKS * n + 1, OwnEpoch(BLOCKS * n, BLOCKS * (n + 1)), n, Shuffle(n)) for n in range(100)]
-    before, after = EpochTable(BLOCKS, SAMPLES), EpochTable(BLOCKS, SAMPLES)
+    before, after = EpochTable(one_stream(BLOCKS, SAMPLES)), EpochTable(one_stream(BLOCKS, SAMPLES))
     places = [before.put_aside(each, []).epoch for each in wanted]
     assert [after.put_aside(each, []).epoch for each in reversed(wanted)] == places[::-1]
     assert len({*places}) == len(wanted)
@@ -217,7 +218,7 @@ def test_an_epoch_aside_is_remembered_like_others() -> None:
 
 
 def test_the_first_number_aside_is_one_of_them() -> None:
-    table, first = EpochTable(BLOCKS, SAMPLES), ASIDE * BLOCKS
+    table, first = EpochTable(one_stream(BLOCKS, SAMPLES)), ASIDE * BLOCKS
     assert [table.is_aside(block) for block in (first - 1, first)] == [False, True]
     assert table.adopt(resumed(first + 1, OwnEpoch(first, first + BLOCKS), ASIDE, Shuffle(9)), [])
     table.validate()
@@ -227,7 +228,7 @@ def test_the_first_number_aside_is_one_of_them() -> None:
 
 
 def test_an_epoch_is_open_when_it_is_written_down_how_it_is_shuffled() -> None:
-    table = EpochTable(BLOCKS, SAMPLES, written={})
+    table = EpochTable(one_stream(BLOCKS, SAMPLES), written={})
     table.fix(0, [])
     table.fix(BLOCKS, [])
     assert not table.is_written(BLOCKS - 1)
@@ -242,7 +243,7 @@ def test_an_epoch_is_open_when_it_is_written_down_how_it_is_shuffled() -> None:
 def test_what_an_earlier_coordinator_wrote_down_holds() -> None:
     """No consumer reports epoch 1, because its consumer is away; otherwise it would be fixed without a cut."""
     how = Shuffle(1, (20,), Shuffle(0))
-    table = EpochTable(BLOCKS, SAMPLES, written={0: Shuffle(0), 1: how})
+    table = EpochTable(one_stream(BLOCKS, SAMPLES), written={0: Shuffle(0), 1: how})
     assert table.adopt(resumed(2, OwnEpoch(0, 4), 0, Shuffle(0)), [])
     table.fix(BLOCKS, [OwnEpoch(0, 4)])
     assert shuffle(table, 1) == how
@@ -251,20 +252,22 @@ def test_what_an_earlier_coordinator_wrote_down_holds() -> None:
 
 
 def test_how_a_returning_consumer_knows_its_epoch_is_written_down() -> None:
-    table = EpochTable(BLOCKS, SAMPLES, written={})
+    table = EpochTable(one_stream(BLOCKS, SAMPLES), written={})
     assert table.adopt(resumed(5, OwnEpoch(4, 8), 1, Shuffle(1)), [])
     assert table.take_changed() == {0: {1: Shuffle(1)}}
 
 
 def test_a_page_that_is_forgotten_is_deleted() -> None:
-    table = EpochTable(BLOCKS, SAMPLES, written={number: Shuffle(number) for number in range(PAGE_EPOCHS * MOST_PAGES)})
+    table = EpochTable(
+        one_stream(BLOCKS, SAMPLES), written={number: Shuffle(number) for number in range(PAGE_EPOCHS * MOST_PAGES)}
+    )
     table.fix(PAGE_EPOCHS * MOST_PAGES * BLOCKS, [])
     table.forget([])
     assert table.take_changed() == {0: {}, MOST_PAGES: {PAGE_EPOCHS * MOST_PAGES: Shuffle(PAGE_EPOCHS * MOST_PAGES)}}
 
 
 def test_an_epoch_under_a_wrong_number_is_a_bug() -> None:
-    table = EpochTable(BLOCKS, SAMPLES)
+    table = EpochTable(one_stream(BLOCKS, SAMPLES))
     table.adopt(resumed(5, OwnEpoch(4, 8), 1, Shuffle(2)), [])
     with pytest.raises(InvariantError, match="shuffled as others"):
         table.validate()

@@ -10,6 +10,7 @@ from mbaas.core.staging.transitions import ConsumerState
 from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
 from mbaas.samples.placement import WHOLE
+from tests.core.staging_feeds import one_stream
 
 
 class Table:
@@ -17,15 +18,16 @@ class Table:
 
     def __init__(self, *, budget_blocks=100, keeps_all=False):
         stories = Stories()
-        self.window = Window(10 * budget_blocks, stories, period=4 if keeps_all else 0)
-        self.consumers = ConsumerTable(EpochTable(4), 3, stories, keeps_all=keeps_all)
+        streams = one_stream(4, keeps_all=keeps_all)
+        self.window = Window(10 * budget_blocks, stories, streams)
+        self.consumers = ConsumerTable(EpochTable(streams), 3, stories)
         self.beginnings = Beginnings(self.consumers, self.window)
         self.keeping = Keeping(self.consumers, self.window, self.beginnings)
 
     def join(self, name, cursor, *, released=None, cohort=None):
         """A consumer at ``cursor`` that holds the blocks from ``released`` on."""
         consumers = self.consumers
-        consumer = consumers.enter(name, 1, cohort or consumers.new_cohort(), cursor, 30.0, ConsumerState.BUSY)
+        consumer = consumers.enter(name, 1, cohort or consumers.new_cohort(cursor), cursor, 30.0, ConsumerState.BUSY)
         consumer.asked, consumer.released = True, cursor if released is None else released
         return consumer
 

@@ -6,7 +6,14 @@ import pytest
 from msgspec.structs import replace
 from timed_staging import Search
 
-from mbaas.core.layout import MOST_SLACK_BLOCKS, block_samples, blocks_in_flight, lay_out, wanted_staging
+from mbaas.core.layout import (
+    MOST_SLACK_BLOCKS,
+    block_samples,
+    blocks_in_flight,
+    lay_out,
+    own_block_samples,
+    wanted_staging,
+)
 from mbaas.errors import ConfigError
 from mbaas.samples.fields import LABEL, Field
 from mbaas.settings import FeedSettings, Scaling, Staging
@@ -115,6 +122,33 @@ def laid_out(
     of = {"num_samples": num_samples, "is_random": is_random}
     of |= {"stored_samples": num_samples, "stored_bytes": 64_000 * num_samples}
     return lay_out(settings, probe, nodes, **of, earlier=earlier), settings
+
+
+PIPELINE = Probe(SampleSpec(Field("image", (224, 224, 3), "uint8"), (LABEL,)), 0.0001, 0.0)
+
+
+def test_blocks_of_own_pipelines_become_smaller_so_that_three_of_each_fit():
+    """2 GB / 23 are 577 photographs, 9 minibatches; for the 64th, one. Three of each are 62 % and the rounding."""
+    layout, settings = laid_out(staging_bytes=2 * 10**9)
+    sizes = [own_block_samples(settings, layout, PIPELINE, number, 1) for number in range(1, 65)]
+    assert (sizes[0], sizes[-1]) == (512, 64), "at most the feed's"
+    assert sizes == sorted(sizes, reverse=True)
+    fine = FeedSettings(name="f", batch_size=1, staging_bytes=2 * 10**9, cache_bytes=2**30)
+    fine = [own_block_samples(fine, layout, PIPELINE, number, 1) for number in range(1, 65)]
+    assert 3 * sum(fine) * layout.sample_bytes <= 0.62 * settings.staging_bytes
+
+
+def test_a_slow_own_pipeline_gets_blocks_of_a_second():
+    layout, settings = laid_out(staging_bytes=2 * 10**9)
+    assert own_block_samples(settings, layout, replace(PIPELINE, sample_s=0.005), 1, 1) == 192
+    assert own_block_samples(settings, layout, replace(PIPELINE, sample_s=0.005), 1, 2) == 384, "on two nodes"
+
+
+def test_an_own_pipeline_whose_minibatches_do_not_fit_is_refused_with_both_figures():
+    layout, settings = laid_out(staging_bytes=2**28)
+    large = Probe(SampleSpec(Field("image", (1024, 1024, 3), "uint8"), (LABEL,)), 0.001, 0.0)
+    with pytest.raises(ConfigError, match=r"3 minibatches of 64 samples of each pipeline, here 604 MB, and feed 'f'"):
+        own_block_samples(settings, layout, large, 1, 1)
 
 
 def test_samples_that_are_slow_to_read_make_small_blocks_too():

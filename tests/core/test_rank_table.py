@@ -88,8 +88,8 @@ def test_ranks_with_minibatches_of_other_sizes_do_not_meet(feed):
     """Rank 1 of an earlier run, with another size, is still present at first; it does not count."""
     left_over, first = feed.enter(1, "a", batch_size=32), feed.enter(0, "b", batch_size=64)
     orders = feed.ask(first)
-    assert (orders.plan, orders.missing, orders.others) == (None, (1,), {1: 32})
-    assert feed.ask(left_over).others == {0: 64}
+    assert (orders.plan, orders.missing, orders.others) == (None, (1,), {1: "batch_size 32"})
+    assert feed.ask(left_over).others == {0: "batch_size 64"}
     second = feed.enter(1, "a", batch_size=64)
     assert feed.ask(first).plan == feed.ask(second).plan == RankPlan(("b", "a"), PLACEMENT)
 
@@ -105,7 +105,7 @@ def test_only_missing_ranks_of_the_same_trial_are_told_to_have_minibatches_of_an
     feed.ranks.enlist(RankReport(ConsumerName("t", 1, 3), 32, 99, "a", 0, True))
     assert feed.ask(first).others == {}, "rank 1 is there"
     feed.enter(2, "a", size=3, batch_size=16)
-    assert feed.ask(first).others == {2: 16}
+    assert feed.ask(first).others == {2: "batch_size 16"}
 
 
 def test_an_old_session_of_a_rank_gets_no_plan(feed):
@@ -390,7 +390,7 @@ def test_of_trials_that_are_forgotten_nothing_stays_written_down(feed):
         feed.leave(other)
     feed.ranks.trials()
     gone = [kept.group for kept in feed.ranks.to_write() if not kept.plans]
-    assert gone == [("t", 2, 1), ("t", 2, 2)]
+    assert gone == [("t", 2, 1, ""), ("t", 2, 2, "")]
     assert feed.ranks.to_write() == []
 
 

@@ -13,14 +13,15 @@ from mbaas.core.staging.transitions import ConsumerState
 from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
 from mbaas.samples.placement import WHOLE
+from tests.core.staging_feeds import one_stream
 
 
 class Table(ConsumerTable):
     """Consumers, an empty window, and the logic that uses both."""
 
     def __init__(self, ahead, blocks_per_epoch):
-        super().__init__(EpochTable(blocks_per_epoch), ahead, Stories())
-        self.window = Window(10**6, Stories())
+        super().__init__(EpochTable(one_stream(blocks_per_epoch)), ahead, Stories())
+        self.window = Window(10**6, Stories(), self.streams)
         self.beginnings = Beginnings(self, self.window)
         self.regrouping = Regrouping(self, self.beginnings)
 
@@ -34,7 +35,7 @@ def table(*cursors, ahead=3, blocks_per_epoch=4):
 
 
 def join(found, name, cursor, cohort=None):
-    return found.enter(name, 1, cohort or found.new_cohort(), cursor, 30.0, ConsumerState.BUSY)
+    return found.enter(name, 1, cohort or found.new_cohort(cursor), cursor, 30.0, ConsumerState.BUSY)
 
 
 def stage(found, *blocks):
@@ -308,20 +309,20 @@ def test_who_begins_immediately_gets_a_block_that_is_ready_near_the_slowest(curs
     found.epochs.fix(4, [])  # epoch 1 has begun
     ready(found, *made)
     stage(found, *half_made)
-    assert found.beginnings.place_now() == (found.cohorts[0], begins)
+    assert found.beginnings.place_now(0) == (found.cohorts[0], begins)
 
 
 def test_who_begins_immediately_prefers_a_ready_block_and_then_the_largest_cohort():
     found = table(5, 7)
     found.epochs.fix(4, [])
-    assert found.beginnings.place_now() == (found.cohorts[0], 5)
+    assert found.beginnings.place_now(0) == (found.cohorts[0], 5)
     join(found, "another", 7, found.cohorts[1])
-    assert found.beginnings.place_now() == (found.cohorts[1], 7), "nothing is ready, and it has two members"
+    assert found.beginnings.place_now(0) == (found.cohorts[1], 7), "nothing is ready, and it has two members"
     ready(found, 5)
-    assert found.beginnings.place_now() == (found.cohorts[0], 5)
-    assert found.beginnings.place_now(5) == (found.cohorts[0], 5)
-    assert found.beginnings.place_now(6) == (found.cohorts[1], 7)
-    assert found.beginnings.place_now(8) is None
+    assert found.beginnings.place_now(0) == (found.cohorts[0], 5)
+    assert found.beginnings.place_now(0, 5) == (found.cohorts[0], 5)
+    assert found.beginnings.place_now(0, 6) == (found.cohorts[1], 7)
+    assert found.beginnings.place_now(0, 8) is None
 
 
 def test_ranks_of_a_trial_begin_together_unless_one_has_asked():

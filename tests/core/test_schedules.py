@@ -40,6 +40,18 @@ def test_each_block_is_made_once_while_nobody_dies_or_falls_out_of_step(pool):
     run_all(pool, range(300), calm=True)
 
 
+def test_consumers_with_several_pipelines_get_their_epochs_exactly(pool):
+    run_all(pool, range(1_000), pipelines=4)
+
+
+def test_each_block_is_made_once_for_all_consumers_with_the_same_pipeline(pool):
+    run_all(pool, range(200), calm=True, pipelines=3)
+
+
+def test_a_feed_that_keeps_all_and_gets_other_pipelines_is_as_exact(pool):
+    run_all(pool, range(300), keeps_all=True, pipelines=3)
+
+
 def test_a_feed_that_keeps_all_is_as_exact(pool):
     run_all(pool, range(500), keeps_all=True)
 

@@ -10,6 +10,7 @@ from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.consumers import Cohort, Consumer
 from mbaas.core.staging.state import StagingState
+from mbaas.core.staging.streams import block_name, block_number
 from mbaas.core.staging.tasks import Task, Worker
 from mbaas.core.staging.transitions import (
     BLOCK_CHANGES,
@@ -28,8 +29,6 @@ from mbaas.core.story import (
     SHOWN_NAMES,
     InvariantError,
     Stories,
-    block_name,
-    block_number,
     names_meant,
     shown_name,
     unknown_thing,
@@ -271,7 +270,7 @@ def take_a_member_out_of_its_cohort(core):
 
 
 def have_two_cohorts_for_one(core):
-    core.consumers.cohorts[1] = Cohort(1, 4, 3)
+    core.consumers.cohorts[1] = Cohort(1, core.streams[0], 3)
 
 
 def let_go_of_what_was_not_given(core):

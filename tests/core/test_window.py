@@ -6,11 +6,12 @@ from mbaas.core.staging.transitions import BlockState
 from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
 from mbaas.samples.placement import BlockPart
+from tests.core.staging_feeds import one_stream
 
 
 @pytest.fixture
 def window():
-    return Window(100, Stories())
+    return Window(100, Stories(), one_stream(4))
 
 
 def granted(window, number=0, nbytes=10, parts=3):
@@ -166,7 +167,7 @@ def test_with_a_node_only_the_parts_are_lost_that_lay_there(window):
 
 def test_the_story_of_a_block_that_was_dropped_is_kept_for_a_while():
     stories = Stories(past=1)
-    window = Window(100, stories)
+    window = Window(100, stories, one_stream(4))
     for number in (1, 2):
         granted(window, number)
         window.drop(number, "nobody wants it")

@@ -10,11 +10,15 @@ import random
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
+
+from msgspec.structs import replace as replace_struct
 
 from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.state import StagingState
-from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
+from mbaas.core.staging.streams import STREAM_BITS, Stream, in_core, local_block
+from mbaas.samples.order import ASIDE, OwnEpoch, SampleOrder, Shuffle
 from mbaas.samples.placement import BlockPart
 from mbaas.settings import Timeouts
 from mbaas.wire.consumers import Resumption
@@ -29,6 +33,8 @@ class FakeConsumer:
     """A loader as the core sees it.
 
     Attributes:
+        stream: the stream that it reads; its block numbers count from 0 in that stream.
+        order: the order of samples in the stream's blocks.
         cursor: next block that it needs; None before admission.
         holds: blocks received and not yet released.
         own: bounds of its own epoch.
@@ -41,6 +47,8 @@ class FakeConsumer:
 
     name: str
     session: int
+    stream: Stream
+    order: SampleOrder
     cursor: int | None = None
     asking: bool = False
     holds: deque[int] = field(default_factory=deque)
@@ -91,9 +99,12 @@ class Simulation:
         steps: number of events to draw.
         calm: no deaths, departures or detached consumers. Each block must then be prepared exactly once.
         keeps_all: all epochs are identical and one epoch's blocks stay staged.
+        pipelines: pipelines that consumers use, which differ in the size of their blocks.
     """
 
-    def __init__(self, seed: int, steps: int = 80, *, calm: bool = False, keeps_all: bool = False) -> None:
+    def __init__(
+        self, seed: int, steps: int = 80, *, calm: bool = False, keeps_all: bool = False, pipelines: int = 1
+    ) -> None:
         self.rng = random.Random(seed)
         self.paces: dict[str, float] = {}
         self.seed, self.steps, self.calm, self.keeps_all = seed, steps, calm, keeps_all
@@ -105,7 +116,12 @@ class Simulation:
             # A consumer begins mid-epoch only if an epoch is longer than the blocks prepared ahead.
             self.blocks_per_epoch, ahead_blocks = rng.choice([5, 8, 12]), rng.randint(1, 2)
         limits = StagingLimits(
-            budget_bytes=max(rng.choice([10, 20, 30, 45, 80]), 10 * self.blocks_per_epoch * keeps_all),
+            budget_bytes=max(
+                rng.choice([10, 20, 30, 45, 80]),
+                10 * self.blocks_per_epoch * keeps_all,
+                30 * (keeps_all and pipelines > 1),  # the layout sees to three blocks of each pipeline
+                100 * pipelines * (calm and pipelines > 1),  # with less, blocks may be dropped to make room for others
+            ),
             ahead_blocks=ahead_blocks,
             timeouts=Timeouts(
                 lease_s=1e9 if calm else 20.0,
@@ -128,6 +144,7 @@ class Simulation:
             block_samples=BLOCK_SAMPLES,
             is_shuffled=not keeps_all,
         )
+        self.streams, self.orders = self._streams(pipelines)
         self.states: list[tuple[Resumption, FakeConsumer]] = []
         self.now = 0.0
         self.consumers: dict[str, FakeConsumer] = {}
@@ -142,6 +159,17 @@ class Simulation:
         self._validate_every = 1 if seed % 10 == 0 else 5  # validating at every event takes half of the run time
         self._names = 0
         self._session = 0
+
+    def _streams(self, pipelines: int) -> tuple[list[Stream], list[SampleOrder]]:
+        """Return the streams and their orders; blocks of later ones have 1 to 4 samples, of 2 or 3 bytes."""
+        streams, orders = [self.core.streams[0]], [self.order]
+        drawn = random.Random(f"streams {self.seed}")
+        for number in range(1, pipelines):
+            order = replace_struct(self.order, block_samples=drawn.randint(1, 4))
+            nbytes = min(10, order.block_samples * drawn.randint(2, 3))
+            streams.append(Stream(number, order.blocks_per_epoch, order.block_samples, partial(_as_always, nbytes)))
+            orders.append(order)
+        return streams, orders
 
     def block_bytes(self, block: int) -> int:
         """Ten bytes; seven for an epoch's last block."""
@@ -190,30 +218,33 @@ class Simulation:
                 self._rejoin_if_alive(instruction.consumer, instruction.session)
 
     def _admitted(self, consumer: FakeConsumer, admitted: ev.Admitted) -> None:
+        stream, length = consumer.stream, consumer.order.blocks_per_epoch
+        cursor, own_epoch = stream.local(admitted.cursor), admitted.own_epoch.moved(-stream.first)
         if consumer.epoch_blocks:  # it resumes, perhaps in a side epoch
-            by = admitted.cursor - (consumer.cursor or 0)
-            assert by % self.blocks_per_epoch == 0
-            assert admitted.own_epoch == consumer.own.moved(by)
+            by = cursor - (consumer.cursor or 0)
+            assert by % length == 0
+            assert own_epoch == consumer.own.moved(by)
             consumer.epoch_blocks = [block + by for block in consumer.epoch_blocks]
-            consumer.known = [(epoch + by // self.blocks_per_epoch, how) for epoch, how in consumer.known]
-        consumer.cursor, consumer.own = admitted.cursor, admitted.own_epoch
+            consumer.known = [(epoch + by // length, how) for epoch, how in consumer.known]
+        consumer.cursor, consumer.own = cursor, own_epoch
 
     def _take(self, consumer: FakeConsumer, block: int) -> None:
         """Record the samples that a consumer takes from a block."""
         if block >= consumer.own.end or not consumer.epoch_blocks:
             assert not consumer.epoch_blocks, f"{consumer.name} was moved in mid-epoch"
-            consumer.own = OwnEpoch.at(block, self.blocks_per_epoch, BLOCK_SAMPLES)
-        shuffle = self.core.epochs.shuffle_of(block)
-        first, _ = self.order.span(block)
-        ids = self.order.sample_ids(block, shuffle).tolist()
+            consumer.own = _own_epoch(block, consumer.order)
+        order = consumer.order
+        shuffle = self.core.epochs.shuffle_of(consumer.stream.first + block)
+        first, _ = order.span(block)
+        ids = order.sample_ids(block, shuffle).tolist()
         own = consumer.own
         if block == own.first:
             ids = ids[max(0, own.begin - first) :]
-        elif block == own.end - 1 and own.begin % BLOCK_SAMPLES:
+        elif block == own.end - 1 and own.begin % order.block_samples:
             ids = ids[: own.begin - first]
         consumer.epoch_blocks.append(block)
         consumer.samples.append(ids)
-        consumer.known.append((block // self.blocks_per_epoch, shuffle))
+        consumer.known.append((order.epoch_of(block), shuffle))
         if block == own.end - 1:
             assert consumer.epoch_blocks == [*range(own.first, own.end)], f"{consumer.name}: {consumer.epoch_blocks}"
             consumer.finished.append([i for ids in consumer.samples for i in ids])
@@ -228,17 +259,19 @@ class Simulation:
             return
         assert consumer.asking, f"{consumer.name} was given blocks that it did not ask for"
         consumer.asking = False
-        first = delivery.blocks[0]
+        delivered = [*map(local_block, delivery.blocks)]
+        first = delivered[0]
         if first != consumer.cursor:
             assert not consumer.epoch_blocks, f"{consumer.name} was moved in mid-epoch"
             assert first > (consumer.cursor or 0), f"{consumer.name} was moved back"
-        assert list(delivery.blocks) == list(range(first, first + len(delivery.blocks)))
-        for block in delivery.blocks:
-            self._check_readable(block)
+        assert delivered == [*range(first, first + len(delivered))]
+        assert [*delivery.blocks] == [block + consumer.stream.first for block in delivered]
+        for block in delivered:
+            self._check_readable(consumer.stream.first + block)
             if not delivery.as_copy:
                 consumer.holds.append(block)
             self._take(consumer, block)
-        consumer.cursor = delivery.blocks[-1] + 1
+        consumer.cursor = delivered[-1] + 1
 
     def _check_readable(self, number: int) -> None:
         assert self.core.window.is_ready(number), f"block {number} was handed out before it was made"
@@ -259,26 +292,27 @@ class Simulation:
         if consumer is not None and consumer.session == session:
             consumer.asking = False
             consumer.holds.clear()
+            self._later.append(ev.OpenStream(consumer.stream))  # a loader makes its pipeline known again
             self._session += 1
             consumer.session = self._session
-            self._later.append(self._again(consumer))
+            self._later.append(in_core(self._again(consumer), consumer.stream))
 
     def _again(self, consumer: FakeConsumer) -> ev.Join:
         """Return the event with which a consumer rejoins, as `Position.start_at` decides."""
-        name, session, cursor = consumer.name, consumer.session, consumer.cursor
+        cursor, length = consumer.cursor, consumer.order.blocks_per_epoch
+        join = ev.Join(consumer.name, consumer.session, cursor, stream=consumer.stream.number)
         if cursor is None:
-            return ev.Join(name, session, now=True)
+            return replace_struct(join, now=True)
         if consumer.epoch_blocks:
-            return ev.Join(name, session, cursor, resumed=consumer.resumption())
-        if self.core.epochs.is_aside(cursor) and consumer.last is not None:
-            return ev.Join(name, session, (consumer.last[1].epoch + 1) * self.blocks_per_epoch)
-        if cursor % self.blocks_per_epoch and consumer.last is not None:
-            own = OwnEpoch.at(cursor, self.blocks_per_epoch, BLOCK_SAMPLES)
-            resumed = Resumption(cursor, own, *consumer.last, taken=False)
-            return ev.Join(name, session, cursor, resumed=resumed)
+            return replace_struct(join, resumed=consumer.resumption())
+        if cursor >= ASIDE * length and consumer.last is not None:
+            return replace_struct(join, start=(consumer.last[1].epoch + 1) * length)
+        if cursor % length and consumer.last is not None:
+            own = _own_epoch(cursor, consumer.order)
+            return replace_struct(join, resumed=Resumption(cursor, own, *consumer.last, taken=False))
         if consumer.last is not None:
-            return ev.Join(name, session, cursor, now=True)
-        return ev.Join(name, session, now=True) if consumer.own.begin else ev.Join(name, session, cursor, flexible=True)
+            return replace_struct(join, now=True)
+        return replace_struct(join, start=None, now=True) if consumer.own.begin else replace_struct(join, flexible=True)
 
     # ---- random events ----
 
@@ -313,6 +347,8 @@ class Simulation:
                 (1, self._retire_worker), (3, self._put_off), (2, self._meet_bad_sample), (2, self._try_failed_anew),
                 (2, self._meet_bug), (4, self._tell_paces),
             ]  # fmt: skip
+            if len(self.streams) > 1:
+                moves.append((4, self._change_pipeline))
         weights = [weight for weight, _ in moves]
         self.rng.choices([move for _, move in moves], weights)[0]()
         self._flush()
@@ -329,47 +365,79 @@ class Simulation:
             return
         self._names, self._session = self._names + 1, self._session + 1
         name = f"c{self._names}"
-        self.consumers[name] = consumer = FakeConsumer(name, self._session)
+        number = self.rng.randrange(len(self.streams)) if len(self.streams) > 1 else 0
+        stream, order = self.streams[number], self.orders[number]
+        self.consumers[name] = consumer = FakeConsumer(name, self._session, stream, order)
+        join = ev.Join(name, self._session, stream=number)
+        if number:
+            self.send(ev.OpenStream(stream))
         luck = self.rng.random()
-        if luck < 0.25 and not self.calm and (self.states or self.blocks_per_epoch > 1):
+        if luck < 0.25 and not self.calm and (self._states_of(stream) or order.blocks_per_epoch > 1):
             self._restore(consumer)
         elif luck < 0.45 and not self.calm:
-            start = self.rng.randint(0, 3) * self.blocks_per_epoch
-            self.send(ev.Join(name, self._session, start, flexible=self.rng.random() < 0.5))
+            start = self.rng.randint(0, 3) * order.blocks_per_epoch
+            self._tell(consumer, replace_struct(join, start=start, flexible=self.rng.random() < 0.5))
         else:
-            self.send(ev.Join(name, self._session, now=luck > 0.5 and self.joins_now))
+            self._tell(consumer, replace_struct(join, now=luck > 0.5 and self.joins_now))
         if self.calm and consumer.cursor is not None:
             self._ask_for(consumer)  # a consumer that requests nothing for long is detached
 
+    def _tell(self, consumer: FakeConsumer, call: ev.Join | ev.Ask | ev.Heartbeat | ev.UnreadablePart) -> None:
+        """Send a consumer's call, as the coordinator's shell does."""
+        self.send(in_core(call, consumer.stream))
+
+    def _change_pipeline(self) -> None:
+        """A consumer between two epochs continues with another pipeline, at the start of its next epoch."""
+        consumer = self._pick()
+        if consumer is None or consumer.cursor is None or consumer.epoch_blocks or consumer.asking:
+            return
+        number = self.rng.randrange(len(self.streams))
+        last = consumer.last[1].epoch if consumer.last is not None else -1
+        consumer.stream, consumer.order = self.streams[number], self.orders[number]
+        consumer.holds.clear()
+        consumer.cursor = consumer.last = None
+        self._session += 1
+        consumer.session = self._session
+        self.send(ev.OpenStream(consumer.stream))
+        start = (last + 1) * consumer.order.blocks_per_epoch
+        is_now = self.joins_now and self.rng.random() < 0.5
+        join = ev.Join(consumer.name, consumer.session, start, stream=number)
+        self._tell(consumer, replace_struct(join, flexible=not is_now, now=is_now))
+
+    def _states_of(self, stream: Stream) -> list[tuple[Resumption, FakeConsumer]]:
+        return [each for each in self.states if each[1].stream is stream]
+
     def _restore(self, consumer: FakeConsumer) -> None:
         """Resume from the state of another consumer, of this feed or another."""
-        if self.states and (self.order.num_samples <= BLOCK_SAMPLES or self.rng.random() < 0.7):
-            resumed, taken = self.rng.choice(self.states)
+        states = self._states_of(consumer.stream)
+        if states and (consumer.order.blocks_per_epoch == 1 or self.rng.random() < 0.7):
+            resumed, taken = self.rng.choice(states)
             consumer.samples, consumer.known = [*taken.samples], [*taken.known]
             consumer.epoch_blocks = [*range(resumed.start - len(taken.samples), resumed.start)]
         else:
-            resumed, consumer.samples, consumer.known = self._foreign()
+            resumed, consumer.samples, consumer.known = self._foreign(consumer.order)
             consumer.epoch_blocks = [*range(resumed.own_epoch.first, resumed.start)]
         consumer.cursor, consumer.own = resumed.start, resumed.own_epoch
-        self.send(ev.Join(consumer.name, consumer.session, resumed.start, resumed=resumed))
+        number = consumer.stream.number
+        self._tell(consumer, ev.Join(consumer.name, consumer.session, resumed.start, resumed=resumed, stream=number))
 
-    def _foreign(self) -> tuple[Resumption, list[list[int]], list[tuple[int, Shuffle]]]:
+    def _foreign(self, order: SampleOrder) -> tuple[Resumption, list[list[int]], list[tuple[int, Shuffle]]]:
         """A state from another feed, perhaps with other block bounds, and the samples and shuffles taken before."""
-        blocks, rng = self.blocks_per_epoch, self.rng
-        begin = rng.choice([0, rng.randrange(self.order.num_samples)])
+        blocks, rng = order.blocks_per_epoch, self.rng
+        begin = rng.choice([0, rng.randrange(order.num_samples)])
         epoch = rng.randint(1, 4)
-        first = epoch * blocks + begin // BLOCK_SAMPLES
-        own = OwnEpoch(first, first + blocks + bool(begin % BLOCK_SAMPLES), begin)
+        first = epoch * blocks + begin // order.block_samples
+        own = OwnEpoch(first, first + blocks + bool(begin % order.block_samples), begin)
         if own.end - own.first == 1:  # a single block has no middle
-            return self._foreign()
+            return self._foreign(order)
         start = rng.randint(own.first + 1, own.end - 1)
         here = Shuffle(epoch, (begin,), Shuffle(epoch - 1)) if begin and rng.random() < 0.5 else Shuffle(epoch)
         then = here.after(epoch + 1, [begin] if begin else [])
         taken, known = [], []
         for block in range(own.first, start):
-            (low, _), number = self.order.span(block), block // blocks
+            (low, _), number = order.span(block), block // blocks
             shuffle = here if number == epoch else then
-            ids = self.order.sample_ids(block, shuffle).tolist()
+            ids = order.sample_ids(block, shuffle).tolist()
             taken.append(ids[max(0, begin - low) :] if block == own.first else ids)
             known.append((number, shuffle))
         return Resumption(start, own, *known[-1]), taken, known
@@ -388,7 +456,8 @@ class Simulation:
         consumer.asking = True
         released = consumer.holds[0] if consumer.holds else consumer.cursor
         want, began = self.rng.randint(1, 3), consumer.began
-        self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released, want, began=began))
+        cursor = consumer.cursor
+        self._tell(consumer, ev.Ask(consumer.name, consumer.session, cursor, released, released, want, began=began))
 
     def _release(self) -> None:
         consumer = self._pick()
@@ -399,7 +468,7 @@ class Simulation:
     def _beat(self, consumer: FakeConsumer) -> None:
         if consumer.cursor is not None:
             released = consumer.holds[0] if consumer.holds else consumer.cursor
-            self.send(ev.Heartbeat(consumer.name, consumer.session, released, released))
+            self._tell(consumer, ev.Heartbeat(consumer.name, consumer.session, released, released))
 
     def _heartbeats(self) -> None:
         for consumer in list(self.consumers.values()):
@@ -443,7 +512,7 @@ class Simulation:
         consumer = self._pick()
         if consumer is None or consumer.asking or not (_holds_newest(consumer) and consumer.epoch_blocks):
             return
-        block = self.core.window.find(consumer.holds[-1])
+        block = self.core.window.find(consumer.stream.first + consumer.holds[-1])
         if block is not None and block.error is not None:
             consumer.go_back()
             # A consumer that got the block before it was lost and failed on retry gets the error first.
@@ -477,17 +546,17 @@ class Simulation:
         consumer = self._pick()
         if consumer is None or consumer.asking or consumer.cursor is None:
             return
-        unread = min(self.rng.randint(0, len(consumer.holds)), len(consumer.epoch_blocks)) * _holds_newest(consumer)
+        unread = min(self.rng.randint(0, len(consumer.holds)), len(consumer.epoch_blocks), _held_in_a_row(consumer))
         for _ in range(unread):
             consumer.go_back()
-        block = self.core.window.find(consumer.cursor) if unread else None
+        block = self.core.window.find(consumer.stream.first + consumer.cursor) if unread else None
         if block is not None:
             number = self.rng.randrange(len(block.parts))
             task = block.parts[number].task
             if task not in self.tasks:  # otherwise it is already being prepared again
                 self.unreadable.add(task)
-            self.send(ev.UnreadablePart(consumer.cursor, number, task))
-            self.send(ev.UnreadablePart(consumer.cursor, number, -1))  # late report of an earlier loss
+            self._tell(consumer, ev.UnreadablePart(consumer.cursor, number, task))
+            self._tell(consumer, ev.UnreadablePart(consumer.cursor, number, -1))  # late report of an earlier loss
         self._ask_for(consumer)
 
     def _retire_worker(self) -> None:
@@ -520,7 +589,8 @@ class Simulation:
         if consumer is not None and consumer.asking and consumer.cursor is not None:
             released = consumer.holds[0] if consumer.holds else consumer.cursor
             began = consumer.began
-            self.send(ev.Ask(consumer.name, consumer.session, consumer.cursor, released, released, began=began))
+            cursor = consumer.cursor
+            self._tell(consumer, ev.Ask(consumer.name, consumer.session, cursor, released, released, began=began))
 
     def _skip_epoch(self) -> None:
         """The consumer leaves its loop midway and starts the next epoch."""
@@ -551,7 +621,10 @@ class Simulation:
             self._worker_up("last")
         stuck = self.rng.choice([None, *self.consumers]) if len(self.consumers) > 1 and not self.calm else None
         goals = {name: len(c.finished) + 2 for name, c in self.consumers.items() if name != stuck}
-        for _ in range(60 * self.blocks_per_epoch * (len(goals) + 2)):
+        longest = max(order.blocks_per_epoch for order in self.orders)
+        # A pipeline whose parts took seconds gives way to the others for as long, and their parts take no time here.
+        patience = 60 if len(self.streams) == 1 else 1_500
+        for _ in range(patience * longest * (len(goals) + 2)):
             starved = [c for c in self.consumers.values() if len(c.finished) < goals.get(c.name, 0)]
             if not starved:
                 return
@@ -575,7 +648,7 @@ class Simulation:
             consumer.asking = True
             assert consumer.cursor is not None
             cursor, began = consumer.cursor, consumer.began
-            self.send(ev.Ask(consumer.name, consumer.session, cursor, cursor, cursor, want=2, began=began))
+            self._tell(consumer, ev.Ask(consumer.name, consumer.session, cursor, cursor, cursor, want=2, began=began))
         else:
             self._beat(consumer)
         self._flush()
@@ -584,11 +657,18 @@ class Simulation:
         for consumer in self.consumers.values():
             for samples in consumer.finished:
                 assert sorted(samples) == [*range(self.order.num_samples)], f"{consumer.name} took {samples}"
-        later = {block for block, _ in self.made if self.keeps_all and block >= self.blocks_per_epoch}
+        own = {block for block, _ in self.made if block < 1 << STREAM_BITS}
+        later = {block for block in own if self.keeps_all and block >= self.blocks_per_epoch}
         assert not later, f"made for a later epoch, although all are the same: {later}"
         if self.calm:
             twice = {part: n for part, n in self.made.items() if n > 1}
             assert not twice, f"made more than once without need: {twice}"
+
+
+def _held_in_a_row(consumer: FakeConsumer) -> int:
+    """Return how many of the newest blocks are held, without a copy between them."""
+    cursor = consumer.cursor or 0
+    return next((n for n, block in enumerate(reversed(consumer.holds)) if block != cursor - 1 - n), len(consumer.holds))
 
 
 def _holds_newest(consumer: FakeConsumer) -> bool:
@@ -596,7 +676,18 @@ def _holds_newest(consumer: FakeConsumer) -> bool:
     return consumer.cursor is not None and bool(consumer.holds) and consumer.holds[-1] == consumer.cursor - 1
 
 
-def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False, keeps_all: bool = False) -> None:
+def _as_always(nbytes: int, _: int) -> int:
+    return nbytes
+
+
+def _own_epoch(first: int, order: SampleOrder) -> OwnEpoch:
+    """Return the epoch of a consumer that begins it at block ``first``."""
+    return OwnEpoch.at(first, order.blocks_per_epoch, order.block_samples)
+
+
+def run_some(
+    seeds: Iterable[int], steps: int = 80, *, calm: bool = False, keeps_all: bool = False, pipelines: int = 1
+) -> None:
     """Run a `Simulation` for each seed.
 
     Raises:
@@ -604,7 +695,7 @@ def run_some(seeds: Iterable[int], steps: int = 80, *, calm: bool = False, keeps
     """
     with kept_garbage():
         for seed in seeds:
-            Simulation(seed, steps, calm=calm, keeps_all=keeps_all).run()
+            Simulation(seed, steps, calm=calm, keeps_all=keeps_all, pipelines=pipelines).run()
 
 
 def _told(scene: tuple[float, ev.Event] | ev.Instruction) -> str:

@@ -2,6 +2,7 @@
 
 ==============  ========================================================================================================
 `state`         `StagingState.handle`: applies an event, then delivers blocks, drops blocks and assigns work
+`streams`       one stream of blocks for each pipeline, and the numbers of blocks
 `events`        events and instructions of the staging state
 `calls`         validates client calls and turns them into events
 `consumers`     positions in the stream: consumers, reservations, cohorts
@@ -11,6 +12,8 @@
 `epochs`        the shuffle of each epoch; where a consumer may start in the middle of one
 `keeping`       **Why does a block stay, and which one goes first?** `Keeping.reason`
 `scheduling`    next task of each worker, and room for its block
+`turns`         whose turn it is, if consumers use several pipelines
+`rooms`         each cohort's part of the staging budget, if consumers use several pipelines
 `window`        staged blocks, their parts, and their byte budget
 `holding`       share of that budget that consumers may hold, so that the next block always has room
 `moving`        copies of parts from nodes that will be gone soon

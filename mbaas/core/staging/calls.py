@@ -8,6 +8,7 @@ the rest here, before anything changes. An invalid value raises an error in that
 from __future__ import annotations
 
 from mbaas.core.staging import events as ev
+from mbaas.core.staging.streams import FEED_STREAM
 from mbaas.errors import ConfigError, shown
 from mbaas.samples.order import ASIDE, MOST_LEVELS, MOST_NUMBER, SampleOrder, Shuffle
 from mbaas.wire.consumers import MOST_NAME, MOST_WANTED, ConsumerName, JoinRequest, Resumption, checked_name
@@ -18,14 +19,18 @@ restored consumer may.
 """
 
 
-def join(request: JoinRequest, session: int, *, order: SampleOrder, out_of_reach: range = range(0)) -> ev.Join:
+def join(
+    request: JoinRequest, session: int, *, order: SampleOrder, out_of_reach: range = range(0), stream: int = FEED_STREAM
+) -> ev.Join:
     """Check a call that opens a session, and return its event.
 
     Args:
         request: as received from the consumer.
         session: number of the new session, assigned by the service.
-        order: order of the feed's samples.
+        order: order of the samples, in the blocks of the consumer's pipeline.
         out_of_reach: see `within_reach`.
+        stream: number of its pipeline's stream; the event has the block numbers of the call, not yet those of the core
+            (`mbaas.core.staging.streams.in_core`).
 
     Raises:
         ConfigError: a value is invalid. The message contains its name, the value and the allowed values. All functions
@@ -49,6 +54,7 @@ def join(request: JoinRequest, session: int, *, order: SampleOrder, out_of_reach
         world_size=who.world_size,
         node=request.node,
         born=request.born,
+        stream=stream,
     )
 
 

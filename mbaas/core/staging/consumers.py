@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from mbaas.core.staging.epochs import EpochTable
 from mbaas.core.staging.pace import Group
+from mbaas.core.staging.streams import Stream, shown_block
 from mbaas.core.staging.transitions import CONSUMER_CHANGES, ConsumerState
 from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.samples.order import OwnEpoch
@@ -179,8 +180,11 @@ class Cohort:
     the cursor of the furthest.
 
     Attributes:
-        ahead_blocks: largest lead of prepared blocks over the furthest member.
+        stream: the blocks that it reads.
+        ahead_blocks: largest lead of prepared blocks over the furthest member. If 0, a block is prepared only while a
+            member waits for it.
         slack_blocks: blocks by which that lead may be larger over the slowest member.
+        room_blocks: blocks that fit its part of the staging budget; only set if consumers use several streams.
         members: never empty after an event.
         active: members that do not rest.
         held_up: (slowest cursor, since) while others wait for the slowest member; otherwise None.
@@ -191,9 +195,10 @@ class Cohort:
     """
 
     number: int
-    blocks_per_epoch: int
+    stream: Stream
     ahead_blocks: int
     slack_blocks: int = 0
+    room_blocks: int = 0
     members: list[Consumer] = field(default_factory=list)
     active: list[Consumer] = field(default_factory=list)
     held_up: tuple[int, float] | None = None
@@ -251,18 +256,20 @@ class Cohort:
     def horizon(self) -> int:
         """End of the blocks that may be prepared now; at most the next epoch of the furthest member that reads."""
         slowest, furthest = self.slowest, self.furthest
+        if not self.ahead_blocks:
+            return slowest + any(m.waiting and m.cursor == slowest for m in self.active)
         if self.active and all(m.is_visitor for m in self.active):
             end = max([m.own_epoch.end for m in self.active])
         else:
             # The whole next epoch may be prepared during the last block of this one, so an epoch's end causes no wait.
             # With one block per epoch, allow two. Without a limit, a small dataset would be prepared for epochs that no
             # trial may ever start.
-            end = max(self.next_boundary(furthest) + self.blocks_per_epoch, furthest + 2)
+            end = max(self.next_boundary(furthest) + self.stream.blocks_per_epoch, furthest + 2)
         return min(min(slowest + self.slack_blocks, furthest) + self.ahead_blocks, end)
 
     def next_boundary(self, block: int) -> int:
         """Return the first block of the epoch that starts at ``block`` or next after it."""
-        return -(-block // self.blocks_per_epoch) * self.blocks_per_epoch
+        return block + -self.stream.local(block) % self.stream.blocks_per_epoch
 
     @property
     def ahead_end(self) -> int:
@@ -274,7 +281,8 @@ class Cohort:
     def useful(self) -> range:
         """Blocks that members reach in their epochs or the next ones; kept while there is room."""
         slowest, lead = self.slowest, self.slack_blocks + self.ahead_blocks
-        return range(slowest, max([slowest + lead, *[m.own_epoch.end + self.blocks_per_epoch for m in self.members]]))
+        epoch = self.stream.blocks_per_epoch
+        return range(slowest, max([slowest + lead, *[m.own_epoch.end + epoch for m in self.members]]))
 
     def paces(self) -> dict[str, float]:
         """Return the known paces, fastest first: trial -> blocks/s."""
@@ -295,11 +303,9 @@ class ConsumerTable:
     """Consumers and cohorts of one feed.
 
     Args:
-        epochs: shuffles of the stream's epochs.
+        epochs: shuffles of the epochs.
         ahead_blocks, slack_blocks: see `Cohort`.
         stories: where the consumers' stories are stored.
-        keeps_all: whether all blocks of an epoch are kept for all epochs. Every consumer then has a separate cohort,
-            because blocks are prepared only once anyway.
 
     Attributes:
         by_name: all consumers and reservations, none GONE; each is a member of exactly one cohort.
@@ -315,12 +321,10 @@ class ConsumerTable:
         ahead_blocks: int,
         stories: Stories,
         *,
-        keeps_all: bool = False,
         slack_blocks: int = 0,
     ) -> None:
-        self.epochs, self.blocks_per_epoch = epochs, epochs.blocks_per_epoch
+        self.epochs, self.streams = epochs, epochs.streams
         self.ahead_blocks, self.slack_blocks = ahead_blocks, slack_blocks
-        self.keeps_all = keeps_all
         self.by_name: dict[str, Consumer] = {}
         self.cohorts: dict[int, Cohort] = {}
         self.prep_per_s = 0.0
@@ -348,7 +352,8 @@ class ConsumerTable:
         """
         own = self.epochs.around(cursor) if own_epoch is None else own_epoch
         story = self._stories.begin("consumer", name)
-        story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, cursor, cohort.number)
+        begin = shown_block(cursor)
+        story.tell("{}: session {}, from block {} on, in cohort {}", state.name, session, begin, cohort.number)
         consumer = Consumer(name, session, cursor, cursor, cursor, deadline, cohort.number, own, story, state)
         consumer.trial = name if trial is None else trial
         consumer.is_visitor = self.expects_visitors
@@ -396,6 +401,11 @@ class ConsumerTable:
     def of_trial(self, trial: str) -> list[Consumer]:
         """Return a trial's consumers: the trial itself, its ranks, or the reservation held for it."""
         return [consumer for consumer in self.by_name.values() if consumer.trial == trial]
+
+    def trials_in(self, stream: int) -> int:
+        """Return the number of trials that read a stream, at least 1."""
+        cohorts = [cohort for cohort in self.cohorts.values() if cohort.stream.number == stream]
+        return max(1, len({member.trial for cohort in cohorts for member in cohort.active}))
 
     def own_epochs(self) -> list[OwnEpoch]:
         """Return the current epochs of all consumers."""
@@ -447,14 +457,23 @@ class ConsumerTable:
         free = [consumer for consumer in self.by_name.values() if consumer.is_unassigned]
         return sorted(free, key=lambda consumer: consumer.cursor)
 
-    def new_cohort(self) -> Cohort:
-        """Return a new cohort without members."""
-        cohort = Cohort(self._next_cohort, self.blocks_per_epoch, self.ahead_blocks, self.slack_blocks)
+    def new_cohort(self, block: int) -> Cohort:
+        """Return a new cohort without members in the stream of ``block``."""
+        cohort = Cohort(self._next_cohort, self.streams.of(block), self.ahead_blocks, self.slack_blocks)
         self._next_cohort += 1
         self.cohorts[cohort.number] = cohort
         return cohort
 
     # ---- cohorts ----
+
+    def cohorts_of(self, stream: int) -> list[Cohort]:
+        """Return the cohorts of a stream where consumers may meet: none if it keeps all blocks of an epoch.
+
+        Every consumer then has a separate cohort, because blocks are prepared only once anyway.
+        """
+        if self.streams[stream].keeps_all:
+            return []
+        return [cohort for cohort in self.cohorts.values() if cohort.stream.number == stream]
 
     def begin_at(self, consumer: Consumer, block: int) -> None:
         """Start a consumer's epoch at a block."""
@@ -498,7 +517,7 @@ class ConsumerTable:
     def detach(self, consumers: Sequence[Consumer], why: str) -> Cohort:
         """Move consumers of one cohort to a new one, with unchanged cursors."""
         old = self.cohorts[consumers[0].cohort]
-        cohort = self.new_cohort()
+        cohort = self.new_cohort(consumers[0].cursor)
         old.uneven = None
         for consumer in consumers:
             old.remove(consumer)
@@ -510,14 +529,16 @@ class ConsumerTable:
     def needs_anew(self, place: int, given_as: int) -> bool:
         """Return whether a kept block that lacks samples should be prepared again: they may be available by now.
 
-        ``place`` is the block's index in an epoch, ``given_as`` the number under which it was first delivered. It is
-        due when a consumer comes near it in a later epoch, or waits for blocks up to it. It stays while a trial is
-        halfway through it: all ranks, and a consumer that re-reads the block, must get the same version.
+        ``place`` is the block in the stream's first epoch, ``given_as`` the number under which it was first delivered.
+        It is due when a consumer comes near it in a later epoch, or waits for blocks up to it. It stays while a trial
+        is halfway through it: all ranks, and a consumer that re-reads the block, must get the same version.
         """
-        length, is_near = self.blocks_per_epoch, False
+        stream, is_near = self.streams.of(place), False
+        length = stream.blocks_per_epoch
         due: dict[str, int] = {}
         for consumer in self.by_name.values():
-            if consumer.state is ConsumerState.RESERVED:
+            cohort = self.cohorts[consumer.cohort]
+            if consumer.state is ConsumerState.RESERVED or cohort.stream.number != stream.number:
                 continue
             first = consumer.released + (place - consumer.released) % length
             if any(consumer.holds(number) for number in range(first, max(consumer.cursor, consumer.given), length)):
@@ -525,8 +546,8 @@ class ConsumerTable:
             needed = consumer.cursor + (place - consumer.cursor) % length
             if due.setdefault(consumer.trial, needed) != needed:
                 return False  # one rank has received the block, another has not
-            is_later = needed // length > given_as // length
-            horizon = self.cohorts[consumer.cohort].horizon
+            is_later = stream.epoch_of(needed) > stream.epoch_of(given_as)
+            horizon = cohort.horizon
             if consumer.waiting:
                 horizon = max(horizon, consumer.cursor + consumer.want)
             is_near = is_near or (consumer.asked and is_later and needed < horizon)
@@ -550,5 +571,7 @@ class ConsumerTable:
                 raise InvariantError(
                     f"{consumer.name} let go of blocks that it was not given: {consumer}", consumer.story
                 )
+            if self.streams.of(consumer.cursor) is not self.cohorts[consumer.cohort].stream:
+                raise InvariantError(f"{consumer.name} is in a cohort of another pipeline", consumer.story)
             if consumer.state is ConsumerState.GONE:
                 raise InvariantError(f"{consumer.name} is GONE and still counted", consumer.story)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 
+from mbaas.core.staging.streams import StreamTable
 from mbaas.core.story import InvariantError
 from mbaas.samples.order import ASIDE, MOST_LEVELS, OwnEpoch, Shuffle
 from mbaas.wire.consumers import Resumption
@@ -34,24 +35,18 @@ MOST_PAGES = 64
 
 
 class EpochTable:
-    """Shuffles of the epochs that have started.
+    """Shuffles of the epochs that have started. An epoch has the same shuffle in all streams.
 
     Args:
-        blocks_per_epoch: blocks in one epoch.
-        block_samples: samples per block; the last block of an epoch may have fewer.
+        streams: the feed's streams.
         is_shuffled: whether epochs are shuffled; otherwise all have the same order, and consumers may start anywhere.
         written: epoch -> shuffle, as persisted by an earlier coordinator; None if shuffles are not persisted.
     """
 
     def __init__(
-        self,
-        blocks_per_epoch: int,
-        block_samples: int = 1,
-        *,
-        is_shuffled: bool = True,
-        written: Mapping[int, Shuffle] | None = None,
+        self, streams: StreamTable, *, is_shuffled: bool = True, written: Mapping[int, Shuffle] | None = None
     ) -> None:
-        self.blocks_per_epoch, self.block_samples = blocks_per_epoch, block_samples
+        self.streams = streams
         self._is_shuffled = is_shuffled
         self._shuffles = dict(written or {})
         self._pages = dict.fromkeys(number // PAGE_EPOCHS for number in self._shuffles)  # ordered by last change
@@ -61,36 +56,46 @@ class EpochTable:
 
     # ---- epochs of consumers ----
 
+    def number_of(self, block: int) -> int:
+        """Return the number of the block's epoch."""
+        return self.streams.of(block).epoch_of(block)
+
     def own_epoch(self, first: int) -> OwnEpoch:
         """Return the epoch of a consumer that starts it at block ``first``."""
-        return OwnEpoch.at(first, self.blocks_per_epoch, self.block_samples)
+        stream = self.streams.of(first)
+        return OwnEpoch(first, first + stream.blocks_per_epoch, stream.position_of(first))
 
     def around(self, block: int) -> OwnEpoch:
         """Return the stream's epoch that contains ``block``, as a consumer's epoch."""
-        return self.own_epoch(block - block % self.blocks_per_epoch)
+        return self.own_epoch(block - self.streams.of(block).index_of(block))
+
+    def is_boundary(self, block: int) -> bool:
+        """Return whether the block is the first of its epoch."""
+        return not self.streams.of(block).index_of(block)
 
     def next_boundary(self, block: int) -> int:
         """Return the first block of the epoch after the epoch of ``block``."""
-        return (block // self.blocks_per_epoch + 1) * self.blocks_per_epoch
+        stream = self.streams.of(block)
+        return block - stream.index_of(block) + stream.blocks_per_epoch
 
     def is_aside(self, block: int) -> bool:
         """Return whether the block belongs to a side epoch."""
-        return block // self.blocks_per_epoch >= ASIDE
+        return self.number_of(block) >= ASIDE
 
     # ---- shuffles ----
 
     def shuffle_of(self, block: int) -> Shuffle:
         """Return the shuffle of the block's epoch; for an epoch that has not started, a shuffle without segments."""
-        number = block // self.blocks_per_epoch
+        number = self.number_of(block)
         return self._shuffles.get(number) or Shuffle(number)
 
     def has_begun(self, block: int) -> bool:
         """Return whether the shuffle of the block's epoch is fixed."""
-        return block // self.blocks_per_epoch in self._shuffles
+        return self.number_of(block) in self._shuffles
 
     def is_written(self, block: int) -> bool:
         """Return whether blocks of the block's epoch may be delivered, because its shuffle is persisted."""
-        return not self._unwritten or block // self.blocks_per_epoch not in self._unwritten
+        return not self._unwritten or self.number_of(block) not in self._unwritten
 
     def note_written(self, epochs: Iterable[int]) -> None:
         """Record epochs whose shuffles are persisted."""
@@ -119,7 +124,7 @@ class EpochTable:
 
     def fix(self, block: int, own_epochs: Iterable[OwnEpoch]) -> None:
         """Fix the shuffle of the block's epoch, unless that epoch has started; ``own_epochs`` covers all consumers."""
-        number = block // self.blocks_per_epoch
+        number = self.number_of(block)
         if number in self._shuffles:
             return
         before = self._shuffles.get(number - 1)
@@ -133,21 +138,22 @@ class EpochTable:
         # Positions before which an epoch must have the same samples as the one before it.
         if not self._is_shuffled:
             return set()
-        begin, length = number * self.blocks_per_epoch, self.blocks_per_epoch
         cuts = set()
         for own in own_epochs:
+            stream = self.streams.of(own.first)
+            begin = stream.begin_of(number)
             if own.first < begin < own.end:
                 cuts.add(own.begin)
-            elif begin - length < own.end < begin:  # the consumer's next epoch spans the start
-                cuts.add(own.end % length * self.block_samples)
+            elif begin - stream.blocks_per_epoch < own.end < begin:  # the consumer's next epoch spans the start
+                cuts.add(stream.position_of(own.end))
         return cuts
 
     def can_begin(self, block: int) -> bool:
         """Return whether a consumer that starts its epoch at ``block`` will get each sample once."""
-        cut = block % self.blocks_per_epoch * self.block_samples
+        cut = self.streams.of(block).position_of(block)
         if not cut or not self._is_shuffled:
             return True
-        number = block // self.blocks_per_epoch
+        number = self.number_of(block)
         here, after = self._shuffles.get(number), self._shuffles.get(number + 1)
         if here is None:  # no consumer is here: its shuffle would ignore the epoch before
             return False
@@ -157,7 +163,7 @@ class EpochTable:
         """Return whether a consumer inside its epoch will get each of the epoch's samples once."""
         if not own.begin or not self._is_shuffled:
             return True
-        number = own.first // self.blocks_per_epoch
+        number = self.number_of(own.first)
         here, after = self._shuffles.get(number), self._shuffles.get(number + 1)
         return after is None or here is None or after.keeps(own.begin, here)
 
@@ -175,7 +181,7 @@ class EpochTable:
         if self._shuffles.get(number, shuffle) != shuffle:
             return False
         own, after = resumed.own_epoch, self._shuffles.get(number + 1)
-        reaches_across = own.first < (number + 1) * self.blocks_per_epoch < own.end
+        reaches_across = own.first < self.streams.of(own.first).begin_of(number + 1) < own.end
         if self._is_shuffled and reaches_across and after is not None and not after.keeps(own.begin, shuffle):
             return False
         self._set(number, shuffle)
@@ -184,16 +190,17 @@ class EpochTable:
     def put_aside(self, resumed: Resumption, own_epochs: Collection[OwnEpoch]) -> Resumption:
         """Assign side epochs to the rest of a consumer's epoch, and return where it continues."""
         run = zlib.crc32(repr((resumed.shuffle, resumed.own_epoch.begin)).encode()) % ASIDE_RUNS
-        moved = resumed.moved(ASIDE + run * ASIDE_EPOCHS - resumed.epoch, self.blocks_per_epoch)
+        length = self.streams.of(resumed.start).blocks_per_epoch
+        moved = resumed.moved(ASIDE + run * ASIDE_EPOCHS - resumed.epoch, length)
         while not self.adopt(moved, own_epochs):  # occupied, or its next epoch has started
-            moved = moved.moved(ASIDE_EPOCHS, self.blocks_per_epoch)
+            moved = moved.moved(ASIDE_EPOCHS, length)
         return moved
 
     def forget(self, kept: Iterable[int]) -> None:
         """Forget the shuffles of old epochs, except those near the epochs of ``kept`` blocks."""
         if len(self._pages) <= MOST_PAGES:
             return
-        near = {(block // self.blocks_per_epoch + by) // PAGE_EPOCHS for block in kept for by in (-1, 0, 1)}
+        near = {(self.number_of(block) + by) // PAGE_EPOCHS for block in kept for by in (-1, 0, 1)}
         gone = {page for page in [*self._pages][:-MOST_PAGES] if page not in near}
         self._pages = {page: None for page in self._pages if page not in gone}
         for number in [number for number in self._shuffles if number // PAGE_EPOCHS in gone]:

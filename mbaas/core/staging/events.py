@@ -4,7 +4,8 @@ Both are plain frozen values, so a schedule of a thousand events can be recorded
 name the event behind each change. Late or repeated calls and reports are recognised by their session or task number,
 and have no effect.
 
-Block numbers count over all epochs: ``epoch * blocks_per_epoch + index``. Times are seconds of any monotonic clock.
+Block numbers count over all epochs, ``epoch * blocks_per_epoch + index``, and tell their stream
+(`mbaas.core.staging.streams`). Times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from mbaas.core.staging.streams import FEED_STREAM, Stream
 from mbaas.samples.order import OwnEpoch, Shuffle
 from mbaas.samples.placement import BlockPart
 
@@ -109,6 +111,7 @@ class Join(Struct, frozen=True):
         node: id of its node.
         born: creation time of its loader. If two runs of a trial have different numbers of ranks, the younger one
             stays.
+        stream: number of the stream of its pipeline.
     """
 
     consumer: str
@@ -121,11 +124,18 @@ class Join(Struct, frozen=True):
     world_size: int = 1
     node: str = ""
     born: int = 0
+    stream: int = FEED_STREAM
 
     @property
     def is_exact(self) -> bool:
         """True if it must start exactly at ``start``."""
         return self.start is not None and not self.flexible and not self.now
+
+
+class OpenStream(Struct, frozen=True):
+    """A consumer will join with a pipeline of its own: open this stream for it, unless it is open."""
+
+    stream: Stream
 
 
 class TrialPace(Struct, frozen=True):
@@ -203,6 +213,7 @@ Event: TypeAlias = (
     | PartStays
     | UnreadablePart
     | Announce
+    | OpenStream
     | Join
     | Ask
     | HandBack
@@ -264,6 +275,12 @@ class DropBlock(Struct, frozen=True):
 
     block: int
     anew: bool = False
+
+
+class CloseStream(Struct, frozen=True):
+    """Forget this stream: it has had no consumers for a while."""
+
+    stream: int
 
 
 class WriteEpochs(Struct, frozen=True):
@@ -338,6 +355,7 @@ Instruction: TypeAlias = (
     | Deliver
     | Prepare
     | DropBlock
+    | CloseStream
     | WriteEpochs
     | MovePart
     | UsePart

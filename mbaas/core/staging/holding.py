@@ -7,6 +7,7 @@ trials together held the whole budget, no block could be prepared. Beyond the li
 from __future__ import annotations
 
 from mbaas.core.staging.consumers import Consumer, ConsumerTable
+from mbaas.core.staging.streams import Stream
 
 HELD_BLOCKS = 2
 """The block in use and the one before it, which is released only by the next call."""
@@ -16,19 +17,23 @@ SPARED_BLOCKS = 2 * HELD_BLOCKS
 
 
 class Holding:
-    """Blocks held by consumers during one round of deliveries; ``budget_blocks`` fit the staging budget."""
+    """Blocks of one stream that consumers hold during one round of deliveries.
 
-    def __init__(self, consumers: ConsumerTable, budget_blocks: int) -> None:
-        self._consumers, self._most = consumers, budget_blocks - 1
-        self._cohorts = cohorts = [*consumers.cohorts.values()]
+    ``room_blocks`` fit the stream's part of the staging budget (`mbaas.core.staging.rooms`).
+    """
+
+    def __init__(self, consumers: ConsumerTable, stream: Stream, room_blocks: int) -> None:
+        self._consumers, self._stream, self._most = consumers, stream, room_blocks - 1
+        self._cohorts = cohorts = [cohort for cohort in consumers.cohorts.values() if cohort.stream is stream]
+        self._members = [member for cohort in cohorts for member in cohort.members]
         self._apart = {number for cohort in cohorts for blocks in cohort.held_apart() for number in blocks}
         # All blocks held by a single cohort are in this range. It is cheap to compute and usually sufficient.
         self._lowest = min(cohort.lowest_held for cohort in cohorts)
-        self._end = max([member.cursor for cohort in cohorts for member in cohort.members])
+        self._end = max([member.cursor for member in self._members])
 
     def holdable(self, consumer: Consumer, ready: int) -> int:
         """Return how many of the ``ready`` blocks a consumer may hold; below 1, it must copy one."""
-        if self._consumers.keeps_all:
+        if self._stream.keeps_all and len(self._consumers.streams) == 1:
             return ready
         if len(self._cohorts) > 1 or self._apart:
             # Each cohort holds blocks while it waits, and needs another one.
@@ -38,8 +43,7 @@ class Holding:
             self._end = max(self._end, consumer.cursor + ready)
             if self._end - self._lowest <= self._most - SPARED_BLOCKS:
                 return ready
-        everybody = self._consumers.by_name.values()
-        held = {number for each in everybody for blocks in each.held() for number in blocks}
+        held = {number for each in self._members for blocks in each.held() for number in blocks}
         keeps_old = sum(number < consumer.cursor for blocks in consumer.held() for number in blocks) > HELD_BLOCKS
         free = self._most - SPARED_BLOCKS * keeps_old - len(held)
         for count in range(ready):

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Sequence
 
 from mbaas.core.staging.beginnings import Beginnings
-from mbaas.core.staging.consumers import ConsumerTable
+from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
+from mbaas.core.staging.streams import Stream, stream_number
 from mbaas.core.staging.transitions import BlockState
 from mbaas.core.staging.window import StagedBlock, Window
 
@@ -56,12 +58,13 @@ class Keeping:
         """Return the strongest reason to keep a block."""
         if block.is_in_hand:
             return Reason.IN_PREPARATION
-        if self._is_held(block.number):
+        stream = stream_number(block.number)
+        if self._is_held(block.number, self._consumers_of()[stream]):
             return Reason.HELD
         # A postponed block waits for storage, and only its own consumers should wait for that.
         if block.number in self._awaited() and not block.is_put_off:
             return Reason.AWAITED
-        return _by_position(block, [*self._spans()])
+        return _by_position(block, self._spans()[stream])
 
     def unwanted(self) -> list[StagedBlock]:
         """Return the blocks to drop now."""
@@ -71,17 +74,24 @@ class Keeping:
         """Return the blocks with a weaker reason, at most AWAITED, and their reasons; see `reason`."""
         # Called after every event, so positions are computed once, and consumers are searched last, only for blocks
         # that one of them may hold.
-        spans = [*self._spans()]
+        spans = self._spans()
         awaited = self._awaited() if than > Reason.AHEAD else set()
-        held_from = min([consumer.released for consumer in self._consumers.by_name.values()], default=0)
-        return [
-            (reason, block)
-            for block in self._window.blocks.values()
-            if not block.is_in_hand
-            and (reason := _by_position(block, spans)) < than
-            and (block.number not in awaited or block.is_put_off)
-            and (block.number < held_from or not self._is_held(block.number))
-        ]
+        consumers, held_from = self._consumers_of(), dict[int, int]()
+        for stream, there in consumers.items():
+            keeps_all = self._consumers.streams[stream].keeps_all
+            held_from[stream] = 0 if keeps_all else min([consumer.released for consumer in there])
+        found = []
+        for block in self._window.blocks.values():
+            if block.is_in_hand:
+                continue
+            stream = stream_number(block.number)
+            reason = _by_position(block, spans[stream])
+            if reason >= than or (block.number in awaited and not block.is_put_off):
+                continue
+            there = consumers.get(stream, [])
+            if not there or block.number < held_from[stream] or not self._is_held(block.number, there):
+                found.append((reason, block))
+        return found
 
     def weakest(self, below: Reason) -> tuple[StagedBlock, Reason] | None:
         """Return the block to drop first for its bytes, with its reason, which is weaker than ``below``; or None.
@@ -103,35 +113,71 @@ class Keeping:
 
     def lead(self, number: int) -> float:
         """Return the distance in blocks from the nearest cohort at or before the block; infinite if all are past it."""
-        cohorts = self._consumers.cohorts.values()
+        stream = stream_number(number)
+        cohorts = [cohort for cohort in self._consumers.cohorts.values() if cohort.stream.number == stream]
         return min((number - cohort.slowest for cohort in cohorts if cohort.slowest <= number), default=math.inf)
 
-    def _is_held(self, number: int) -> bool:
-        return any(consumer.holds(number) for consumer in self._consumers.by_name.values())
+    def _is_held(self, number: int, consumers: Sequence[Consumer]) -> bool:
+        # ``consumers`` are those of the block's stream.
+        stream = self._consumers.streams.of(number)
+        if not stream.keeps_all:
+            return any(consumer.holds(number) for consumer in consumers)
+        # Staged under one number, and held under those of several epochs.
+        index = stream.index_of(number)
+        return any(
+            stream.index_of(held) == index for consumer in consumers for blocks in consumer.held() for held in blocks
+        )
+
+    def _consumers_of(self) -> dict[int, list[Consumer]]:
+        """Return the consumers of each stream that has any."""
+        found = defaultdict[int, list[Consumer]](list)
+        for consumer in self._consumers.by_name.values():
+            found[stream_number(consumer.cursor)].append(consumer)
+        return found
 
     def _awaited(self) -> set[int]:
         return {
-            cohort.slowest
+            self._window.staged_as(cohort.slowest)
             for cohort in self._consumers.cohorts.values()
             if any(member.waiting and member.cursor == cohort.slowest for member in cohort.members)
         }
 
-    def _spans(self) -> Iterator[tuple[Reason, range]]:
-        """Yield the reasons that follow from positions alone, strongest first within each cohort."""
-        if self._consumers.keeps_all:
-            yield Reason.AHEAD, range(self._consumers.blocks_per_epoch)
-            return
-        for cohort in self._consumers.cohorts.values():
-            slowest = cohort.slowest
-            yield Reason.AHEAD, range(slowest, cohort.ahead_end)
-            yield Reason.USEFUL, cohort.useful
-            for member in cohort.members if len(cohort.active) < len(cohort.members) else ():
-                place = range(member.cursor, slowest)
-                if member.rests and self._window.has_all(place):  # also far behind the others, which may leave
-                    yield Reason.RESTING, place
-            join_start = self._beginnings.join_start(cohort)
-            if join_start is not None:
-                yield Reason.JOINABLE, range(join_start, slowest)
+    def _spans(self) -> defaultdict[int, list[tuple[Reason, range]]]:
+        """Return the reasons that follow from positions alone, by stream."""
+        found = defaultdict[int, list[tuple[Reason, range]]](list)
+        cohorts = self._consumers.cohorts.values()
+        for stream in self._consumers.streams:
+            if stream.keeps_all:
+                found[stream.number] = self._spans_of_epoch(
+                    stream, [cohort for cohort in cohorts if cohort.stream is stream]
+                )
+        for cohort in cohorts:
+            if not cohort.stream.keeps_all:
+                found[cohort.stream.number] += self._spans_of(cohort)
+        return found
+
+    def _spans_of_epoch(self, stream: Stream, cohorts: Sequence[Cohort]) -> list[tuple[Reason, range]]:
+        whole = range(stream.first, stream.first + stream.blocks_per_epoch)
+        if len(self._consumers.streams) == 1:
+            return [(Reason.AHEAD, whole)]
+        # Consumers with other pipelines need room, too.
+        near = [(Reason.AHEAD, range(at, at + 1)) for cohort in cohorts for at in self._near(cohort)]
+        return [(Reason.USEFUL, whole), *near]
+
+    def _near(self, cohort: Cohort) -> Sequence[int]:
+        return self._window.all_staged_as(range(cohort.slowest, cohort.ahead_end))
+
+    def _spans_of(self, cohort: Cohort) -> list[tuple[Reason, range]]:
+        slowest = cohort.slowest
+        found = [(Reason.AHEAD, range(slowest, cohort.ahead_end)), (Reason.USEFUL, cohort.useful)]
+        for member in cohort.members if len(cohort.active) < len(cohort.members) else ():
+            place = range(member.cursor, slowest)
+            if member.rests and self._window.has_all(place):  # also far behind the others, which may leave
+                found.append((Reason.RESTING, place))
+        join_start = self._beginnings.join_start(cohort)
+        if join_start is not None:
+            found.append((Reason.JOINABLE, range(join_start, slowest)))
+        return found
 
 
 def _by_position(block: StagedBlock, spans: list[tuple[Reason, range]]) -> Reason:

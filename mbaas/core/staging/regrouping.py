@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.staging.pace import Group, may_unite
+from mbaas.core.staging.streams import shown_block
 
 
 class Regrouping:
@@ -22,8 +23,7 @@ class Regrouping:
         that one moves. Returns a line for the log, or None if nothing happened.
         """
         own = self._consumers.cohorts[consumer.cohort]
-        cohorts = self._consumers.cohorts.values()
-        others = [] if self._consumers.keeps_all else [each for each in cohorts if each is not own]
+        others = [each for each in self._consumers.cohorts_of(own.stream.number) if each is not own]
         for other in others:
             # A restored or lagging consumer has caught up.
             if (
@@ -56,7 +56,7 @@ class Regrouping:
             return None
         # The trial may still use the last block of the epoch before; that block counts as held until it is released.
         self._consumers.begin_at(consumer, blocks[found.number])
-        consumer.story.tell("moved on to block {}, where others are", consumer.cursor)
+        consumer.story.tell("moved on to block {}, where others are", shown_block(consumer.cursor))
         if not suiting:
             return None
         if is_alone:
@@ -76,16 +76,17 @@ class Regrouping:
         cohort = self._consumers.cohorts[consumer.cohort]
         cohort.remove(consumer)
         if cohort.members and not self._beginnings.is_open_at(consumer.cursor, cohort):
-            found = self._beginnings.place_now(consumer.cursor) if self._may_move(consumer) else None
+            stream, cursor = cohort.stream.number, consumer.cursor
+            found = self._beginnings.place_now(stream, cursor) if self._may_move(consumer) else None
             if found is None:
-                cohort = self._beginnings.cohort_ahead(consumer.cursor) or self._consumers.new_cohort()
+                cohort = self._beginnings.cohort_ahead(cursor) or self._consumers.new_cohort(cursor)
             else:
                 cohort, block = found
                 self._consumers.begin_at(consumer, block)
                 if not self._suits(consumer.group, cohort):
-                    cohort = self._consumers.new_cohort()  # it still shares the blocks that are kept there
+                    cohort = self._consumers.new_cohort(block)  # it still shares the blocks that are kept there
             consumer.apart = "" if cohort.members else consumer.apart
-            consumer.story.tell("goes on at block {} in cohort {}", consumer.cursor, cohort.number)
+            consumer.story.tell("goes on at block {} in cohort {}", shown_block(consumer.cursor), cohort.number)
         cohort.add(consumer)
 
     def can_merge(self, one: Cohort, other: Cohort) -> bool:

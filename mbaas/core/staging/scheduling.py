@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from mbaas.core.staging.consumers import Cohort, ConsumerTable
 from mbaas.core.staging.keeping import WHY, Keeping, Reason
+from mbaas.core.staging.streams import stream_number
 from mbaas.core.staging.tasks import TaskTable, Worker
+from mbaas.core.staging.turns import Turns
 from mbaas.core.staging.window import StagedBlock, Window
 from mbaas.core.story import InvariantError
 from mbaas.samples.placement import BlockPart
@@ -41,18 +43,22 @@ class _Need(NamedTuple):
     """A block that a cohort lacks; smaller tuples come first.
 
     Attributes:
+        turn: see `Turns`; 0 if all consumers use one stream.
         since: start of the cohort's longest wait for a block; infinite if no member waits.
         lead: distance from the slowest cursor.
         fewness: minus the number of members.
         block: the number under which it is staged.
         urgent: whether the slowest member waits for it.
+        holds: whether a member that waits for it holds earlier blocks, which it may release only when it gets this one.
     """
 
+    turn: float
     since: float
     lead: int
     fewness: int
     block: int
     urgent: bool
+    holds: bool
 
 
 class _OpenParts:
@@ -104,12 +110,14 @@ class Scheduler:
 
     Args:
         consumers, tasks, window, keeping: tables of the staging core.
+        turns: whose turn it is, if there are several streams.
         cut: cuts a block when its bytes are granted.
-        block_bytes: block number -> staged size in bytes.
         drop: drops a staged block, given its number and the reason.
 
     Attributes:
         leaves_idle: whether a worker was idle after all available work was assigned.
+        starved: stream for which there was no room although a consumer waits; None without one. Its blocks may be
+            larger than those of others, whose blocks would otherwise take every byte that becomes free.
     """
 
     def __init__(
@@ -118,14 +126,15 @@ class Scheduler:
         tasks: TaskTable,
         window: Window,
         keeping: Keeping,
+        turns: Turns,
         *,
         cut: Callable[[int], Sequence[BlockPart]],
-        block_bytes: Callable[[int], int],
         drop: Callable[[int, str], None],
     ) -> None:
         self._consumers, self._tasks, self._window, self._keeping = consumers, tasks, window, keeping
-        self._cut, self._block_bytes, self._drop = cut, block_bytes, drop
+        self._turns, self._block_bytes, self._cut, self._drop = turns, consumers.streams.bytes_of, cut, drop
         self.leaves_idle = False
+        self.starved: int | None = None
 
     def assignments(self) -> Iterator[Assignment]:
         """Yield assignments, with the bytes of each block granted, until work, room or workers run out.
@@ -135,6 +144,7 @@ class Scheduler:
         self.leaves_idle = False
         if not self._tasks.any_credit():
             return
+        self.starved = None
         parts = _OpenParts(self._window, self._tasks.nodes())
         # First each node's own parts, then new blocks while there is room. Only the remaining parts may be taken over
         # by other nodes, because their raw bytes must cross the network.
@@ -178,20 +188,27 @@ class Scheduler:
         return self._window.grant(number, self._block_bytes(number), self._cut(number))
 
     def _next_block(self, part_of: Callable[[int], int | None]) -> int | None:
-        # The cohort whose member waits longest comes first, so that none starves; then the smallest lead over the
-        # slowest cursor decides. A block that does not fit blocks all later ones, except those that a cohort's slowest
-        # consumer waits for: these may evict others.
+        # The stream that had least comes first. In a stream, the cohort whose member waits longest does, so that none
+        # starves; then the smallest lead over the slowest cursor decides. A block that does not fit blocks all later
+        # ones, except those that a cohort's slowest consumer waits for: these may evict others.
         waiting_for_room = False
         needs = [need for c in self._consumers.cohorts.values() if (need := self._need(c, part_of)) is not None]
+        if len(self._consumers.streams) > 1:
+            turns = self._turns.of({stream_number(need.block) for need in needs})
+            needs = [need._replace(turn=turns[stream_number(need.block)]) for need in needs]
         for need in sorted(needs):
             if need.block in self._window.blocks:
                 return need.block  # its bytes are already granted
-            nbytes = self._block_bytes(need.block)
+            nbytes, stream = self._block_bytes(need.block), stream_number(need.block)
             # Otherwise small blocks would repeatedly pass a large one that waits for room, and starve it.
             may_take = need.urgent or not waiting_for_room
+            if self.starved is not None and stream != self.starved:
+                may_take = need.urgent and need.holds
             if may_take and (self._window.fits(nbytes) or self._make_room(nbytes, need.urgent)):
                 return need.block
             waiting_for_room = True
+            if need.urgent and self.starved is None:
+                self.starved = stream
         return None
 
     def _need(self, cohort: Cohort, part_of: Callable[[int], int | None]) -> _Need | None:
@@ -212,7 +229,8 @@ class Scheduler:
         # A member whose block is in preparation does not count as waiting: new work would not help it.
         since = min((m.since for m in cohort.members if m.waiting and m.cursor in lacking), default=math.inf)
         urgent = any(m.waiting and m.cursor == first == slowest for m in cohort.members)
-        return _Need(since, first - slowest, -len(cohort.members), window.staged_as(first), urgent)
+        holds = any(blocks for m in cohort.members if m.waiting and m.cursor == first for blocks in m.held())
+        return _Need(0.0, since, first - slowest, -len(cohort.members), window.staged_as(first), urgent, holds)
 
     # ---- parts of other nodes ----
 

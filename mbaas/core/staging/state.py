@@ -1,7 +1,8 @@
 """Staging state machine of one feed: which blocks to prepare, deliver, keep and drop.
 
-A feed is an endless stream of blocks (see `mbaas.samples.order.SampleOrder`), and a consumer is a cursor on it. This
-module turns events into instructions. It uses no clock, threads, randomness, files or Ray calls. Guarantees:
+A feed is an endless stream of blocks (see `mbaas.samples.order.SampleOrder`), and a consumer is a cursor on it. Each
+further pipeline that consumers use has a stream of its own (`mbaas.core.staging.streams`). This module turns events
+into instructions. It uses no clock, threads, randomness, files or Ray calls. Guarantees:
 
 - Every consumer receives each block of its epoch exactly once and in order, even if workers or other consumers fail.
 - A block is prepared once per cohort. Exceptions: a worker died, the budget evicted an undelivered block, or a consumer
@@ -22,7 +23,7 @@ from mbaas.core.cluster.supervisor import PROBE_S
 from mbaas.core.layout import StagingLimits
 from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.staging import events as ev
-from mbaas.core.staging import explain, pace
+from mbaas.core.staging import explain, pace, rooms
 from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.staging.epochs import EpochTable
@@ -32,8 +33,10 @@ from mbaas.core.staging.moving import PartMoves
 from mbaas.core.staging.regrouping import Regrouping
 from mbaas.core.staging.reservations import ReservationTime
 from mbaas.core.staging.scheduling import Assignment, Scheduler
-from mbaas.core.staging.tasks import TaskTable, Worker
+from mbaas.core.staging.streams import FEED_STREAM, Stream, StreamTable, block_name, shown_block, stream_number
+from mbaas.core.staging.tasks import Task, TaskTable, Worker
 from mbaas.core.staging.transitions import BlockState, ConsumerState, PartState
+from mbaas.core.staging.turns import Turns
 from mbaas.core.staging.window import Window
 from mbaas.core.story import Clock, InvariantError, Stories, Story, seconds, unknown_thing
 from mbaas.samples.order import ASIDE, Shuffle
@@ -60,6 +63,9 @@ inconsistent by a bug), and such a worker would fail every block. A single error
 
 MOST_AHEAD_EPOCHS = 1 << 20
 """Largest lead of a consumer over the newest started epoch; one further ahead starts where the others are."""
+
+UNUSED_S = 60.0
+"""A stream ends after this time without consumers. Trials that a search restarts find it within that time."""
 
 REST_AFTER_S = 1.0
 """A consumer between two of its epochs stops blocking others after max(this, 2 x its longest step) without a request.
@@ -101,29 +107,29 @@ class StagingState:
         self.limits = limits
         self.blocks_per_epoch = blocks_per_epoch
         self.stories = Stories()
-        self.epochs = EpochTable(blocks_per_epoch, block_samples, is_shuffled=is_shuffled, written=written)
-        self.window = Window(limits.budget_bytes, self.stories, period=blocks_per_epoch if keeps_all else 0)
-        self.consumers = ConsumerTable(
-            self.epochs,
-            limits.ahead_blocks,
-            self.stories,
-            keeps_all=keeps_all,
-            slack_blocks=limits.slack_blocks,
+        self.streams = StreamTable(
+            Stream(FEED_STREAM, blocks_per_epoch, block_samples, block_bytes, keeps_all=keeps_all)
         )
+        self.epochs = EpochTable(self.streams, is_shuffled=is_shuffled, written=written)
+        self.window = Window(limits.budget_bytes, self.stories, self.streams)
+        self.consumers = ConsumerTable(self.epochs, limits.ahead_blocks, self.stories, slack_blocks=limits.slack_blocks)
         self.tasks = TaskTable(self.stories)
         self.beginnings = Beginnings(self.consumers, self.window)
         self._regrouping = Regrouping(self.consumers, self.beginnings)
         self._keeping = Keeping(self.consumers, self.window, self.beginnings)
         self.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
         self.failed: str | None = None
-        self._block_bytes, self._cut = block_bytes, cut
+        self._cut = cut
+        self._turns = Turns(self.consumers.trials_in)
+        self._charged: dict[int, float] = {}  # task -> seconds charged to its stream in advance
+        self._unused_since: dict[int, float] = {}  # stream without consumers -> since when
         self._scheduler = Scheduler(
             self.consumers,
             self.tasks,
             self.window,
             self._keeping,
+            self._turns,
             cut=self._begin_block,
-            block_bytes=block_bytes,
             drop=self._drop,
         )
         self._moves = PartMoves(self.window, self.tasks)
@@ -131,7 +137,7 @@ class StagingState:
         self._starts = ReservationTime(first_s)  # from a trial's announcement until it joins
         # From an unassigned reservation until a trial is announced, for successors and for trials that start together.
         self._successions, self._cohort_mates = ReservationTime(first_s), ReservationTime(first_s)
-        self._peer_idle = PeerIdle(self.consumers, self._keeping.could_free, block_bytes)
+        self._peer_idle = PeerIdle(self.consumers, self._keeping.could_free)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # True if no follow-up is needed after the event
 
@@ -182,6 +188,8 @@ class StagingState:
                 self._task_failed(event, now)
             case ev.Announce():
                 self._announce(event, now)
+            case ev.OpenStream():
+                self._open_stream(event.stream, now)
             case ev.Join():
                 self._join(event, now)
             case ev.Ask():
@@ -286,24 +294,45 @@ class StagingState:
     @property
     def has_all(self) -> bool:
         """True if every block that consumers can request is staged and kept, so that prep has no work left."""
-        blocks = self.window.blocks.values()
-        return self.consumers.keeps_all and len(blocks) == self.blocks_per_epoch and all(b.is_ready for b in blocks)
+        blocks, feed = self.window.blocks.values(), self.streams[FEED_STREAM]
+        if not feed.keeps_all or len(self.streams) > 1:
+            return False
+        return len(blocks) == feed.blocks_per_epoch and all(block.is_ready for block in blocks)
 
-    @property
-    def out_of_reach(self) -> range:
-        """Block numbers where no consumer may be: far beyond the stream, and below the side epochs."""
-        first = self.next_epoch + MOST_AHEAD_EPOCHS + 1
-        return range(first * self.blocks_per_epoch, ASIDE * self.blocks_per_epoch)
+    def out_of_reach(self, stream: int = FEED_STREAM) -> range:
+        """Return the block numbers within a stream where no consumer may be: far beyond it, below the side epochs."""
+        first, length = self.next_epoch + MOST_AHEAD_EPOCHS + 1, self.streams[stream].blocks_per_epoch
+        return range(first * length, ASIDE * length)
 
-    def _fresh_start(self) -> int:
+    def _fresh_start(self, stream: int = FEED_STREAM) -> int:
         # First block of the first epoch that was never started. Consumers may have seen parts of earlier epochs.
-        return self.next_epoch * self.blocks_per_epoch
+        return self.streams[stream].begin_of(self.next_epoch)
+
+    def _open_stream(self, stream: Stream, now: float) -> None:
+        if stream.number not in self.streams:
+            self.streams.add(stream)
+            self._unused_since[stream.number] = now
+
+    def _close_streams(self, now: float) -> None:
+        used = {stream_number(consumer.cursor) for consumer in self.consumers.by_name.values()}
+        used.update(map(stream_number, self.window.blocks))
+        for stream in [stream.number for stream in self.streams if stream.number != FEED_STREAM]:
+            if stream in used:
+                self._unused_since.pop(stream, None)
+            elif now - self._unused_since.setdefault(stream, now) >= UNUSED_S:
+                del self._unused_since[stream]
+                self.streams.remove(stream)
+                self._turns.forget(stream)
+                self._out.append(ev.CloseStream(stream))
 
     def _join(self, event: ev.Join, now: float) -> None:
         old = self.consumers.by_name.get(event.consumer)
         # The shell numbers sessions in the order of joins, so a smaller number comes from an overtaken call.
         if old is not None and old.session >= event.session:
             self._refuse(event, f"session {old.session} of {event.consumer!r} is newer")
+            return
+        if event.stream not in self.streams:
+            self._refuse(event, "its pipeline is not known any more")
             return
         if not self._ends_other_groups(event):
             return
@@ -316,7 +345,7 @@ class StagingState:
         for before in (old, place):
             if before is not None and before.state is not ConsumerState.GONE:  # one object, or just ended
                 self.consumers.exit(before, f"session {event.session} of {event.consumer} takes its place")
-        cohort, cursor, own_epoch = self.beginnings.of(event, place, self._fresh_start())
+        cohort, cursor, own_epoch = self.beginnings.of(event, place, self._fresh_start(event.stream))
         lease = now + self.limits.timeouts.lease_s
         joined = self.consumers.enter(
             event.consumer, event.session, cohort, cursor, lease, ConsumerState.BUSY, own_epoch, event.trial
@@ -357,15 +386,17 @@ class StagingState:
         if again and event.cursor < max(consumer.released, consumer.done):
             return  # the first answer did arrive: a later heartbeat reported that block as finished
         if event.cursor < consumer.released:  # its blocks may be dropped and re-prepared with other contents
-            reason = f"it asked for block {event.cursor} after it let go of all blocks below {consumer.released}"
+            asked, released = shown_block(event.cursor), shown_block(consumer.released)
+            reason = f"it asked for block {asked} after it let go of all blocks below {released}"
             self._refuse(event, reason)
             return
-        if event.began is not None and not 0 <= event.cursor - event.began <= self.blocks_per_epoch:
-            reason = f"it asked for block {event.cursor} in an epoch of its own that began with block {event.began}"
+        cohort = self.consumers.cohorts[consumer.cohort]
+        if event.began is not None and not 0 <= event.cursor - event.began <= cohort.stream.blocks_per_epoch:
+            asked, began = shown_block(event.cursor), shown_block(event.began)
+            reason = f"it asked for block {asked} in an epoch of its own that began with block {began}"
             self._refuse(event, reason)
             return
         consumer.deadline = now + self.limits.timeouts.lease_s
-        cohort = self.consumers.cohorts[consumer.cohort]
         # A consumer that went back to a block that its cohort passed cannot continue there.
         is_lost = event.cursor < consumer.cursor and not self.window.has_all(range(event.cursor, cohort.slowest))
         consumer.go_to(event.cursor, again=again)
@@ -457,7 +488,8 @@ class StagingState:
         if blame and tasks:  # the oldest task is the one in progress
             self.tasks.charge(tasks[0], worker.node, reason, now)
         for task in tasks:
-            self._out.append(ev.Note(f"{name} is gone ({reason}): block {task.block} will be made again"))
+            self._discharge(task, None)
+            self._out.append(ev.Note(f"{name} is gone ({reason}): {block_name(task.block)} will be made again"))
             block = self.window.blocks[task.block]
             if self._is_deadly(task.block):
                 block.put_off(task.part, now + VERDICT_S, "too many prep workers died over it")
@@ -475,13 +507,14 @@ class StagingState:
                 why = f"{units.counted(len(deaths), 'prep worker')} died over it; the last one: {deaths[-1].reason}"
                 # A retry would cost another worker. It is worthwhile only with `keeps_all`, where the block would
                 # otherwise fail in all epochs.
-                self.window.fail(number, why, may_mend=self.consumers.keeps_all)
+                self.window.fail(number, why, may_mend=self.streams.of(number).keeps_all)
 
     def _node_down(self, node: str, reason: str) -> None:
         # The node's death is not a block's fault, so deaths on this node no longer count. Workers come first: their
         # parts are MAKING, parts stored on the node are READY, and both must become OPEN.
         for worker in [w for w in self.tasks.workers.values() if w.node == node]:
             for task in self.tasks.worker_down(worker.name):
+                self._discharge(task, None)
                 self.window.blocks[task.block].reopen(task.part, f"{worker.name} is gone: {reason}")
         for number in self.tasks.forgive(node):
             if not self._is_deadly(number):
@@ -512,12 +545,14 @@ class StagingState:
         # MAKING, OPEN or PUT_OFF: an earlier report already reopened it.
         if block.parts[event.part].state is PartState.READY:
             block.reopen(event.part, "a consumer could not read it")
-            self._out.append(ev.Note(f"a part of block {event.block} cannot be read any more: it will be made again"))
+            self._out.append(ev.Note(f"a part of {block} cannot be read any more: it will be made again"))
 
     def _task_ended(self, event: ev.TaskEnded, now: float) -> None:
+        since = self.tasks.since(event.task)
         task = self.tasks.finish(event.task, now)
         if task is None:
             return  # its worker was replaced; the part belongs to another task now
+        self._discharge(task, now - since)
         block = self.window.blocks[task.block]
         if event.error is None:
             self.tasks.failures.pop(task.block, None)
@@ -533,14 +568,16 @@ class StagingState:
     def _put_off(self, event: ev.PutOff, now: float) -> None:
         task = self.tasks.finish(event.task, now)
         if task is not None:
+            self._discharge(task, None)
             self.window.blocks[task.block].put_off(task.part, now + PUT_OFF_S, event.reason)
 
     def _task_failed(self, event: ev.TaskFailed, now: float) -> None:
         task = self.tasks.fail(event.task, now)
         if task is None:
             return  # its worker was replaced; the part belongs to another task now
+        self._discharge(task, None)
         block, worker = self.window.blocks[task.block], self.tasks.workers[task.worker]
-        self._out.append(ev.Note(f"{task.worker} failed on block {task.block}: {event.reason}"))
+        self._out.append(ev.Note(f"{task.worker} failed on {block}: {event.reason}"))
         # Pause first: the error may be temporary, and other workers may be free by then.
         block.put_off(task.part, now + PUT_OFF_S, f"it is tried again after an error: {event.reason}")
         failures = self.tasks.failures[task.block]
@@ -554,10 +591,14 @@ class StagingState:
             reason = f"{worker.failures} of its tasks in a row ended in an error; the last one: {event.reason}"
             self._replace(worker, reason, blame=False)
 
+    def _discharge(self, task: Task, took_s: float | None) -> None:
+        self._turns.ended(stream_number(task.block), self._charged.pop(task.number), took_s)
+
     def _try_anew(self, consumer: Consumer) -> None:
         # The data may be repaired. On a consumer's first request the block stays: it would wait for another failure
         # instead of getting the error.
-        for number in [n for n in self.window.failed if n >= self.window.staged_as(consumer.cursor)]:
+        first, stream = self.window.staged_as(consumer.cursor), stream_number(consumer.cursor)
+        for number in [n for n in self.window.failed if n >= first and stream_number(n) == stream]:
             block = self.window.blocks[number]
             if block.may_mend and not block.is_in_hand and consumer.name in block.told:
                 self._drop(number, f"{consumer.name} had its error, and asks again")
@@ -578,10 +619,12 @@ class StagingState:
         # The core has no clock: deadlines take effect only with the shell's ticks. A hanging worker looks like a slow
         # one, so tasks have a deadline; its node and the other workers continue.
         for worker in self.tasks.overdue(now, self.limits.timeouts.prep_s):
-            reason = f"it made block {worker.tasks[0].block} for more than {units.seconds(self.limits.timeouts.prep_s)}"
+            limit = units.seconds(self.limits.timeouts.prep_s)
+            reason = f"it made {block_name(worker.tasks[0].block)} for more than {limit}"
             self._replace(worker, reason, blame=True)
         for cohort in list(self.consumers.cohorts.values()):
             self._watch(cohort, now)
+        self._close_streams(now)
         self._condemn(now)  # before `resume`, which ends the pause of its part
         resumed = [block.resume(now) for block in self.window.blocks.values()]
         self._changed_nothing = not (self._out or any(resumed) or rested)
@@ -618,7 +661,7 @@ class StagingState:
             if waited_s < limits.patience_s and not never_began:
                 continue
             others = ", ".join(other.name for other in cohort.members if other is not member)
-            kept = f"kept {others} waiting at block {member.cursor} for {units.seconds(waited_s)}"
+            kept = f"kept {others} waiting at {block_name(member.cursor)} for {units.seconds(waited_s)}"
             self.consumers.detach([member], f"it {kept}")
             why = ", and has asked for nothing since it joined" if never_began else ""
             self._out.append(ev.Note(f"{member.name} {kept}{why}: it goes on in a cohort of its own"))
@@ -631,14 +674,12 @@ class StagingState:
         return slowest_busy and not all(map(self.window.is_on_its_way, waiting))
 
     def _part_by_pace(self, event: ev.PacesMeasured, now: float) -> None:
-        if self.consumers.keeps_all:
-            return
         self.consumers.prep_per_s = event.prep_per_s
         for trial in event.trials:
             for consumer in map(self.consumers.by_name.get, trial.consumers):
                 if consumer is not None:
                     consumer.blocks_per_s = trial.blocks_per_s
-        for cohort in list(self.consumers.cohorts.values()):
+        for cohort in [cohort for stream in self.streams for cohort in self.consumers.cohorts_of(stream.number)]:
             apart = self._part(cohort, now, pace.SPLIT_AFTER_S)
             while apart is not None:
                 apart = self._part(apart, now, 0.0)
@@ -670,11 +711,17 @@ class StagingState:
     def _follow_up(self, now: float) -> None:
         # The order matters: delivery moves cursors, cursors decide which blocks are dropped, and drops free bytes for
         # new work.
-        if self.consumers.keeps_all:
+        rooms.divide(
+            self.consumers.cohorts.values(),
+            self.limits.budget_bytes,
+            self.limits.ahead_blocks,
+            self.limits.slack_blocks,
+        )
+        if self.window.lacking:
             self._drop_lacking()  # a consumer that takes many blocks at once would get them before it came near
         self._deliver(now)
         self._scheduler.drop_unwanted()
-        if self.consumers.keeps_all:
+        if self.window.lacking:
             self._drop_lacking()
         for worker in self.tasks.done_leaving():
             self.tasks.worker_down(worker.name)
@@ -687,7 +734,7 @@ class StagingState:
         self._peer_idle.look(now, is_idle=self._scheduler.leaves_idle)
 
     def _deliver(self, now: float) -> None:
-        holding: Holding | None = None
+        holdings: dict[int, Holding] = {}
         for consumer in self.consumers.by_name.values():
             if not consumer.waiting:
                 continue
@@ -698,9 +745,13 @@ class StagingState:
             while end - consumer.cursor < most and self.window.is_ready(end) and self.epochs.is_written(end):
                 end += 1
             if end > consumer.cursor:
-                if holding is None:  # block 0 has full size
-                    holding = Holding(self.consumers, self.limits.budget_bytes // self._block_bytes(0))
-                holdable = holding.holdable(consumer, end - consumer.cursor)
+                stream = self.streams.of(consumer.cursor)
+                if stream.number not in holdings:
+                    starved, budget_bytes = self._scheduler.starved, self.limits.budget_bytes
+                    room = rooms.room_blocks(stream, self.consumers.cohorts.values(), budget_bytes)
+                    is_to_copy = starved is not None and starved != stream.number
+                    holdings[stream.number] = Holding(self.consumers, stream, 0 if is_to_copy else room)
+                holdable = holdings[stream.number].holdable(consumer, end - consumer.cursor)
                 end = consumer.cursor + max(1, holdable)
                 blocks = tuple(range(consumer.cursor, end))
                 for number in self.window.failed.intersection(map(self.window.staged_as, blocks)):
@@ -708,7 +759,8 @@ class StagingState:
                 idle_s = self._peer_idle.given(consumer, now)
                 new = self.window.hand_out(blocks)
                 self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s, holdable < 1, new))
-                consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", consumer.cursor, end - 1)
+                first, last = shown_block(consumer.cursor), shown_block(end - 1)
+                consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", first, last)
                 consumer.cursor, consumer.since = end, now
                 consumer.given = max(consumer.given, end)
 
@@ -723,7 +775,10 @@ class StagingState:
         return self._cut(number, self.epochs.shuffle_of(number))
 
     def _tell_shuffle(self, block: int) -> None:
-        shuffle, before = self.epochs.shuffle_of(block), self.epochs.shuffle_of(block - self.blocks_per_epoch)
+        stream = self.streams.of(block)
+        if block - stream.first < stream.blocks_per_epoch:
+            return
+        shuffle, before = self.epochs.shuffle_of(block), self.epochs.shuffle_of(block - stream.blocks_per_epoch)
         if shuffle.cuts != before.cuts and not self.epochs.is_aside(block):
             cuts = ", ".join(map(str, shuffle.cuts))
             how = f"within segments cut at {cuts}" if cuts else "all together again"
@@ -734,7 +789,8 @@ class StagingState:
         # requests it.
         for number in sorted(self.window.lacking):
             block = self.window.blocks[number]
-            if block.state is not BlockState.READY or block.given_as is None:
+            is_due = self.streams.of(number).keeps_all and block.state is BlockState.READY
+            if not is_due or block.given_as is None:
                 continue
             if self.consumers.needs_anew(number, block.given_as):
                 self._drop(number, "it lacks samples, which may be there in the next epoch", anew=True)
@@ -749,8 +805,9 @@ class StagingState:
         # An epoch counts as started from its first block. A consumer that joins after all others left gets the next
         # one.
         if not self.epochs.is_aside(number):
-            self.next_epoch = max(self.next_epoch, number // self.blocks_per_epoch + 1)
+            self.next_epoch = max(self.next_epoch, self.epochs.number_of(number) + 1)
         task = self.tasks.assign(worker, number, part, now)
+        self._charged[task.number] = self._turns.assigned(stream_number(number))
         block = self.window.blocks[number]
         block.begin(part, task.number, worker.name)
         shuffle = self.epochs.shuffle_of(number)
@@ -766,16 +823,19 @@ class StagingState:
         reason = self._keeping.reason(block)
         return f"{reason.name}: {WHY[reason]}"
 
-    @property
-    def lowest_block(self) -> int:
-        """Number of the lowest block that is staged, or that a consumer may request; 0 without any."""
-        return min([*self.window.blocks, *(c.released for c in self.consumers.by_name.values())], default=0)
+    def lowest_blocks(self) -> dict[int, int]:
+        """Return stream -> its lowest block that is staged, or that a consumer may request."""
+        lowest: dict[int, int] = {}
+        for number in [*self.window.blocks, *(c.released for c in self.consumers.by_name.values())]:
+            stream = stream_number(number)
+            lowest[stream] = min(number, lowest.get(stream, number))
+        return lowest
 
     def explain_wait(self, name: str, awaited: Sequence[str] = ()) -> str:
         """Return one clause on why a consumer waits; see `explain.wait`."""
 
         def has_room(block: int) -> bool:
-            return self._keeping.could_free(self._block_bytes(block))
+            return self._keeping.could_free(self.streams.bytes_of(block))
 
         return explain.wait(name, self.epochs, self.consumers, self.tasks, self.window, has_room, awaited)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from mbaas.core.staging.streams import block_name
 from mbaas.core.staging.transitions import WORKER_CHANGES, WorkerState
 from mbaas.core.story import InvariantError, Stories, Story
 
@@ -191,7 +192,7 @@ class TaskTable:
         if not worker.tasks:  # starts now; a queued task's deadline does not run
             worker.since = now
         worker.tasks.append(task)
-        worker.story.tell("task {}: part {} of block {}", task.number, part, block)
+        worker.story.tell("task {}: part {} of {}", task.number, part, block_name(block))
         return task
 
     def finish(self, number: int, now: float) -> Task | None:
@@ -225,6 +226,11 @@ class TaskTable:
     def has(self, number: int) -> bool:
         """Return whether a worker still has the task."""
         return number in self._tasks
+
+    def since(self, number: int) -> float:
+        """Return when the worker of a task started its oldest task; 0 if no worker has the task."""
+        task = self._tasks.get(number)
+        return 0.0 if task is None else self.workers[task.worker].since
 
     def makers(self, block: int) -> list[str]:
         """Return the workers that are preparing parts of the block, or have them queued."""

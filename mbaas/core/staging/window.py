@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from mbaas.core.staging.streams import StreamTable, block_name
 from mbaas.core.staging.transitions import BLOCK_CHANGES, PART_CHANGES, BlockState, PartState
-from mbaas.core.story import InvariantError, Stories, Story, block_name
+from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.samples.placement import BlockPart
 
 
@@ -175,7 +176,7 @@ class StagedBlock:
                 raise InvariantError(f"a part of {self} is {part.state.name} on node {part.node}", self.story)
 
     def __str__(self) -> str:
-        return f"block {self.number}"
+        return block_name(self.number)
 
 
 class Window:
@@ -184,7 +185,7 @@ class Window:
     Args:
         budget_bytes: largest total size of all blocks.
         stories: where the blocks' stories are stored.
-        period: number of blocks after which the stream repeats; 0 if it never does.
+        streams: the feed's streams.
 
     Attributes:
         blocks: by the number under which each is staged (`staged_as`); none is DROPPED.
@@ -193,9 +194,9 @@ class Window:
         lacking: numbers of the blocks without their bad samples.
     """
 
-    def __init__(self, budget_bytes: int, stories: Stories, period: int = 0) -> None:
+    def __init__(self, budget_bytes: int, stories: Stories, streams: StreamTable) -> None:
         self.budget_bytes = budget_bytes
-        self._period = period
+        self._streams = streams
         self.blocks: dict[int, StagedBlock] = {}
         self.used_bytes = 0
         self.failed: set[int] = set()
@@ -203,12 +204,15 @@ class Window:
         self._stories = stories
 
     def staged_as(self, number: int) -> int:
-        """Return the number under which a block is staged: in a repeating stream, that of the first equal block."""
-        return number % self._period if self._period else number
+        """Return the number under which a block is staged: if all epochs are identical, that in the first epoch."""
+        stream = self._streams.of(number)
+        return stream.first + stream.index_of(number) if stream.keeps_all else number
 
     def all_staged_as(self, numbers: range) -> Sequence[int]:
         """Return `staged_as` for many blocks; a large feed needs thousands after each event."""
-        return [number % self._period for number in numbers] if self._period else numbers
+        if not numbers or not self._streams.of(numbers[0]).keeps_all:
+            return numbers
+        return list(map(self.staged_as, numbers))
 
     def find(self, number: int) -> StagedBlock | None:
         """Return the staged block for a number of the stream, or None."""
@@ -217,7 +221,7 @@ class Window:
     def has_all(self, numbers: range) -> bool:
         """Return whether all of these blocks are staged or in preparation."""
         # From the end, where a block is most likely to be missing: a range may be long.
-        return all(self.staged_as(number) in self.blocks for number in reversed(numbers))
+        return all(number in self.blocks for number in reversed(self.all_staged_as(numbers)))
 
     def fits(self, nbytes: int) -> bool:
         """Return whether the budget has ``nbytes`` left."""

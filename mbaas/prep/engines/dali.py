@@ -85,7 +85,7 @@ class DaliEngine(CpuEngine):
         self._beside = ThreadPoolExecutor(1, "prep-beside")
         (stages,) = self._runs
         # Number of stages (which begin after the decoder) in the deterministic prefix.
-        self._in_prefix = min(pipeline.prefix - 1, len(stages))
+        self._in_prefix = min(max(0, pipeline.prefix - 1), len(stages))
         options: dict[str, Any] = {"threads": threads, "device_id": device_id, "limit": batch_pixels, "unit": "pixels"}
         self._whole = _ImageGraph(stages, slice(None), **options)
         self._first = _ImageGraph(stages, slice(self._in_prefix), **options)

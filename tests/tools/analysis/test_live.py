@@ -73,8 +73,8 @@ def did(samples: int, step_s: float, **more: float) -> ConsumerReport:
 
 def member(name: str, report: ConsumerReport, *, trial: str | None = None, state: str = "busy") -> ConsumerStatus:
     return ConsumerStatus(
-        name, state, False, trial=trial or name, epoch=0, block=0, held_blocks=0, cohort=0, apart="", waits_for="",
-        report=report, last_ledger=None,
+        name, state, False, trial=trial or name, epoch=0, block=0, blocks_per_epoch=1, pipeline="", difference="",
+        held_blocks=0, cohort=0, apart="", waits_for="", report=report, last_ledger=None,
     )  # fmt: skip
 
 

@@ -1,0 +1,158 @@
+"""Pipelines that consumers brought, next to the feed's own.
+
+A consumer sends its pipeline pickled. It is never unpickled here, only by a prep worker, which prepares some samples
+with it and reports what they are like. Its blocks then have a stream of their own in the staging core. Pipelines are
+kept in the cluster's key-value store, where workers find them, and a restarted coordinator does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from msgspec.structs import replace
+
+from mbaas.base.units import size
+from mbaas.core.layout import Layout, own_block_samples
+from mbaas.core.staging.streams import FEED_STREAM, Stream
+from mbaas.errors import ConfigError, StateError
+from mbaas.ray_cluster import store
+from mbaas.samples.order import SampleOrder
+from mbaas.settings import FeedSettings
+from mbaas.wire.blocks import OwnPipeline, own_pipeline_key
+from mbaas.wire.consumers import FeedInfo
+from mbaas.wire.samples import PipelineReport
+
+MOST_BYTES = 64 << 20
+"""Largest pickled pipeline. It is kept in the memory of the cluster's head."""
+
+LookAt = Callable[[bytes], Awaitable[PipelineReport]]
+"""Has a worker prepare some samples with a pickled pipeline, and returns its report."""
+
+
+class OwnPipelines:
+    """The pipelines of a feed, by fingerprint and by the number of their stream.
+
+    Args:
+        info: the feed's description, for consumers that use its own pipeline.
+        nodes: returns the number of nodes with workers.
+    """
+
+    def __init__(
+        self, info: FeedInfo, settings: FeedSettings, layout: Layout, look_at: LookAt, nodes: Callable[[], int]
+    ) -> None:
+        self._feed, self._settings, self._layout = info, settings, layout
+        self._look_at, self._nodes = look_at, nodes
+        self._infos = {FEED_STREAM: info}
+        self._own: dict[int, OwnPipeline] = {}
+        self._numbers = {info.pipeline: FEED_STREAM}
+        self._adding: dict[str, asyncio.Lock] = {}
+
+    def recall(self) -> list[Stream]:
+        """Return the streams of the pipelines that an earlier coordinator kept."""
+        feed, streams = self._settings.name, []
+        for name in store.names(feed, own_pipeline_key("")):
+            kept = store.get(feed, name)
+            fingerprint, pipeline = pickle.loads(kept) if kept else ("", None)
+            if pipeline is not None and fingerprint == self._feed.fingerprint:
+                streams.append(self._enter(pipeline))
+            else:  # of another feed of this name
+                store.delete(feed, name)
+        return streams
+
+    def number_of(self, fingerprint: str) -> int:
+        """Return the number of a pipeline's stream; "" is the feed's pipeline.
+
+        Raises:
+            StateError: the pipeline is not known any more.
+        """
+        number = self._numbers.get(fingerprint or self._feed.pipeline)
+        if number is None:
+            raise StateError(f"feed {self._settings.name!r} does not know pipeline {fingerprint} any more; join again")
+        return number
+
+    def info(self, number: int) -> FeedInfo:
+        """Return the feed's description for consumers of a stream."""
+        return self._infos[number]
+
+    def info_of(self, fingerprint: str) -> FeedInfo | None:
+        """Return the feed's description for consumers with a pipeline; None if it is not known."""
+        number = self._numbers.get(fingerprint)
+        return None if number is None else self._infos[number]
+
+    def own(self, number: int) -> OwnPipeline | None:
+        """Return the pipeline of a stream; None for the feed's own."""
+        return self._own.get(number)
+
+    async def add(self, fingerprint: str, payload: bytes) -> Stream | None:
+        """Add a pipeline; return its stream, or None if it is known.
+
+        Raises:
+            ConfigError: it is too large, does not suit the feed's samples, or its minibatches do not fit.
+            BadSampleError: no sample can be prepared with it.
+        """
+        if len(payload) > MOST_BYTES:
+            raise ConfigError(
+                f"a pickled pipeline may have up to {size(MOST_BYTES)}, this one has {size(len(payload))}: load large "
+                "tables in the function that uses them, or keep them in the object store"
+            )
+        async with self._adding.setdefault(fingerprint, asyncio.Lock()):  # trials bring equal pipelines at once
+            if fingerprint in self._numbers:
+                return None
+            report = await self._look_at(payload)
+            if report.fingerprint in self._numbers:  # functions may have another fingerprint after unpickling
+                self._numbers[fingerprint] = self._numbers[report.fingerprint]
+                return None
+            number = next(number for number in itertools.count(1) if number not in self._own)
+            block_samples = own_block_samples(self._settings, self._layout, report.probe, number, self._nodes())
+            pipeline = OwnPipeline(number, payload, block_samples, replace(report, fingerprint=fingerprint))
+            stream = self._enter(pipeline)
+            name, kept = own_pipeline_key(fingerprint), pickle.dumps((self._feed.fingerprint, pipeline))
+            try:
+                await asyncio.to_thread(store.put, self._settings.name, name, kept)
+            except BaseException:
+                self.forget(number)
+                raise
+            return stream
+
+    def forget(self, number: int) -> str:
+        """Forget a pipeline whose stream has ended; return the name under which it is kept."""
+        pipeline = self._own.pop(number)
+        del self._infos[number]
+        self._numbers = {fingerprint: each for fingerprint, each in self._numbers.items() if each != number}
+        self._adding.pop(pipeline.fingerprint, None)
+        return own_pipeline_key(pipeline.fingerprint)
+
+    def _enter(self, pipeline: OwnPipeline) -> Stream:
+        report, feed = pipeline.report, self._feed
+        order = replace(feed.order, block_samples=pipeline.block_samples)
+        self._own[pipeline.number] = pipeline
+        self._numbers[pipeline.fingerprint] = pipeline.number
+        self._infos[pipeline.number] = replace(
+            feed,
+            order=order,
+            spec=report.probe.spec,
+            fingerprint=feed.fingerprint.replace(feed.pipeline, pipeline.fingerprint),
+            normalize=report.normalize,
+            has_images=report.has_images,
+            pipeline=pipeline.fingerprint,
+            difference=report.difference,
+        )
+        sample_bytes = report.probe.spec.nbytes
+        return Stream(
+            pipeline.number, order.blocks_per_epoch, order.block_samples, partial(_block_bytes, order, sample_bytes)
+        )
+
+
+def _block_bytes(order: SampleOrder, sample_bytes: int, block: int) -> int:
+    first, end = order.span(block)
+    return (end - first) * sample_bytes
+
+
+def forget_all(feed: str) -> None:
+    """Delete all stored pipelines of a feed."""
+    for name in store.names(feed, own_pipeline_key("")):
+        store.delete(feed, name)
