@@ -91,6 +91,7 @@ class Feed:
             - ``consumer`` (string).
             - ``epoch``, ``feed_epoch``: the consumer's count and the feed's.
             - ``begin``, ``shuffled``: with the seed, these determine each minibatch (`mbaas.wire.samples.EpochLedger`).
+            - ``pipeline``: fingerprint of the consumer's own pipeline; "" for the feed's.
             - ``samples``, ``id_hash``: received (int64, uint64).
             - ``expected_samples``, ``expected_id_hash``: the same for the complete epoch.
             - ``exact``: True if received and expected are equal.

@@ -465,7 +465,8 @@ class Loader:
 
     def _finish_epoch(self, seconds: float) -> None:
         self._say_much_is_left_out()
-        self.ledger = replace(self._progress.close(self._info.order.num_samples, self.epoch), seconds=seconds)
+        ledger = self._progress.close(self._info.order.num_samples, self.epoch)
+        self.ledger = replace(ledger, seconds=seconds, pipeline=self.pipeline)
         with self._unreported_lock:
             self._unreported.append(self.ledger)
         self.epoch += 1
@@ -635,6 +636,11 @@ class Loader:
     def categories(self) -> dict[str, tuple[str, ...]]:
         """The strings that the numbers of each categorical field stand for, by field."""
         return dict(self._info.categories)
+
+    @property
+    def pipeline(self) -> str:
+        """Fingerprint of this consumer's own pipeline; "" for the feed's."""
+        return self._info.pipeline if self._info.difference else ""
 
     @property
     def stall_share(self) -> float:

@@ -50,6 +50,24 @@ class ConsumerStatus:
 
 
 @dataclass(frozen=True)
+class PipelineStatus:
+    """One pipeline in use.
+
+    Attributes:
+        pipeline, difference: as in `ConsumerStatus`; "" for the feed's own.
+        trials: names of the trials that use it.
+        samples: samples prepared with it since it was brought, repetitions included.
+        prep_s: seconds that workers prepared them.
+    """
+
+    pipeline: str
+    difference: str
+    trials: tuple[str, ...]
+    samples: int
+    prep_s: float
+
+
+@dataclass(frozen=True)
 class WorkerStatus:
     """One prep worker: name, process id, assigned tasks, samples prepared, samples/s while preparing."""
 
@@ -114,6 +132,7 @@ class FeedStatus:
         engine: the engine in use, "cpu" or "dali".
         dali_share: fraction of the images that the dali engine prepares with DALI; it prepares the others on CPUs.
         consumers, workers: consumers and prep workers.
+        pipelines: the pipelines in use, that of the feed first.
         workers_at_work: number of workers that are running, have the placement, and get tasks.
         waits_for: sentences that list the workers or cache nodes that the feed waits for, the resources they need, and
             the time waited so far; empty if all are running.
@@ -184,6 +203,7 @@ class FeedStatus:
     start_s: float | None
     failed: str | None
     decoded_costs: SampleCosts | None = None
+    pipelines: tuple[PipelineStatus, ...] = ()
     dali_share: float = 1.0
 
     @property

@@ -39,6 +39,7 @@ def get_loader(asked: JoinRequest) -> mbaas.Loader:
     - ``delivered_samples``: samples delivered since it joined.
     - ``prepared_samples``: the part prepared for this trial; all others had been delivered to another trial before.
       Prepared / delivered, summed over all trials, shows how well they share.
+    - ``pipeline``: fingerprint of the trial's own pipeline; "" for the feed's.
     - ``time_to_first_batch_s``: seconds from ``get_loader`` to the first minibatch.
     - ``cpu_hours``: the trial's part of the CPU time of the feed's prep workers, cache nodes and coordinators. Each
       delivered sample has the same cost, whichever trial it went to.
@@ -187,7 +188,7 @@ def _report_stalls(session: Any) -> None:
 
 def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str, Any]) -> dict[str, Any]:
     """Return one trial's metrics from its loaders, by (feed, consumer), and its feeds' costs."""
-    feeds: dict[str, dict[str, float]] = {}
+    feeds: dict[str, dict[str, Any]] = {}
     samples: dict[str, int] = {}
     wait_s = total_s = 0.0
     for (feed, _), loader in loaders.items():
@@ -203,6 +204,7 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
             "wait_s": report.wait_s,
             "delivered_samples": report.samples,
             "prepared_samples": report.prepared,
+            "pipeline": loader.pipeline,
             "time_to_first_batch_s": report.time_to_first_batch_s,
         }
     for feed, known in costs.items():

@@ -36,9 +36,12 @@ class MinIO:
     def free_bytes(self) -> int:
         return self.budget_bytes - self.used_bytes
 
-    def admit(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Admit non-empty samples in order, each if it still fits, and charge them: bytes int64[n] -> bool[n]."""
-        admitted = fitting(lengths, self.free_bytes)
+    def admit(self, lengths: NDArray[np.int64], reserved_bytes: int = 0) -> NDArray[np.bool_]:
+        """Admit non-empty samples in order, each if it still fits, and charge them: bytes int64[n] -> bool[n].
+
+        ``reserved_bytes`` stay free.
+        """
+        admitted = fitting(lengths, self.free_bytes - reserved_bytes)
         self.used_bytes += int(lengths[admitted].sum())
         return admitted
 

@@ -27,6 +27,15 @@ COMPACTED_SHARE = 0.25
 MIN_MEASURED = 32
 """Decoded samples required before their mean size replaces the estimate."""
 
+RECENT_SHARE = 8
+RECENT_READAHEADS = 2
+"""Recent samples take at most this part of the cache, and this multiple of the read-ahead budget. Consumers with
+different pipelines read the same samples at about the same time; those that fall behind further read them again.
+"""
+
+SHARED_FETCHES = 256
+"""Recent samples are kept until this many fetches after the last one for a pipeline that a consumer brought."""
+
 Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes per sample: int64[n] -> int64[n]."""
 
@@ -87,11 +96,21 @@ class Planner:
         self._other_forms: dict[int, int] = {}  # reset by each placement: sample -> bytes if decoded elsewhere, or 0
         self._interim: set[int] = set()  # permanent slabs whose samples were to be handed in decoded, when filled
         self._dropped: list[int] = []  # until `take_dropped`
+        # Permanent slabs of samples that do not fit in the cache, and their bytes, oldest first. They are kept for a
+        # while because consumers with other pipelines need the same samples soon.
+        self._recent: dict[int, int] = {}
+        self._most_recent_bytes = min(cache_bytes // RECENT_SHARE, RECENT_READAHEADS * readahead_bytes)
+        self._fetches = 0
+        self._shared_fetch = -SHARED_FETCHES  # number of the newest fetch for a pipeline that a consumer brought
+        self._fits_whole: bool | None = None  # whether the cache has room for all samples of this node, if known
 
     # ---- fetches ----
 
     def begin_fetch(self, request: PartRequest) -> list[Load]:
         """Begin a fetch of a part, which lasts until `end_fetch`. Return the slabs to fill."""
+        self._fetches += 1
+        if request.block_samples:
+            self._shared_fetch = self._fetches
         self.tier.fetched(request)
         # Room for the next promises. Not during read-ahead, where bytes are counted beforehand.
         self._make_room(self._decoded_bytes(request), decoded=True)
@@ -160,6 +179,11 @@ class Planner:
                 self.directory.publish(load.slab, ids, offsets=offsets, lengths=lengths, decoded=load.decoded)
                 if load.interim:
                     self._interim.add(load.slab)
+            if load.slab in self._recent:
+                self._recent[load.slab] = int(lengths.sum())
+                if not len(ids):
+                    del self._recent[load.slab]
+                    self.ahead.release(load.slab)
         elsewhere = {i: why.decoded_bytes for i, why in failures.items() if isinstance(why, OtherForm)}
         self._other_forms.update(zip(load.sample_ids[list(elsewhere)].tolist(), elsewhere.values(), strict=True))
         if load.request is not None and elsewhere:  # samples that arrive decoded need no hand-in
@@ -172,6 +196,8 @@ class Planner:
         self._end_loading(load)
         if load.permanent:
             self._give_back(load, load.nbytes)
+            self._recent.pop(load.slab, None)
+            self.ahead.release(load.slab)
         if plan := self._plan_of(load):
             plan.failure = failure
             if not plan.fetches:
@@ -272,6 +298,9 @@ class Planner:
         emptied = self.directory.withdraw(sample_ids)
         self.minio.used_bytes -= sum(emptied.values())
         self._interim -= emptied.keys()
+        for slab in self._recent.keys() & emptied.keys():
+            del self._recent[slab]
+            self.ahead.release(slab)
         for slab in self.tier.slabs.keys() & emptied.keys():
             self.tier.dropped(slab)
         for plan in self._plans.values() if emptied else ():
@@ -285,7 +314,8 @@ class Planner:
         """
         withdrawn, sizes = self.directory.withdrawn_bytes, self.directory.slab_bytes
         worth = [slab for slab in withdrawn if withdrawn[slab] >= COMPACTED_SHARE * sizes[slab]]
-        worth = sorted((slab for slab in worth if slab not in self._interim), key=withdrawn.__getitem__, reverse=True)
+        passing = self._interim | self._recent.keys()
+        worth = sorted((slab for slab in worth if slab not in passing), key=withdrawn.__getitem__, reverse=True)
         for decoded in (False, True):
             alike = [slab for slab in worth if (slab in self.tier.slabs) == decoded]
             room, chosen = max((sizes[slab] for slab in alike), default=0), []
@@ -320,8 +350,9 @@ class Planner:
         )
 
     def placement_changed(self) -> None:
-        """Forget the sample forms found on other nodes under the previous placement."""
+        """Forget the sample forms found on other nodes under the previous placement, and what follows from homes."""
         self._other_forms.clear()
+        self._fits_whole = None
 
     # ---- the decoded tier ----
 
@@ -447,7 +478,8 @@ class Planner:
         interim = self.tier.expects(ids)
         own = member_mask(ids, self.tier.for_memory(plan.request))
         keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
-        loads = self._loads(plan.request, missing, found, keep, interim=interim, lent=lent)
+        recent = self._admit_recent(found, admits & ~keep & ~interim & ~lent & ~found.decoded)
+        loads = self._loads(plan.request, missing, found, keep, interim=interim, lent=lent, recent=recent)
         for load in loads:
             plan.add(load)
         return loads
@@ -491,6 +523,8 @@ class Planner:
             if not len(chosen):
                 continue
             lengths, decoded = found.lengths[chosen], bool(found.decoded[chosen[0]])
+            # Room for recent samples is not given to lasting ones.
+            reserved = self._most_recent_bytes - self._recent_bytes if self._is_shared else 0
             if decoded:
                 self._make_room(min(int(lengths.sum()), self.tier.free_bytes), decoded=True)
                 lengths = np.where(fitting(lengths, self.tier.free_bytes), lengths, 0)
@@ -498,7 +532,7 @@ class Planner:
                 self._drop_interim(int(lengths[lasting[chosen]].sum()))
                 if self.tier.excess_bytes:
                     self._make_room(int(lengths.sum()), decoded=False)
-            admitted[chosen] = self.minio.admit(lengths)
+            admitted[chosen] = self.minio.admit(lengths, reserved)
         return admitted
 
     def _loads(
@@ -510,11 +544,15 @@ class Planner:
         *,
         interim: NDArray[np.bool_],
         lent: NDArray[np.bool_],
+        recent: NDArray[np.bool_] | None = None,
     ) -> list[Load]:
         """Plan slabs for samples, one slab per combination of source node, caching and form."""
         loads = []
+        recent = np.zeros_like(keep) if recent is None else recent
+        keep = keep | recent
         # One integer per combination, so that `np.unique` groups the samples.
         kinds = (((found.holders.astype(np.int64) * 2 + keep) * 2 + found.decoded) * 2 + interim) * 2 + lent
+        kinds = kinds * 2 + recent
         for kind in np.unique(kinds)[::-1].tolist():
             chosen = np.flatnonzero(kinds == kind)
             first, number = chosen[0], next(self._numbers)
@@ -533,8 +571,49 @@ class Planner:
                 interim=bool(interim[first]),
             )
             self._begin_loading(load)
+            if recent[first]:
+                self._recent[load.slab] = load.nbytes
             loads.append(load)
         return loads
+
+    def _admit_recent(self, found: _Sources, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Choose samples to cache for a while: bool[n]. None unless consumers have pipelines of their own.
+
+        The oldest recent samples make room, and once, when the first pipeline is brought, some lasting ones.
+        """
+        admitted = np.zeros(len(wanted), np.bool_)
+        if not self._is_shared or not wanted.any():
+            return admitted
+        chosen = np.flatnonzero(wanted)
+        nbytes = min(int(found.lengths[chosen].sum()), self._most_recent_bytes)
+        # Otherwise parts would take each other's samples in turns, for ever.
+        in_use = {load.slab for plan in self._plans.values() for load in plan.loads} | self._loading.keys()
+        oldest = [slab for slab in self._recent if slab not in in_use][::-1]
+        while self._recent_bytes + nbytes > self._most_recent_bytes and oldest:
+            self.withdraw(self.directory.samples_in(oldest.pop()))
+        chosen = chosen[fitting(found.lengths[chosen], self._most_recent_bytes - self._recent_bytes)]
+        nbytes = int(found.lengths[chosen].sum())
+        lasting = [slab for slab in self.directory.slab_bytes if not (slab in self.tier.slabs or slab in self._recent)]
+        lasting.sort(key=lambda slab: (self.directory.live_samples(slab), slab), reverse=True)
+        while self.minio.free_bytes < nbytes and lasting:
+            self.withdraw(self.directory.samples_in(lasting.pop()))
+        admitted[chosen[self.minio.admit(found.lengths[chosen])]] = True
+        return admitted
+
+    @property
+    def _recent_bytes(self) -> int:
+        return sum(self._recent.values())
+
+    @property
+    def _is_shared(self) -> bool:
+        """True if consumers have pipelines of their own, and the cache cannot hold all samples."""
+        if not self._most_recent_bytes or self._fetches - self._shared_fetch >= SHARED_FETCHES:
+            return False
+        if self._fits_whole is None:
+            share = self.placements.home_share(self._num_samples)
+            total = int(self.lengths(np.arange(self._num_samples)).sum())
+            self._fits_whole = total * share <= self.minio.budget_bytes
+        return not self._fits_whole
 
     def _decoded_bytes(self, request: PartRequest) -> int:
         if not self.tier.free_bytes or request.is_encoded or not self.placements.is_own(request):
@@ -603,7 +682,8 @@ class Planner:
     def _end_loading(self, load: Load) -> None:
         del self._loading[load.slab]
         if load.permanent:
-            self.ahead.release(load.slab)
+            if load.slab not in self._recent:  # lasting: it is not read in vain, whenever its part is fetched
+                self.ahead.release(load.slab)
             for i in load.sample_ids.tolist():
                 del self._awaited_in[i]
 
@@ -614,6 +694,9 @@ class Planner:
     def _forget(self, plan: PartPlan) -> None:
         """End a plan and drop its transient slabs. Permanent slabs continue to be read."""
         del self._plans[plan.request]
+        for load in plan.loads:
+            if load.slab in self._recent:
+                self.ahead.release(load.slab)
         for slab in plan.transient_slabs():
             self.ahead.release(slab)
             self._loading.pop(slab, None)
@@ -623,6 +706,8 @@ class Planner:
         """Check all invariants, in O(dataset) time; for tests. Raises AssertionError."""
         self.directory.validate()
         assert self._interim <= self.directory.slab_bytes.keys(), self._interim
+        assert self._recent.keys() <= self.directory.slab_bytes.keys() | self._loading.keys(), self._recent
+        assert self._recent_bytes <= self._most_recent_bytes
         self.ahead.validate()
         permanent = [load for load in self._loading.values() if load.permanent]
         awaited_in = {int(i): load.slab for load in permanent for i in load.sample_ids}
@@ -649,4 +734,4 @@ class Planner:
         unasked = {slab for p in self._plans.values() if not p.fetches for slab in p.transient_slabs()}
         held = set(self.ahead.held_slabs())
         assert {slab for slab in held if slab < 0} == unasked, (held, unasked)
-        assert {slab for slab in held if slab > 0} <= set(self._loading), (held, self._loading)
+        assert {slab for slab in held if slab > 0} <= self._loading.keys() | self._recent.keys(), (held, self._loading)

@@ -41,6 +41,7 @@ def bench(
     task: str = "images",
     trials: Annotated[str, typer.Option(metavar="N,N")] = "1,4,8",
     batch: Annotated[str, typer.Option(metavar="N,N")] = "64,256",
+    pipelines: int = 1,
     rounds: int = 3,
     rows: Annotated[str | None, typer.Option(metavar="ROW,ROW")] = None,
     decoded: bool = True,
@@ -66,6 +67,7 @@ def bench(
         task: Task: images, detection or audio.
         trials: Trials at a time; a table for each number.
         batch: Samples in a minibatch.
+        pipelines: Different pipelines, up to 8, that the trials have in turn; with images only.
         rounds: Repetitions of each row; results are medians.
         rows: Rows to run, from prep, prep-decoded, memory, dataloader, dali, mbaas, mbaas-decoded. Default: all.
         decoded: Run prep-decoded and mbaas-decoded, which cache decoded samples, as a feed does by default. All other
@@ -95,11 +97,12 @@ def bench(
     check_installed(task)
     from mbaas.tools.bench.peers import PEERS
     from mbaas.tools.bench.render import render
-    from mbaas.tools.bench.rows import DECODED_ROWS, GPU_ROWS, USUAL_ROWS, BenchSettings, usable_cores
+    from mbaas.tools.bench.rows import DECODED_ROWS, GPU_ROWS, PIPELINE_ROWS, USUAL_ROWS, BenchSettings, usable_cores
     from mbaas.tools.bench.runner import run
 
     usual = GPU_ROWS if gpu else USUAL_ROWS
     chosen = tuple(row.strip() for row in rows.split(",")) if rows is not None else usual
+    chosen = chosen if pipelines == 1 or rows is not None else tuple(row for row in chosen if row in PIPELINE_ROWS)
     chosen = tuple(row for row in chosen if decoded or row not in DECODED_ROWS)
     settings = BenchSettings(
         task=task,
@@ -109,6 +112,7 @@ def bench(
         trials=numbers("--trials", trials),
         batch=numbers("--batch", batch),
         rows=tuple(dict.fromkeys([*chosen, *(PEERS if peers else ())])),
+        pipelines=pipelines,
         rounds=rounds,
         seconds=seconds,
         read=cast("Any", read),

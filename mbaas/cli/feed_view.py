@@ -154,8 +154,9 @@ def _table(headings: Iterable[str], rows: Iterable[Mapping[str, Cell]]) -> Table
 def feed(status: FeedStatus, flow: Flow) -> RenderableType:
     notes = _section("last notes", map(Text, status.notes[-FEW:])) if status.notes else None
     bad = _bad_samples(status) if status.skipped_total else None
-    whole = headline(status), _facts(status, flow), _consumers(status), _workers(status), _nodes(status), bad, notes
-    return stack(whole)
+    pipelines = _pipelines(status) if len(status.pipelines) > 1 else None
+    tables = _consumers(status), pipelines, _workers(status), _nodes(status)
+    return stack([headline(status), _facts(status, flow), *tables, bad, notes])
 
 
 def compact(status: FeedStatus, flow: Flow, most: int = 12) -> RenderableType:
@@ -282,16 +283,12 @@ def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     ]
     # Most feeds have one cohort, so the column is useless; if all blocks are kept, each consumer has its own.
     cohorts = not status.keeps_all and len({consumer.cohort for consumer in status.consumers}) > 1
-    table = consumer_table([*headings, *([">cohort"] if cohorts else [])], shown)
+    own = ["pipeline"] if any(consumer.pipeline for consumer in status.consumers) else []
+    table = consumer_table([*headings, *([">cohort"] if cohorts else []), *own], shown)
     rest = len(status.consumers) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
     lines += [Text.assemble((m.name, "bold"), (" split off: ", "dim"), m.apart) for m in shown if cohorts and m.apart]
-    lines += [
-        Text.assemble((m.name, "bold"), (f" has pipeline {m.pipeline}: ", "dim"), m.difference)
-        for m in shown
-        if m.pipeline
-    ]
     return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
 
 
@@ -329,6 +326,7 @@ def _cells(consumer: ConsumerStatus, report: ConsumerReport) -> dict[str, Cell]:
         "fetch/prep/peer": (parts, "dim"),
         "last epoch": _last_epoch(consumer),
         "cohort": consumer.cohort,
+        "pipeline": consumer.pipeline or "the feed's",
         "waits for": (consumer.waits_for, "yellow"),
     }
 
@@ -341,6 +339,17 @@ def _last_epoch(consumer: ConsumerStatus) -> Text:
         return Text(f"{ledger.epoch} exact", "green")
     # In capitals, because logs have no colours.
     return Text(f"{ledger.epoch} INEXACT: {count(ledger.samples)} of {count(ledger.expected_samples)}", "bold red")
+
+
+def _pipelines(status: FeedStatus) -> RenderableType:
+    return Rows(status.pipelines).table(
+        ("pipeline", lambda each: each.pipeline or "the feed's"),
+        (">trials", lambda each: len(each.trials)),
+        (">prepared", lambda each: count(each.samples)),
+        (">worker time", lambda each: seconds(each.prep_s)),
+        (">a sample", lambda each: seconds(each.prep_s / each.samples) if each.samples else "-"),
+        ("difference", lambda each: each.difference),
+    )
 
 
 def _workers(status: FeedStatus) -> RenderableType:

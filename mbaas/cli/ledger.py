@@ -106,6 +106,9 @@ def _by_epoch(rows: list[dict[str, Any]]) -> Table:
     def matching(row: dict[str, Any]) -> Cell:
         return ("matches", "green") if row["exact"] else (f"{count(row['expected_samples'])} expected", "bold red")
 
+    own = [("pipeline", lambda row: row["pipeline"][:8] or "the feed's")]
+    if not any(row["pipeline"] for row in rows):
+        own = []
     return Rows(rows).table(
         ("*consumer", lambda row: row["consumer"]),
         (">epoch", lambda row: row["epoch"]),
@@ -115,4 +118,5 @@ def _by_epoch(rows: list[dict[str, Any]]) -> Table:
         (">took", lambda row: duration(row["seconds"]) if row["seconds"] else "-"),
         ("ledger", matching),
         ("~shuffled as", lambda row: row["shuffled"]),
+        *own,
     )

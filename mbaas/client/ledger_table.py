@@ -16,6 +16,7 @@ SCHEMA = pa.schema(
         ("feed_epoch", pa.int64()),
         ("begin", pa.int64()),
         ("shuffled", pa.string()),
+        ("pipeline", pa.string()),
         ("samples", pa.int64()),
         ("expected_samples", pa.int64()),
         ("id_hash", pa.uint64()),

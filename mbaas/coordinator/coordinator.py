@@ -184,6 +184,7 @@ class FeedCoordinator(ConsumerApi):
             layout,
             look_at=lambda payload: self._workers.look_at(supervision.caches.dataset_ref, payload),
             nodes=lambda: len(self._workers.per_node()),
+            trials=lambda: len({each.trial for each in service.core.consumers.by_name.values()}),
         )
         # Consumers of a predecessor, or of an earlier program that served this feed, may have seen part of each epoch
         # that was begun. New consumers therefore start in the epoch after those.

@@ -90,6 +90,7 @@ class Counters:
     Attributes:
         samples, fetch_s, prep_s, fetched: sums over all prepared parts, as in `BlockMeta`.
         parts: prepared parts.
+        by_stream: stream -> samples prepared for it, and seconds; see `mbaas.core.staging.streams`.
         rows_made: block -> its prepared rows, including repetitions; recent epochs only.
         remade: parts that were prepared again, counted each time.
         internal_errors: bugs that coordinators survived.
@@ -106,6 +107,7 @@ class Counters:
         self.fetched = FetchCounts()
         self.parts = 0
         self.remade = 0
+        self.by_stream: dict[int, tuple[int, float]] = {}
         self.rows_made: dict[int, int] = {}
         self.worker_samples: Counter[str] = Counter()
         self.worker_prep_s: Counter[str] = Counter()
@@ -138,6 +140,8 @@ class Counters:
         if spent_s is not None and not meta.fetched.decoded.samples:
             self.encoded_cpu_s += spent_s
             self.encoded_samples += meta.samples
+        samples, prep_s = self.by_stream.get(stream_number(block), (0, 0.0))
+        self.by_stream[stream_number(block)] = samples + meta.samples, prep_s + meta.prep_s
         self.samples += meta.samples
         self.fetch_s += meta.fetch_s
         self.prep_s += meta.prep_s

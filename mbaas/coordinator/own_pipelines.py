@@ -38,14 +38,21 @@ class OwnPipelines:
 
     Args:
         info: the feed's description, for consumers that use its own pipeline.
-        nodes: returns the number of nodes with workers.
+        nodes, trials: return the number of nodes with workers, and of trials that are here or announced.
     """
 
     def __init__(
-        self, info: FeedInfo, settings: FeedSettings, layout: Layout, look_at: LookAt, nodes: Callable[[], int]
+        self,
+        info: FeedInfo,
+        settings: FeedSettings,
+        layout: Layout,
+        look_at: LookAt,
+        *,
+        nodes: Callable[[], int],
+        trials: Callable[[], int],
     ) -> None:
         self._feed, self._settings, self._layout = info, settings, layout
-        self._look_at, self._nodes = look_at, nodes
+        self._look_at, self._nodes, self._trials = look_at, nodes, trials
         self._infos = {FEED_STREAM: info}
         self._own: dict[int, OwnPipeline] = {}
         self._numbers = {info.pipeline: FEED_STREAM}
@@ -107,7 +114,8 @@ class OwnPipelines:
                 self._numbers[fingerprint] = self._numbers[report.fingerprint]
                 return None
             number = next(number for number in itertools.count(1) if number not in self._own)
-            block_samples = own_block_samples(self._settings, self._layout, report.probe, number, self._nodes())
+            expected = max(number, self._trials())
+            block_samples = own_block_samples(self._settings, self._layout, report.probe, expected, self._nodes())
             pipeline = OwnPipeline(number, payload, block_samples, replace(report, fingerprint=fingerprint))
             stream = self._enter(pipeline)
             name, kept = own_pipeline_key(fingerprint), pickle.dumps((self._feed.fingerprint, pipeline))

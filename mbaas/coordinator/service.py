@@ -141,8 +141,7 @@ class ConsumerService:
         self._calls: dict[str, _Call] = {}
         self._sessions = time.time_ns() // 1_000_000  # above the sessions of an earlier coordinator
         self._progress = 0
-        block_bytes = info.order.block_samples * info.spec.nbytes
-        self._slot_use = SlotUse(ray.get_runtime_context().get_node_id(), info.settings.staging_bytes // block_bytes)
+        self._slot_use = SlotUse(ray.get_runtime_context().get_node_id())
 
         for stream in pipelines.recall():
             self.send(ev.OpenStream(stream))
@@ -218,7 +217,8 @@ class ConsumerService:
         part = self._staged_part(self.core.window.staged_as(event.block), event.part)
         is_in_slot = part is not None and part.task == event.task and part.memory.is_in_live_worker
         # Unreadable slots are expected after a worker died, or when the consumer is on another node.
-        if is_in_slot and self._most_slots() and self._slot_use.give_up():
+        stream = self.core.streams.of(event.block)
+        if is_in_slot and self._most_slots(stream) and self._slot_use.give_up():
             self._note_slots("a consumer cannot read a worker's memory")
         self.send(event)
 
@@ -248,6 +248,7 @@ class ConsumerService:
                     self._counters.forget(instruction.block)
             case ev.CloseStream():
                 name = self.pipelines.forget(instruction.stream)
+                self._counters.by_stream.pop(instruction.stream, None)
                 self._spawn(asyncio.to_thread(store.delete, self._info.settings.name, name))
             case ev.WriteEpochs():
                 self._writer.write(instruction)
@@ -343,7 +344,7 @@ class ConsumerService:
             self._info.settings.name,
             request,
             left_out,
-            self._most_slots() if in_slots and own is None else 0,
+            self._most_slots(stream) if in_slots else 0,
             None if own is None else own.fingerprint,
         )
         try:
@@ -361,10 +362,9 @@ class ConsumerService:
         else:
             self._finished(order, meta, arrays_ref)
 
-    def _most_slots(self) -> int:
-        return self._slot_use.most(
-            (worker.node for worker in self.core.tasks.workers.values()), self.core.consumers.nodes
-        )
+    def _most_slots(self, stream: Stream) -> int:
+        workers = (worker.node for worker in self.core.tasks.workers.values())
+        return self._slot_use.most(workers, self.core.consumers.nodes, self.core.room_blocks(stream))
 
     def _note_slots(self, why: str) -> None:
         self._counters.note(f"blocks go through the object store from now on: {why}")
@@ -422,5 +422,7 @@ class ConsumerService:
             node = self.core.tasks.workers[order.worker].node
             needed = PartMeta(meta.samples, meta.bad, meta.fetch_s, meta.prep_s, meta.nbytes)
             staged.parts[order.part] = StagedPart(needed, memory, order.part, order.task, node, order.block_part)
-        self.send(ev.TaskEnded(order.task, error, lacks=bool(meta.bad) and error is None))
+        # Decoding for the cache is work for all: whoever comes first would otherwise pay for the others.
+        work_s = meta.prep_s * max(0.0, 1 - meta.kept / max(1, meta.samples))
+        self.send(ev.TaskEnded(order.task, error, bool(meta.bad) and error is None, work_s))
         self._counters.forget_below(self.core.lowest_blocks)

@@ -13,9 +13,9 @@ from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core.cluster.supervised import WorkerPhase
 from mbaas.core.staging.consumers import Consumer
 from mbaas.core.staging.state import StagingState
-from mbaas.core.staging.streams import FEED_STREAM
+from mbaas.core.staging.streams import FEED_STREAM, stream_number
 from mbaas.core.story import SHOWN_DIGITS
-from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, WorkerStatus
+from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, PipelineStatus, WorkerStatus
 from mbaas.wire.consumers import Claims, ConsumerReport, FeedInfo
 from mbaas.wire.samples import Amount
 
@@ -79,6 +79,7 @@ def snapshot(
         uptime_s=time.monotonic() - counters.began,
         start_s=counters.start_s,
         failed=core.failed,
+        pipelines=tuple(_pipeline(counters, service, stream.number) for stream in core.streams),
         decoded_costs=None if supervision.layout.decoded is None else supervision.layout.decoded.costs,
     )
 
@@ -134,6 +135,20 @@ def _consumer(counters: Counters, service: ConsumerService, consumer: Consumer) 
         waits_for=service.explain_wait(consumer.name) if consumer.waiting else "",
         report=counters.reports.latest.get(consumer.name, ConsumerReport()),
         last_ledger=counters.ledgers.last_of(consumer.name),
+    )
+
+
+def _pipeline(counters: Counters, service: ConsumerService, stream: int) -> PipelineStatus:
+    own = service.pipelines.own(stream)
+    consumers = service.core.consumers.by_name.values()
+    trials = {each.trial for each in consumers if each.session and stream_number(each.cursor) == stream}
+    samples, prep_s = counters.by_stream.get(stream, (0, 0.0))
+    return PipelineStatus(
+        pipeline="" if own is None else own.fingerprint[:SHOWN_DIGITS],
+        difference="" if own is None else own.report.difference,
+        trials=tuple(sorted(trials)),
+        samples=samples,
+        prep_s=prep_s,
     )
 
 

@@ -127,7 +127,8 @@ class SlotMemory:
         self._written, self._seen = _counts_in(self._all)
         self._path, self._token = f"/proc/{os.getpid()}/fd/{self._fd}", os.urandom(TOKEN_BYTES)
         self._all[:TOKEN_BYTES] = self._token
-        self._newest_first: list[int] = []  # all slots ever written
+        self._newest_first: list[int] = []  # all slots with memory
+        self._unused: list[int] = []  # slots whose memory was given back
         self._made_at: dict[int, float] = {}  # of slots handed out and not seen by a coordinator yet
 
     def take(self, most: int) -> SlotWriter | None:
@@ -139,17 +140,27 @@ class SlotMemory:
             if not self._is_awaited(number) and _try_lock(self._fd, _EXCLUSIVE, number):
                 break
         else:
-            number = len(self._newest_first)
-            if number >= min(most, MOST_SLOTS):
+            if len(self._newest_first) >= min(most, MOST_SLOTS):
                 return None
+            number = self._unused.pop() if self._unused else len(self._newest_first)
             locked = _try_lock(self._fd, _EXCLUSIVE, number)
             assert locked, f"no coordinator was told about slot {number}, and somebody has locked it"
             self._newest_first.append(number)
         self._made_at.pop(number, None)
         self._newest_first.remove(number)
         self._newest_first.insert(0, number)
+        self._trim(most)
         self._written[number] += 1  # before the first byte, so that readers of the old contents notice
         return SlotWriter(self, number, np.frombuffer(self._all, np.uint8, self._slot_bytes, self._begin(number)))
+
+    def _trim(self, most: int) -> None:
+        # Memory that was written once is given back when fewer slots are allowed than before.
+        for number in self._newest_first[most:]:
+            if not self._is_awaited(number) and _try_lock(self._fd, _EXCLUSIVE, number):
+                self._all.madvise(mmap.MADV_REMOVE, self._begin(number), self._slot_bytes)
+                _try_lock(self._fd, fcntl.F_UNLCK, number)
+                self._newest_first.remove(number)
+                self._unused.append(number)
 
     def _is_awaited(self, number: int) -> bool:
         made_at = self._made_at.get(number)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import pickle
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from mbaas.samples.order import in_share
 from mbaas.samples.placement import PartRequest, Placement, PlacementHistory
 from mbaas.transforms import Pipeline
 from mbaas.wire.blocks import ROW, BlockMeta, PrepConfig, WorkerBrief, WorkerLocation, own_pipeline_key
-from mbaas.wire.samples import BadSample, PipelineReport, Probe
+from mbaas.wire.samples import BadSample, PipelineReport, Probe, SampleSpec
 
 FETCH_TIMEOUT_S = 60.0
 """Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""
@@ -66,13 +66,37 @@ class _Buffers(threading.local):
         return self._memory[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
+UNUSED_S = 600.0
+"""A pipeline is forgotten when it was not used for this long. Its slots may be read until then."""
+
+
 @dataclass(eq=False)
 class _Line:
-    """A pipeline of the feed, and what prepares samples with it."""
+    """A pipeline of the feed, and what prepares samples with it.
 
-    engine: Engine
+    ``slots`` have a block each; None where the system does not support them.
+    """
+
+    make: Callable[[], Engine]
     made: Field
     block_samples: int
+    slots: SlotMemory | None
+    used_at: float = 0.0
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        return self.make()
+
+    def close(self) -> None:
+        """Release the engine's threads and device memory; it is made again when it is needed."""
+        if self.is_made:
+            self.engine.close()
+            del self.engine
+
+    @property
+    def is_made(self) -> bool:
+        """True if the engine exists."""
+        return "engine" in vars(self)
 
 
 @dataclass(eq=False)
@@ -83,7 +107,6 @@ class _Work:
         line: the feed's pipeline.
         lines: the pipelines that consumers brought, by fingerprint, the most recently used last. Engines and slots are
             used under the worker's lock only.
-        slots: None where the system does not support them.
         gpu: the engine's GPU; None if it runs on the CPU.
         placements: how blocks are cut into parts; empty until the first `PrepWorker.update_placement`.
         readers: node id -> reader of its cache; replaced as a whole, never modified.
@@ -96,7 +119,6 @@ class _Work:
     line: _Line
     watchdog: StallWatchdog
     buffers: _Buffers
-    slots: SlotMemory | None
     gpu: pinned.Gpu | None
     placements: PlacementHistory
     readers: dict[str, CacheReader] = field(default_factory=dict)
@@ -108,7 +130,7 @@ class _Work:
     def close(self) -> None:
         """Release the engines' threads and device memory."""
         for line in (self.line, *self.lines.values()):
-            line.engine.close()
+            line.close()
 
     def line_of(self, fingerprint: str | None) -> _Line:
         """Return the feed's pipeline, or one that a consumer brought.
@@ -118,13 +140,15 @@ class _Work:
         """
         if fingerprint is None:
             return self.line
-        line = self.lines.pop(fingerprint, None)
-        if line is None:
-            line = _own_line(self.brief.config, self.dataset, fingerprint)
-            line.engine.set_threads(self.threads)
+        line = self.lines.pop(fingerprint, None) or _own_line(self.brief, self.dataset, fingerprint)
         self.lines[fingerprint] = line
-        if len(self.lines) > MOST_ENGINES:
-            self.lines.pop(next(iter(self.lines))).engine.close()
+        line.used_at = time.monotonic()
+        if not line.is_made:
+            line.engine.set_threads(self.threads)
+        for other in [*self.lines.values()][:-MOST_ENGINES]:
+            other.close()
+        for unused in [key for key, each in self.lines.items() if line.used_at - each.used_at > UNUSED_S]:
+            del self.lines[unused]
         return line
 
     def prepared(
@@ -238,7 +262,7 @@ class PrepWorker:
             pipeline.normalize,
             pipeline.has_images,
             common if common == config.pipeline.prefix else 0,
-            _difference(pipeline, config.pipeline),
+            pipeline.difference(config.pipeline),
         )
 
     @ray.method(concurrency_group="control")
@@ -256,16 +280,21 @@ class PrepWorker:
         work = _Work(
             brief,
             dataset,
-            line=_Line(_engine_of(config, dataset), brief.spec.made, order.block_samples),
+            line=_Line(
+                partial(_engine_of, config, dataset),
+                brief.spec.made,
+                order.block_samples,
+                _slots_for(order.block_samples, brief.spec),
+            ),
             watchdog=_watchdog_of(config),
             buffers=_Buffers(),
-            slots=_slots_for(brief),
             gpu=None if device is None else pinned.gpu(device),
             placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
             # The feed that started the worker pays for its start-up.
             cpu_before_s=0.0 if self._work is None else time.process_time(),
             threads=config.threads,
         )
+        work.line.engine.set_threads(config.threads)
         with self._lock:  # waits for the block in progress, because its engine is closed here
             before, self._work = self._work, work
             if before is not None:
@@ -290,7 +319,8 @@ class PrepWorker:
             work = self._engaged()
             work.threads = threads
             for line in (work.line, *work.lines.values()):
-                line.engine.set_threads(threads)
+                if line.is_made:
+                    line.engine.set_threads(threads)
 
     @ray.method(num_returns=2)
     def prepare(
@@ -361,7 +391,7 @@ class PrepWorker:
             asked_for = work.asked_for(request, stored, reply)
             cache, buffer = work.readers.get(self._node), work.buffers.decoded
             pieces = handed_in(cache, request, rows.tolist(), asked_for, reply.hand_in_bytes, buffer)
-            place = work.slots.take(most_slots) if work.slots is not None and most_slots else None
+            place = line.slots.take(most_slots) if line.slots is not None and most_slots else None
             if place is not None and work.gpu is not None:
                 pinned.page_locks.take(place.room, work.gpu)
             own = work.buffers.samples(line.block_samples, line.made)
@@ -402,6 +432,7 @@ class PrepWorker:
             fetched=reply.counts,
             nbytes=nbytes,
             cpu_s=time.process_time() - work.cpu_before_s,
+            kept=len(asked_for),
             slot=slot,
         )
         return meta, arrays
@@ -463,25 +494,15 @@ def _engine_of(config: PrepConfig, dataset: Dataset | None) -> Engine:
     )
 
 
-def _own_line(config: PrepConfig, dataset: Dataset, fingerprint: str) -> _Line:
+def _own_line(brief: WorkerBrief, dataset: Dataset, fingerprint: str) -> _Line:
+    config = brief.config
     kept = store.get(config.feed, own_pipeline_key(fingerprint))
     if kept is None:
         raise StateError(f"feed {config.feed!r} does not know pipeline {fingerprint} any more")
     _, own = pickle.loads(kept)
-    pipeline = pickle.loads(own.payload).with_prefix(own.report.prefix)
-    return _Line(_engine_of(replace(config, pipeline=pipeline), dataset), own.report.probe.spec.made, own.block_samples)
-
-
-def _difference(pipeline: Pipeline, feed: Pipeline) -> str:
-    """Return a clause on the first difference between two pipelines."""
-    for own, other in itertools.zip_longest(pipeline.transforms, feed.transforms):
-        if own is None:
-            return f"without {other!r}"
-        if other is None:
-            return f"also {own!r}"
-        if own.identity() != other.identity():
-            return f"{own!r} instead of {other!r}"
-    return "" if pipeline.fingerprint == feed.fingerprint else "other boxes, keypoints or masks"
+    pipeline, spec = pickle.loads(own.payload).with_prefix(own.report.prefix), own.report.probe.spec
+    make = partial(_engine_of, replace(config, pipeline=pipeline), dataset)
+    return _Line(make, spec.made, own.block_samples, _slots_for(own.block_samples, spec))
 
 
 @functools.cache  # a worker stays with its GPU
@@ -499,16 +520,16 @@ def _device() -> int:
     return choose_gpu(gpus)
 
 
-def _slots_for(brief: WorkerBrief) -> SlotMemory | None:
+def _slots_for(block_samples: int, spec: SampleSpec) -> SlotMemory | None:
     """Return memory with slots of one block each; None where the system does not support it."""
     if not slots.are_supported():
         return None
-    arrays = len(brief.spec.fields) + 1
+    arrays = len(spec.fields) + 1
     # A packed field has up to three arrays, and one bound more than samples.
     spare = 3 * arrays * (slots.ALIGNED_BYTES + np.dtype(np.int64).itemsize)
     row = Field(ROW, (), "int64")
     try:
-        return SlotMemory(brief.order.block_samples * (brief.spec.nbytes + row.nbytes) + spare)
+        return SlotMemory(block_samples * (spec.nbytes + row.nbytes) + spare)
     except OSError:  # for example in a sandbox without this system call
         return None
 

@@ -252,6 +252,20 @@ class Pipeline:
         both = zip(self.transforms[: self.prefix], other.transforms[: other.prefix], strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0].identity() == pair[1].identity(), both))
 
+    def difference(self, other: Pipeline) -> str:
+        """Return a clause on the first difference from another pipeline; "" for equal ones."""
+        for own, theirs in itertools.zip_longest(self.transforms, other.transforms):
+            if own is None:
+                return f"without {theirs!r}"
+            if theirs is None:
+                return f"also {own!r}"
+            if own.identity() != theirs.identity():
+                return _difference(own, theirs)
+        for name in ON_IMAGES:
+            if getattr(self, name) != getattr(other, name):
+                return f"{name} {getattr(self, name)!r} instead of {getattr(other, name)!r}"
+        return ""
+
     def with_prefix(self, prefix: int) -> Pipeline:
         """Return this pipeline with a shorter deterministic prefix; with 0, an engine neither gets nor keeps decoded
         samples.
@@ -273,6 +287,17 @@ class Pipeline:
 
 ON_IMAGES: dict[str, type] = {"boxes": Boxes, "keypoints": Keypoints, "masks": Masks}
 """Keyword -> class of annotations on the image."""
+
+
+def _difference(own: Transform, other: Transform) -> str:
+    if repr(own) == repr(other):  # a function has the same name, and other code or other values
+        return f"another {own!r}"
+    if type(own) is type(other) and not isinstance(own, Map):
+        for name, value in vars(own).items():
+            before = getattr(other, name, None)
+            if repr(value) != repr(before):
+                return f"{type(own).__name__} with {name}={shown(value)} instead of {shown(before)}"
+    return f"{own!r} instead of {other!r}"
 
 
 def _digest(*lines: str) -> str:

@@ -38,6 +38,7 @@ class BlockMeta(Struct, frozen=True):
     nbytes: int = 0
     away: BadSample | None = None  # a sample that storage may deliver later; the part was not made
     cpu_s: float = 0.0  # CPU-seconds of all threads of the worker process for the feed so far
+    kept: int = 0  # samples that were handed in decoded to the cache
     slot: Slot | None = None  # position of the arrays, if they are not in Ray's object store
 
     @property

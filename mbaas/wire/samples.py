@@ -191,6 +191,7 @@ class EpochLedger:
         shuffled: shuffle of the feed's epoch that contains the end of the last minibatch
             (`mbaas.samples.order.Shuffle.text`). With the seed and ``begin``, it determines the contents of every
             minibatch. At most `MOST_SHUFFLED` characters.
+        pipeline: fingerprint of the consumer's own pipeline; "" for the feed's.
     """
 
     epoch: Whole
@@ -203,6 +204,7 @@ class EpochLedger:
     seconds: Seconds = field(default=0.0, compare=False)
     begin: Whole = field(default=0, compare=False)
     shuffled: Annotated[str, Meta(max_length=MOST_SHUFFLED)] = field(default="", compare=False)
+    pipeline: Annotated[str, Meta(max_length=MOST_SHUFFLED)] = field(default="", compare=False)
 
     @property
     def exact(self) -> bool:

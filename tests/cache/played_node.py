@@ -63,11 +63,16 @@ class Node:
         self.filling: dict[int, Load] = {}
         self.full: dict[int, dict[int, tuple[int, int]]] = {}  # slab -> offset -> (sample, length)
         self.reads: Counter[int] = Counter()  # by epoch
-        self.waiting: Counter[int] = Counter()  # fetches in progress, by block
+        self.waiting: Counter[int | PartRequest] = Counter()  # fetches in progress, by block or request
 
-    def request(self, block: int) -> PartRequest:
-        """The node's own part of a block."""
-        return self.placements.own(block)
+    def request(self, block: int | PartRequest) -> PartRequest:
+        """The node's own part of a block; a request itself, for blocks of another size."""
+        return block if isinstance(block, PartRequest) else self.placements.own(block)
+
+    def ids(self, block: int | PartRequest) -> list[int]:
+        """Samples of a part."""
+        ids: list[int] = self.placements.ids(self.request(block)).tolist()
+        return ids
 
     def check(self) -> None:
         self.planner.validate()
@@ -81,7 +86,7 @@ class Node:
             if self.planner.directory.slabs(np.array([i]))[0] == slab:
                 assert (slab in self.planner.tier.slabs) == (i in decoded)
         # Both forms: encoded samples are read if no other node turns out to have them decoded.
-        most = (GROWTH + 1) * sum(int(self.lengths[self.order.sample_ids(b)].sum()) for b in self.waiting)
+        most = (GROWTH + 1) * sum(int(self.lengths[self.ids(b)].sum()) for b in self.waiting)
         assert self.planner.transient_bytes <= ahead.budget_bytes + most + self.orphan_bytes()
 
     def orphan_bytes(self) -> int:
@@ -179,7 +184,7 @@ class Node:
 
     # ---- fetches ----
 
-    def begin(self, block: int) -> None:
+    def begin(self, block: int | PartRequest) -> None:
         self.planner.tier.disk_free_bytes = self.disk_free_bytes
         self.start(self.planner.begin_fetch(self.request(block)))
         self.waiting[block] += 1
@@ -221,7 +226,7 @@ class Node:
         for block in self.waiting:
             self.start(self.planner.retry_awaited(self.request(block)))
 
-    def end(self, block: int) -> None:
+    def end(self, block: int | PartRequest) -> None:
         self.waiting[block] -= 1
         self.waiting += Counter()
         self.planner.end_fetch(self.request(block))
@@ -231,15 +236,15 @@ class Node:
     def known(self, slab: int) -> bool:
         return slab in self.filling or slab in self.full
 
-    def ready(self) -> list[int]:
+    def ready(self) -> list[int | PartRequest]:
         for block in self.waiting:
             self.start(self.planner.retry_awaited(self.request(block)))
         return [block for block in self.waiting if not self.planner.awaited(self.request(block))]
 
-    def deliver(self, block: int) -> RowLocations:
+    def deliver(self, block: int | PartRequest) -> RowLocations:
         """End a fetch and check that every row points at its own sample."""
         rows = self.planner.locate(self.request(block))
-        ids = self.order.sample_ids(block).tolist()
+        ids = self.ids(block)
         assert rows.counts.all.samples == len(ids)
         for i, sample in enumerate(ids):
             if i in rows.errors:
@@ -254,7 +259,7 @@ class Node:
         self.end(block)
         return rows
 
-    def fetch(self, block: int) -> RowLocations:
+    def fetch(self, block: int | PartRequest) -> RowLocations:
         """Run a whole fetch: fill the slabs that it waits for, then those read ahead."""
         self.begin(block)
         while awaited := self.planner.awaited(self.request(block)):

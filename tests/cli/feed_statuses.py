@@ -11,7 +11,7 @@ from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.wire.consumers import Claims, ConsumerReport
 from mbaas.wire.samples import Amount, FetchCounts
 
-LISTS = ("consumers", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
+LISTS = ("consumers", "pipelines", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
 NOTHING = ("prediction_error", "failed", "decoded_costs")
 OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", *NOTHING)
 

@@ -14,7 +14,7 @@ from mbaas.cli import feed_view
 from mbaas.cli.status import to_json
 from mbaas.errors import FeedGoneError, FeedRestartingError
 from mbaas.model.costs import LoadingCosts
-from mbaas.status import ConsumerStatus, FeedStatus
+from mbaas.status import ConsumerStatus, FeedStatus, PipelineStatus
 from mbaas.wire.consumers import ConsumerReport
 from mbaas.wire.samples import FetchCounts
 
@@ -110,3 +110,18 @@ def test_what_a_sample_costs_is_shown_beside_a_dataloader(serving: FeedStatus) -
     known = replace(known, costs=replace(costs, cpu_price_per_h=0.06))
     text = " ".join(shown(feed_view.feed(known, feed_view.Flow.since_start(known))).split())
     assert f"of a CPU for a delivered sample (0.07 in all at 0.06 an hour); {alone}" in text
+
+
+def test_pipelines_are_listed_if_there_are_several() -> None:
+    own = PipelineStatus("1a2b3c4d", "Resize with size=(32, 32) instead of (64, 64)", ("a", "b"), 2_000, 4.0)
+    status = feed_status(
+        consumers=(consumer("a", pipeline="1a2b3c4d"), consumer("c")),
+        pipelines=(PipelineStatus("", "", ("c",), 500, 0.5), own),
+    )
+    text = shown(feed_view.feed(status, feed_view.Flow.since_start(status)))
+    lines = [line.split() for line in text.splitlines()]
+    assert next(line for line in lines if line[:1] == ["1a2b3c4d"])[1:6] == ["2", "2,000", "4", "s", "2"]
+    assert "Resize with size=(32, 32) instead" in text
+    assert [line[-1] for line in lines if line[:2] == ["a", "busy"]] == ["1a2b3c4d"]
+    alone = feed_status(consumers=(consumer("c"),), pipelines=(PipelineStatus("", "", ("c",), 500, 0.5),))
+    assert "difference" not in shown(feed_view.feed(alone, feed_view.Flow.since_start(alone)))

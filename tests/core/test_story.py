@@ -118,7 +118,7 @@ def test_a_block_tells_its_life(core):
     assert told[0].endswith(
         "<- Ask(consumer='ann', session=1, cursor=0, released=0, done=0, want=1, number=0, began=None, unheld=None)"
     )
-    assert told[3].endswith("<- TaskEnded(task=0, error=None, lacks=False)")
+    assert told[3].endswith("<- TaskEnded(task=0, error=None, lacks=False, work_s=None)")
 
 
 def test_a_consumer_tells_where_it_began_what_it_got_and_how_it_ended(core):

@@ -245,3 +245,53 @@ def test_only_a_map_that_is_not_deterministic_may_make_something_else_in_each_ep
     assert T.Pipeline([IMAGE, T.Map(drawn)]).is_random
     assert not T.Pipeline([IMAGE, T.Resize(9), TURN, LABELLED]).is_random
     assert T.Pipeline([IMAGE, TURN, FLIP]).is_random
+
+
+IMAGE, SMALL, FLIP = T.DecodeImage(), T.Resize((32, 32)), T.RandomHorizontalFlip()
+
+
+def adding(amount):
+    return T.Map(lambda image: image + amount, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "clause"),
+    [
+        ([IMAGE, SMALL, FLIP], [IMAGE, SMALL, FLIP], ""),
+        ([IMAGE, SMALL], [IMAGE, T.Resize((16, 16))], "Resize with size=(32, 32) instead of (16, 16)"),
+        ([IMAGE, SMALL, FLIP], [IMAGE, SMALL], "also RandomHorizontalFlip(p=0.5)"),
+        ([IMAGE, SMALL], [IMAGE, SMALL, FLIP], "without RandomHorizontalFlip(p=0.5)"),
+        ([IMAGE, SMALL, FLIP], [IMAGE, FLIP], "Resize(size=(32, 32)) instead of RandomHorizontalFlip(p=0.5)"),
+        ([IMAGE, SMALL, adding(1)], [IMAGE, SMALL, adding(2)], "another Map(test_pipeline.adding.<locals>.<lambda>"),
+    ],
+)
+def test_the_difference_of_two_pipelines_is_the_first_one(own, other, clause):
+    found = T.Pipeline(own).difference(T.Pipeline(other))
+    assert found.startswith(clause)
+    assert bool(found) == bool(clause)
+
+
+def test_other_boxes_are_a_difference():
+    assert T.Pipeline([IMAGE, SMALL], boxes=T.Boxes("b")).difference(T.Pipeline([IMAGE, SMALL])).startswith("boxes ")
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "common"),
+    [
+        ([IMAGE, SMALL, FLIP], [IMAGE, SMALL, T.RandomVerticalFlip()], 2),
+        ([IMAGE, FLIP, SMALL], [IMAGE, FLIP, SMALL], 1),
+        ([IMAGE, SMALL], [IMAGE, T.Resize((16, 16))], 1),
+        ([T.DecodeImage(max_pixels=10_000)], [IMAGE, SMALL], 0),
+        ([IMAGE, SMALL, adding(1)], [IMAGE, SMALL, adding(1), FLIP], 3),
+    ],
+)
+def test_pipelines_have_their_first_deterministic_transforms_in_common(own, other, common):
+    assert T.Pipeline(own).common_prefix(T.Pipeline(other)) == common
+    assert T.Pipeline(other).common_prefix(T.Pipeline(own)) == common
+
+
+def test_a_prefix_can_be_made_shorter_and_nothing_else_changes():
+    pipeline = T.Pipeline([IMAGE, SMALL, FLIP])
+    shorter = pipeline.with_prefix(1)
+    assert (shorter.prefix, pipeline.prefix, pipeline.with_prefix(5).prefix) == (1, 2, 2)
+    assert shorter.fingerprint == pipeline.fingerprint

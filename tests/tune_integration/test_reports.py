@@ -18,6 +18,8 @@ from tune_integration import trial
 class FixedLoader:
     """A loader whose trial waited 3 of 4 seconds: 1 s for bytes and 0.5 s for other trials."""
 
+    pipeline = "1a2b3c4d"
+
     def report(self) -> ConsumerReport:
         stalls = {"wait_s": 3.0, "fetch_stall_s": 1.0, "peer_stall_s": 0.5}
         return ConsumerReport(samples=90, prepared=30, **stalls, step_s=1.0, time_to_first_batch_s=0.25)
@@ -84,6 +86,7 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
             "wait_s": 3.0,
             "delivered_samples": 90,
             "prepared_samples": 30,
+            "pipeline": "1a2b3c4d",
             "time_to_first_batch_s": 0.25,
             "cpu_hours": pytest.approx(90 * 500 / 900 / 3600),
             "dataloader_cpu_hours": pytest.approx(90 * 450 / 300 / 3600),

@@ -158,12 +158,16 @@ class PacesMeasured(Struct, frozen=True):
 class TaskEnded(Struct, frozen=True):
     """A task ended: its part is in memory on the worker's node, or the block's consumers must get ``error``.
 
-    ``lacks`` is True if the part was prepared without its bad samples.
+    Attributes:
+        lacks: whether the part was prepared without its bad samples.
+        work_s: worker-seconds spent for consumers of this pipeline only, without reading, and without decoding samples
+            that are then kept decoded for all; None if not measured.
     """
 
     task: int
     error: str | None = None
     lacks: bool = False
+    work_s: float | None = None
 
 
 class PutOff(Struct, frozen=True):

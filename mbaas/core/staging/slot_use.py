@@ -14,24 +14,24 @@ MOST_LOST = 3
 class SlotUse:
     """Slots are used while all writers and readers run on one node, and as long as reading them works there.
 
-    ``node`` is the coordinator's node; ``staging_blocks`` fit the feed's staging memory.
+    ``node`` is the coordinator's node.
     """
 
-    def __init__(self, node: str, staging_blocks: int) -> None:
-        self._node, self._staging_blocks = node, staging_blocks
+    def __init__(self, node: str) -> None:
+        self._node = node
         self._lost = 0
         self._given_up = False
 
-    def most(self, workers: Iterable[str], consumers: Iterable[str]) -> int:
-        """Return the number of slots per worker; 0 if all blocks go through the object store.
+    def most(self, workers: Iterable[str], consumers: Iterable[str], room_blocks: int) -> int:
+        """Return the number of slots per worker for one pipeline; 0 if all blocks go through the object store.
 
-        The arguments are the nodes of the workers and of the consumers. Without consumers it is unknown where blocks
-        will be read, so slots are not used.
+        The first arguments are the nodes of the workers and of the consumers. Without consumers it is unknown where
+        blocks will be read, so slots are not used. ``room_blocks`` fit the pipeline's part of the staging memory.
         """
         nodes = list(workers)
         if self._given_up or not {*nodes} == {*consumers} == {self._node}:
             return 0
-        return self._staging_blocks // len(nodes) + SPARE_SLOTS
+        return room_blocks // len(nodes) + SPARE_SLOTS
 
     def held(self) -> None:
         """Record that the coordinator holds a slot that a worker has written."""

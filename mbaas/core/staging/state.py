@@ -552,7 +552,7 @@ class StagingState:
         task = self.tasks.finish(event.task, now)
         if task is None:
             return  # its worker was replaced; the part belongs to another task now
-        self._discharge(task, now - since)
+        self._discharge(task, now - since if event.work_s is None else event.work_s)
         block = self.window.blocks[task.block]
         if event.error is None:
             self.tasks.failures.pop(task.block, None)
@@ -747,10 +747,9 @@ class StagingState:
             if end > consumer.cursor:
                 stream = self.streams.of(consumer.cursor)
                 if stream.number not in holdings:
-                    starved, budget_bytes = self._scheduler.starved, self.limits.budget_bytes
-                    room = rooms.room_blocks(stream, self.consumers.cohorts.values(), budget_bytes)
-                    is_to_copy = starved is not None and starved != stream.number
-                    holdings[stream.number] = Holding(self.consumers, stream, 0 if is_to_copy else room)
+                    starved = self._scheduler.starved
+                    room = 0 if starved is not None and starved != stream.number else self.room_blocks(stream)
+                    holdings[stream.number] = Holding(self.consumers, stream, room)
                 holdable = holdings[stream.number].holdable(consumer, end - consumer.cursor)
                 end = consumer.cursor + max(1, holdable)
                 blocks = tuple(range(consumer.cursor, end))
@@ -814,6 +813,10 @@ class StagingState:
         self._out.append(ev.Prepare(task.number, worker.name, number, part, block.parts[part].block_part, shuffle))
 
     # ---- diagnostics ----
+
+    def room_blocks(self, stream: Stream) -> int:
+        """Return the blocks of a stream that fit its part of the staging budget."""
+        return rooms.room_blocks(stream, self.consumers.cohorts.values(), self.limits.budget_bytes)
 
     def why_kept(self, number: int) -> str:
         """Return the reason for which a block is staged, and a clause that explains it; "" if it is not staged."""

@@ -121,6 +121,9 @@ def _cells(result: RowResult) -> list[str]:
 
 def _notes(report: BenchReport) -> str:
     settings, epochs = report.settings, sum(result.epochs for result in report.results)
+    sharing = "N trials"
+    if settings.pipelines > 1:
+        sharing = f"the trials of each of {settings.pipelines} pipelines (N of them share one, which P goes through)"
     on_gpu = "as many workers of the dali engine as a feed has prepare on the GPU"
     decoded = (
         "P': the same from decoded samples in memory, so N x P' is the limit of a feed that keeps samples decoded. Its "
@@ -146,7 +149,7 @@ def _notes(report: BenchReport) -> str:
     return (
         "samples/s: delivered, summed over trials, in whole epochs after a warm-up as long. "
         f"P: what {on_gpu if settings.gpu else 'all cores prepare'} without any transport; "
-        "NxP: what N trials would get if each sample were prepared once and given to all for nothing. "
+        f"NxP: what {sharing} would get if each sample were prepared once and given to all for nothing. "
         f"{decoded if {*DECODED_ROWS} & {*settings.rows} else ''}{reading if READ_ROW in settings.rows else ''}"
         "by CPU: the same share from CPU seconds, which other programs on the machine hardly change. "
         "CPU-s: of all processes of the row, daemons included, for 1,000 delivered samples. "

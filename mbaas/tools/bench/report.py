@@ -48,8 +48,8 @@ class RowResult(Figures):
 
     Attributes:
         rounds: number of successful runs.
-        share: samples/s divided by N x P of the same round; may be above 1 with decoded samples. None if P is unknown,
-            or for rows that deliver nothing.
+        share: samples/s divided by N x P of the same round, N being the trials that share a pipeline; may be above 1
+            with decoded samples. None if P is unknown, or for rows that deliver nothing.
         decoded_share: the same with N x P', for rows with decoded samples only.
         cpu_share: P's CPU seconds per sample divided by N x this row's: the fraction of N x P that this row's CPU time
             allows. Other programs on the machine hardly change it. None as above.
@@ -101,13 +101,13 @@ class BenchReport:
         return all(result.is_sound for result in self.results if result.row not in PEERS)
 
 
-def summarize(rounds: Sequence[Round], trials: int) -> tuple[RowResult, ...]:
+def summarize(rounds: Sequence[Round], trials: int, pipelines: int = 1) -> tuple[RowResult, ...]:
     """Summarize the rounds with N = ``trials`` and one batch size, in the order of `ROWS`."""
     rows = [row for row in ROWS if any(run.row == row for run in rounds[0].runs)]
-    return tuple(_summarize_row(rounds, row, trials) for row in rows)
+    return tuple(_summarize_row(rounds, row, trials, trials / min(trials, pipelines)) for row in rows)
 
 
-def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
+def _summarize_row(rounds: Sequence[Round], row: str, trials: int, sharing: float) -> RowResult:
     runs = [run for one in rounds for run in one.runs if run.row == row]
     good = [run for run in runs if not run.error]
     # compare with P of the same round: both met the machine in the same state
@@ -130,17 +130,17 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
         runs[0].batch,
         rounds=len(good),
         samples_per_s=middle("samples_per_s"),
-        share=_median(_share(run, prep, trials) for run, prep in against),
-        decoded_share=_median(_share(run, prep, trials) for run, prep in decoded),
-        cpu_share=_median(_cpu_share(run, prep, trials) for run, prep in against),
-        decoded_cpu_share=_median(_cpu_share(run, prep, trials) for run, prep in decoded),
+        share=_median(_share(run, prep, sharing) for run, prep in against),
+        decoded_share=_median(_share(run, prep, sharing) for run, prep in decoded),
+        cpu_share=_median(_cpu_share(run, prep, sharing) for run, prep in against),
+        decoded_cpu_share=_median(_cpu_share(run, prep, sharing) for run, prep in decoded),
         # the fewest seconds of the machine per delivered sample, relative to those that it took
         best_share=_median(
-            run.samples_per_s * (1 / (trials * prep.samples_per_s) + 1 / reads.samples_per_s)
+            run.samples_per_s * (1 / (sharing * prep.samples_per_s) + 1 / reads.samples_per_s)
             for run, prep, reads in reading
         ),
         best_cpu_share=_median(
-            (prep.cpu_s_per_1000 / trials + reads.cpu_s_per_1000) / run.cpu_s_per_1000 for run, prep, reads in reading
+            (prep.cpu_s_per_1000 / sharing + reads.cpu_s_per_1000) / run.cpu_s_per_1000 for run, prep, reads in reading
         ),
         cpu_s_per_1000=middle("cpu_s_per_1000"),
         cores_by_kind=_medians(good),
@@ -154,12 +154,12 @@ def _summarize_row(rounds: Sequence[Round], row: str, trials: int) -> RowResult:
     )
 
 
-def _share(run: RowRun, prep: RowRun, trials: int) -> float:
-    return run.samples_per_s / (trials * prep.samples_per_s)
+def _share(run: RowRun, prep: RowRun, sharing: float) -> float:
+    return run.samples_per_s / (sharing * prep.samples_per_s)
 
 
-def _cpu_share(run: RowRun, prep: RowRun, trials: int) -> float:
-    return prep.cpu_s_per_1000 / (trials * run.cpu_s_per_1000)
+def _cpu_share(run: RowRun, prep: RowRun, sharing: float) -> float:
+    return prep.cpu_s_per_1000 / (sharing * run.cpu_s_per_1000)
 
 
 def _medians(runs: Sequence[RowRun]) -> tuple[tuple[str, float], ...]:

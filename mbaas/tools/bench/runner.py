@@ -51,7 +51,7 @@ def run(settings: BenchSettings, report: Report = print) -> BenchReport:
                 if row in PEERS and runs[-1].error:
                     given_up.add((row, trials, batch))  # a second hang would take minutes again
             rounds[trials, batch].append(Round(tuple(runs)))
-    results = [result for (trials, _), some in rounds.items() for result in summarize(some, trials)]
+    results = [result for (trials, _), some in rounds.items() for result in summarize(some, trials, settings.pipelines)]
     peers = tuple(each.version for each in found.values())
     return BenchReport(settings, machine, samples, tuple(results), peers, left_out)
 

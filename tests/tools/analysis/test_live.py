@@ -80,7 +80,7 @@ def member(name: str, report: ConsumerReport, *, trial: str | None = None, state
 
 def status_of(*members: ConsumerStatus) -> FeedStatus:
     """Status of a feed with 10,000 samples of 100 kB and one worker that prepares 2,000/s."""
-    lists = ("consumers", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
+    lists = ("consumers", "pipelines", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
     decoded = ("decoded", "decoded_on_disk")
     nothing = ("prediction_error", "failed", "decoded_costs")
     others = ("name", "engine", "claims", *decoded, "fetched", "costs", *nothing, "samples")

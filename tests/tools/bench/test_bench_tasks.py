@@ -193,7 +193,9 @@ def test_what_a_worker_of_a_dataloader_sends(task: str, folder: Path, monkeypatc
     """Prepared arrays are in shared memory, whatever their type; boxes and labels are part of the message."""
     monkeypatch.setattr(dataloader, "get_worker_info", object)
     spec = spec_of(task, folder)
-    made, ids, beside = dataloader.Minibatches(spec.samples(), spec.task, spec.settings.seed).__getitems__([3, 1, 2])
+    made, ids, beside = dataloader.Minibatches(
+        spec.samples(), spec.task, spec.pipeline(), spec.settings.seed
+    ).__getitems__([3, 1, 2])
     assert made.is_shared()
     assert (tuple(made.shape), str(made.dtype)) == ((3, *spec.task.made.shape), f"torch.{spec.task.made.dtype}")
     assert ids.tolist() == [3, 1, 2]

@@ -28,8 +28,9 @@ def test_a_limit_must_be_above_zero() -> None:
 
 
 def test_the_limit_is_what_threads_get(tmp_path: Path) -> None:
+    """Never more; on a busy machine, idle time is lost."""
     data = throttled(synthetic(64, height=64, width=64), bytes_per_s=2e6, log=tmp_path / "log")
-    assert measured_bytes_per_s(data, seconds=0.5) == pytest.approx(2e6, rel=0.05)
+    assert 0.5 < measured_bytes_per_s(data, seconds=0.5) / 2e6 < 1.05
 
 
 def test_bytes_are_the_same_and_reads_are_logged(tmp_path: Path) -> None:

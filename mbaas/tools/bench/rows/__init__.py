@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from mbaas.base.validation import options
@@ -30,6 +30,7 @@ from mbaas.tools.bench import SAMPLES
 from mbaas.tools.bench.peers import PEERS
 from mbaas.tools.bench.tasks import TASKS
 from mbaas.tools.bench.tasks.base import Data, Samples, Task
+from mbaas.transforms import Pipeline
 
 Values: TypeAlias = Sequence[Any]
 """Arrays of a minibatch that a trial reads, in C order; tensors on a GPU. They are the prepared samples [n, *shape], as
@@ -59,6 +60,9 @@ DECODED_ROWS = ("prep-decoded", "mbaas-decoded")
 GPU_ROWS = ("prep", "dataloader", "dali", "mbaas")
 """Rows that can run on a GPU."""
 
+PIPELINE_ROWS = ("prep", "prep-decoded", "memory", "dataloader", "mbaas", "mbaas-decoded")
+"""Rows whose trials may have different pipelines."""
+
 USUAL_ROWS = tuple(row for row in ROWS if row not in PEERS)
 """Default rows: they need nothing but mbaas[bench]."""
 
@@ -83,6 +87,8 @@ class BenchSettings:
         cache_dir: folder for generated data, which is kept.
         samples: number of photographs or audio files to generate.
         rows: rows to run, from `ROWS`. Shares of N x P require "prep".
+        pipelines: different pipelines; trial number t has pipeline t modulo this. Above 1 only with images, on CPUs,
+            and for `PIPELINE_ROWS`.
         trials, batch: numbers of trials N, and batch sizes; every combination is run.
         rounds: number of repetitions of all rows. Rows of a round run one after the other, so that other load on the
             machine affects all rows; results are medians over rounds.
@@ -110,6 +116,7 @@ class BenchSettings:
     rows: tuple[str, ...] = USUAL_ROWS
     trials: tuple[int, ...] = (1, 4, 8)
     batch: tuple[int, ...] = (64, 256)
+    pipelines: Annotated[int, Ge(1), Le(8)] = 1
     rounds: AtLeast1 = 3
     seconds: float = 8.0
     epochs: AtLeast1 | None = None
@@ -144,6 +151,10 @@ class BenchSettings:
         peers = [row for row in self.rows if row in PEERS]
         if peers and self.task != "images":
             raise ConfigError(f"task must be images where peers are run ({', '.join(peers)}), got {self.task}")
+        if self.pipelines > 1:
+            if self.task != "images" or self.gpu:
+                raise ConfigError(f"pipelines must be 1 for anything but images on CPUs, got {self.pipelines}")
+            self._check_rows(PIPELINE_ROWS, " with several pipelines")
         if self.gpu:
             if self.task != "images":
                 raise ConfigError(f"task must be images on a GPU, got {self.task}")
@@ -185,6 +196,10 @@ class RowSpec:
     @property
     def task(self) -> Task:
         return TASKS[self.settings.task]
+
+    def pipeline(self, number: int | None = None) -> Pipeline:
+        """Return the pipeline of a trial, by default this one."""
+        return self.task.pipeline((self.trial if number is None else number) % self.settings.pipelines)
 
     def samples(self) -> Samples:
         return self.task.samples(self.data)

@@ -23,6 +23,7 @@ from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.samples.fields import Field, Packed
 from mbaas.tools.bench.rows import Epoch, Minibatch, RowSpec, known_of, listed, refuse_bad
 from mbaas.tools.bench.tasks.base import Samples, Task
+from mbaas.transforms import Pipeline
 
 TorchMinibatch = tuple[torch.Tensor, torch.Tensor, list[Packed]]
 """[n, *shape], int64[n] sample ids, and fields of varying length."""
@@ -39,8 +40,8 @@ def workers_for(cores: int, trials: int) -> int:
 class Minibatches(Dataset[Any]):
     """Prepares whole minibatches; an index is epoch * samples + sample id, as workers do not get the epoch."""
 
-    def __init__(self, samples: Samples, task: Task, seed: int) -> None:
-        self._samples, self._task, self._seed = samples, task, seed
+    def __init__(self, samples: Samples, task: Task, pipeline: Pipeline, seed: int) -> None:
+        self._samples, self._task, self._pipeline, self._seed = samples, task, pipeline, seed
         self._largest_bytes = max(file.stat().st_size for file in samples.files)
         self._encoded = np.empty(0, np.uint8)
         self._engine: Engine | None = None
@@ -53,7 +54,7 @@ class Minibatches(Dataset[Any]):
         ids = np.array(indices, np.int64) - (indices[0] - first)  # no minibatch spans two epochs
         raw = self._read(ids.tolist())
         if self._engine is None:  # made in the worker process
-            self._engine = make_engine("cpu", self._task.pipeline(), seed=self._seed)
+            self._engine = make_engine("cpu", self._pipeline, seed=self._seed)
         out = _empty(len(ids), self._task.made)
         prepared = self._engine.prepare(Batch(raw, ids, epoch, known_of(self._samples, ids)), out.numpy())
         refuse_bad(prepared.bad, ids, self._samples.files)
@@ -111,7 +112,7 @@ def make_loader(spec: RowSpec, workers: int, collate: Callable[[Any], Any] = _as
         # torch compares one trial's workers with the cores; the benchmark counts all trials
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return DataLoader(
-            Minibatches(samples, spec.task, spec.settings.seed + spec.trial),
+            Minibatches(samples, spec.task, spec.pipeline(), spec.settings.seed + spec.trial),
             batch_size=spec.batch,
             sampler=_Indices(len(samples.files), spec.settings.seed + spec.trial),
             num_workers=workers,

@@ -59,6 +59,7 @@ def loader(spec: RowSpec) -> Iterator[Epoch]:
         format="torch" if as_torch else "numpy",
         device="cuda" if spec.settings.gpu else None,
         collate="list",
+        pipeline=spec.pipeline() if spec.settings.pipelines > 1 else None,
     )
 
     def epoch() -> Iterator[Minibatch]:

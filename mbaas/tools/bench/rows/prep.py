@@ -91,7 +91,11 @@ def loader(spec: RowSpec) -> Iterator[Epoch]:
         raw = [np.fromfile(file, np.uint8) for file in samples.files]
     order = SampleOrder(len(raw), settings.seed + spec.trial, _block_samples(spec, len(raw)))
     kind: EngineName = "dali" if settings.gpu else "cpu"
-    engine = make_engine(kind, spec.task.pipeline(), seed=settings.seed, device_id=0 if settings.gpu else None)
+    # Each epoch with another pipeline, if trials have different ones.
+    engines = [
+        make_engine(kind, spec.pipeline(number), seed=settings.seed, device_id=0 if settings.gpu else None)
+        for number in range(settings.pipelines)
+    ]
     room = spec.task.made.empty(order.block_samples)
     if settings.gpu:
         room = _locked(room)
@@ -99,6 +103,7 @@ def loader(spec: RowSpec) -> Iterator[Epoch]:
 
     def epoch() -> Iterator[Minibatch]:
         number = next(epochs)
+        engine = engines[number % len(engines)]
         for block in range(number * blocks, (number + 1) * blocks):
             ids = order.sample_ids(block)
             out = room[: len(ids)]
@@ -109,7 +114,8 @@ def loader(spec: RowSpec) -> Iterator[Epoch]:
     try:
         yield epoch
     finally:
-        engine.close()
+        for engine in engines:
+            engine.close()
 
 
 def _locked(like: NDArray[Any]) -> NDArray[Any]:

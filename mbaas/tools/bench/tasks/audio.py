@@ -57,7 +57,7 @@ class Audio(FolderTask):
 
         return read_audio(data.folder)
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self, variant: int = 0) -> Pipeline:  # noqa: ARG002
         return Pipeline(
             [
                 DecodeAudio(RATE),

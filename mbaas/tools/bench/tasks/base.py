@@ -85,8 +85,11 @@ class Task(ABC):
         """Return the same samples, in any order, as a dataset for a feed."""
 
     @abstractmethod
-    def pipeline(self) -> Pipeline:
-        """Return the pipeline. Row "dali" does the same with DALI's operators."""
+    def pipeline(self, variant: int = 0) -> Pipeline:
+        """Return the pipeline. Row "dali" does the same with DALI's operators.
+
+        Only images have a ``variant`` above 0, with other random parameters.
+        """
 
 
 class FolderTask(Task):

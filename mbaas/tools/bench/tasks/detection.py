@@ -87,7 +87,7 @@ class Detection(Task):
         assert data.annotations is not None
         return read_coco(data.annotations, data.folder, fields=self.beside)
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self, variant: int = 0) -> Pipeline:  # noqa: ARG002
         return Pipeline(
             [
                 DecodeImage(),

@@ -47,8 +47,9 @@ class Images(FolderTask):
 
         return read_images(data.folder)
 
-    def pipeline(self) -> Pipeline:
-        return Pipeline([DecodeImage(), RandomResizedCrop(SIDE), RandomHorizontalFlip()])
+    def pipeline(self, variant: int = 0) -> Pipeline:
+        smallest = 0.08 * (1 + variant % 8)
+        return Pipeline([DecodeImage(), RandomResizedCrop(SIDE, scale=(smallest, 1.0)), RandomHorizontalFlip()])
 
 
 SOURCES = (

@@ -1,0 +1,136 @@
+"""Consumers with different pipelines read the same samples from one cache, in blocks of other sizes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from played_node import Node
+
+from mbaas.cache.planner import SHARED_FETCHES
+from mbaas.samples.placement import PartRequest
+
+SAMPLES, BYTES = 2400, 10
+
+
+def node(share: float, *, readahead: int = 0, block_samples: int = 24) -> Node:
+    """A node whose cache holds a part of 2,400 samples of 10 bytes."""
+    return Node([BYTES] * SAMPLES, block_samples=block_samples, cache=int(share * SAMPLES * BYTES), readahead=readahead)
+
+
+def blocks(of: Node, size: int, epoch: int) -> list[PartRequest]:
+    """An epoch in blocks of ``size`` samples."""
+    length = SAMPLES // size
+    return [of.placements.own(block, None, size) for block in range(epoch * length, (epoch + 1) * length)]
+
+
+def read_together(of: Node, sizes: tuple[int, ...], epoch: int) -> None:
+    """Consumers with blocks of these sizes go through an epoch side by side; the one furthest behind is next."""
+    waiting = {size: blocks(of, size, epoch) for size in sizes}
+    while any(waiting.values()):
+        size = max(sizes, key=lambda size: len(waiting[size]) * size)
+        of.fetch(waiting[size].pop(0))
+
+
+@pytest.mark.parametrize("share", [0.35, 0.5, 0.75])
+def test_each_sample_is_read_from_storage_once_an_epoch_for_all_pipelines(share: float) -> None:
+    """Twice the read-ahead, 80 samples, are kept for a while; the rest of the cache holds lasting ones."""
+    of = node(share, readahead=400)
+    of.epoch(0)
+    for epoch in range(1, 5):
+        read_together(of, (24, 12, 8, 6), epoch)
+    assert of.reads[4] <= (1 - share) * SAMPLES + 80 + 1
+    assert of.planner.minio.used_bytes <= of.planner.minio.budget_bytes
+
+
+def test_a_pipeline_alone_reads_what_is_not_cached() -> None:
+    of = node(0.5, readahead=400)
+    for epoch in range(4):
+        of.epoch(epoch)
+    assert of.reads[3] == SAMPLES / 2
+    assert not of.planner._recent
+
+
+def test_recent_samples_go_when_pipelines_are_gone() -> None:
+    of = node(0.5, readahead=400)
+    of.epoch(0)
+    read_together(of, (24, 12), 1)
+    assert of.planner._recent
+    for epoch in range(2, 3 + SHARED_FETCHES // 10):
+        of.epoch(epoch)
+    last = max(of.reads)
+    assert of.reads[last] <= SAMPLES / 2 + 24
+
+
+def test_nothing_is_kept_for_a_while_if_everything_fits() -> None:
+    of = node(1.0, readahead=400)
+    of.epoch(0)
+    read_together(of, (24, 12), 1)
+    assert not of.planner._recent
+    assert of.reads[1] == 0
+
+
+def finish(of: Node, request: int | PartRequest) -> None:
+    """Deliver a part, unless a slab that it needs failed."""
+    if of.planner._plans[of.request(request)].failure is None:
+        of.deliver(request)
+    else:
+        of.end(request)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    lengths=st.lists(st.integers(0, 30), min_size=8, max_size=60),
+    share=st.sampled_from([0.0, 0.4, 0.9, 2.0]),
+    readahead=st.sampled_from([0, 60, 500]),
+    decoded=st.booleans(),
+)
+def test_any_schedule_with_several_pipelines_keeps_every_invariant(
+    seed: int, lengths: list[int], share: float, readahead: int, decoded: bool
+) -> None:
+    rng = random.Random(seed)
+    of = Node(lengths, block_samples=5, cache=int(sum(lengths) * share), readahead=readahead)
+    if decoded:
+        of.aim(int(sum(lengths) * share))
+    sizes = (0, 2, 3, 7)
+    for _ in range(60):
+        move = rng.randrange(10)
+        if move < 4 and len(of.waiting) < 5:
+            size = rng.choice(sizes)
+            length = -(-len(lengths) // (size or 5))
+            request = of.placements.own(rng.randrange(3 * length), None, size)
+            of.begin(request._replace(is_encoded=rng.random() < 0.3))
+        elif move < 7 and of.filling:
+            of.fill(rng.choice([*of.filling]))
+        elif move < 9 and (ready := of.ready()):
+            finish(of, rng.choice(ready))
+        elif of.filling and rng.random() < 0.2:
+            of.fail(rng.choice([*of.filling]))
+    while of.waiting:
+        for request in of.ready():
+            finish(of, request)
+        if of.waiting and of.filling:
+            of.fill(min(of.filling))
+
+
+def test_a_pipeline_that_cannot_use_decoded_samples_gets_them_as_they_are_stored() -> None:
+    """All samples are cached decoded. It reads them from storage, and the others go on without."""
+    of = node(4.0)
+    of.aim(4 * SAMPLES * BYTES)
+    for block in range(100):
+        of.begin(block)
+        while awaited := of.planner.awaited(of.request(block)):
+            of.fill(min(awaited))
+        asked = of.asked(block)
+        of.deliver(block)
+        hand_in = of.hand_in(block, asked)
+        of.land(hand_in.slab)
+    assert of.fetch(100).counts.decoded.samples == 24
+    encoded = of.placements.own(101)._replace(is_encoded=True)
+    rows = of.fetch(encoded)
+    assert (rows.counts.decoded.samples, rows.counts.storage.samples) == (0, 24)
+    assert set(rows.length.tolist()) == {BYTES}
+    assert of.fetch(101).counts.decoded.samples == 24
