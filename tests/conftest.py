@@ -17,6 +17,7 @@ for name, value in {
     "RAY_worker_niceness": "0",  # default 15: next to two busy processes, as tests are, Ray's would hardly run
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "NO_ALBUMENTATIONS_UPDATE": "1",  # otherwise it asks the network for newer releases when it is imported
     "MBAAS_VALIDATE": "1",
 }.items():
     os.environ.setdefault(name, value)

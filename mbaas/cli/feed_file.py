@@ -15,7 +15,8 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+import inspect
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,15 +127,20 @@ def pipeline_of(entry: files.Located, **lying: Any) -> Pipeline:
     return entry.made(lambda: Pipeline(made, **lying))
 
 
+_CODE = {"Map": "fn", "Torchvision": "transform", "Albumentations": "transform"}
+"""Transform -> parameter that a file names as "module:function"."""
+
+
 def _transform(item: files.Located) -> Transform:
     name, given = _name_and_parameters(item)
     if name not in TRANSFORMS:
         raise item.error(f"unknown transform {name!r}; {instead(name, TRANSFORMS)}")
     parameters = _keywords(name, given) if given is not None else {}
-    if name == "Map" and isinstance(parameters.get("fn"), str):
-        place, path = _at(item, given, "fn"), parameters["fn"]
+    code = _CODE.get(name, "")
+    if isinstance(path := parameters.get(code), str):
+        place = _at(item, given, code)
         try:
-            parameters["fn"] = import_named(path, place.file.parent, what="Map's fn")
+            parameters[code] = import_named(path, place.file.parent, what=f"{name}'s {code}")
         except ConfigError as error:
             raise place.error(str(error)) from None
     try:
@@ -142,7 +148,8 @@ def _transform(item: files.Located) -> Transform:
     except ConfigError as error:
         raise _at(item, given, error.option).error(str(error)) from None
     except TypeError:  # a missing required parameter: unknown ones were rejected above
-        wanted = ", ".join(f.name for f in fields(TRANSFORMS[name]) if f.default is MISSING)  # type: ignore[arg-type]
+        parts = inspect.signature(TRANSFORMS[name]).parameters.values()
+        wanted = ", ".join(part.name for part in parts if part.default is part.empty)
         raise item.error(f"{name} needs {wanted}, got {', '.join(parameters) or 'no parameter'}") from None
 
 

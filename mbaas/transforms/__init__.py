@@ -22,6 +22,7 @@ from mbaas.transforms.geometry import (
     Resize,
     ScaleJitter,
 )
+from mbaas.transforms.libraries import Albumentations, Torchvision
 from mbaas.transforms.mixing import CutMix, MixUp
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.operations import (
@@ -40,6 +41,7 @@ from mbaas.transforms.sound import AmplitudeToDB, MelSpectrogram, SpecAugment
 from mbaas.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
+    "Albumentations",
     "AmplitudeToDB",
     "AugMix",
     "AutoAugment",
@@ -82,6 +84,7 @@ __all__ = [
     "ScaleJitter",
     "SpecAugment",
     "ToFloat",
+    "Torchvision",
     "Transform",
     "TrivialAugmentWide",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Annotated, Any
@@ -71,13 +72,7 @@ class Map(Transform):
             raise self._refused("fn", "must be a function fn(image, rng)")
         if self.deterministic:
             _check_takes_one(self.fn)
-        # Pickled here to raise at the user's line instead of at the start of the first worker. User objects may run
-        # code when pickled, and raise any exception.
-        try:
-            pickled(self.fn)
-        except Exception as error:
-            message = f"Map's fn must pickle to reach the prep workers, but {name_of(self.fn)} does not: {error}"
-            raise ConfigError(message, option="fn") from error
+        check_pickles("Map's fn", self.fn)
 
     @property
     def dali_limit(self) -> str:
@@ -117,7 +112,7 @@ class Map(Transform):
         It is the same in all processes and runs of one Python version; other versions have other bytecode. Globals are
         not followed: a change of a helper function or module constant goes unnoticed.
         """
-        return f"Map({name_of(self.fn)}, {_digest_of(self.fn)}{self._options})"
+        return f"Map({name_of(self.fn)}, {digest_of(self.fn)}{self._options})"
 
 
 def name_of(fn: object) -> str:
@@ -143,6 +138,15 @@ def _check_takes_one(fn: SampleFunction) -> None:
         ) from error
 
 
+def check_pickles(where: str, value: object) -> None:
+    """Raise ConfigError at the user's line, instead of at the start of the first worker, if ``value`` cannot pickle."""
+    try:
+        pickled(value)
+    except Exception as error:  # user objects may run code when pickled, and raise any exception
+        message = f"{where} must pickle to reach the prep workers, but {name_of(value)} does not: {error}"
+        raise ConfigError(message, option=where.partition("'s ")[2]) from error
+
+
 def pickled(value: object) -> bytes:
     """Pickle a value, with functions and classes that exist only in the user's program."""
     from ray import cloudpickle  # here: importing Ray takes a second, and most pipelines have no function
@@ -151,7 +155,7 @@ def pickled(value: object) -> bytes:
     return dumps(value)
 
 
-def _digest_of(value: object) -> str:
+def digest_of(value: object) -> str:
     # The same in all runs of one Python version.
     try:
         return _bytes_of(value).hex()
@@ -189,6 +193,10 @@ def _parts(value: Any) -> list[Any]:
         return sorted(_bytes_of(item) for item in (value.items() if isinstance(value, dict) else value))
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return [value.dtype.str.encode(), repr(value.shape).encode(), value.tobytes()]
+    torch = sys.modules.get("torch")  # without importing it, which takes a second
+    if torch is not None and isinstance(value, torch.Tensor):
+        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # NumPy has no bfloat16
+        return [str(value.dtype).encode(), repr(tuple(value.shape)).encode(), content.numpy().tobytes()]
     return _parts_of_code(value)
 
 
@@ -218,4 +226,17 @@ def _parts_of_code(value: Any) -> list[Any]:
         # pickled.
         return [name_of(value).encode() if hasattr(value, "__qualname__") else pickled(value)]
     call = type(value).__call__ if callable(value) else None
-    return [name_of(value).encode(), call if isinstance(call, FunctionType) else None, vars(value)]
+    return [name_of(value).encode(), call if isinstance(call, FunctionType) else None, _state_of(value)]
+
+
+def _state_of(value: Any) -> Any:
+    # Not all of an object's state is in its __dict__: a PIL image's pixels are in C, for instance.
+    kind: Any = type(value)
+    if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
+        reduced = value.__reduce_ex__(4)
+        return reduced if isinstance(reduced, str) else [list(x) if isinstance(x, Iterator) else x for x in reduced]
+    get_state = getattr(kind, "__getstate__", None)
+    if get_state is not getattr(object, "__getstate__", None):  # object has it from Python 3.11 on
+        return value.__getstate__()
+    slots = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
+    return [vars(value), {name: getattr(value, name) for name in slots}] if slots else vars(value)

@@ -18,6 +18,7 @@ from mbaas.transforms.base import ImageTransform, Size, Transform
 from mbaas.transforms.color import Normalize
 from mbaas.transforms.decoders import DecodeImage, Decoder
 from mbaas.transforms.function import Map, pickled
+from mbaas.transforms.libraries import LibraryTransform
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.sound import MelSpectrogram
 
@@ -341,7 +342,7 @@ def _forms_of(decoder: Decoder, others: Sequence[Transform]) -> tuple[Form, ...]
     has_images = decoder.form.kind == "image"
     accepted = (ImageTransform, Normalize, Map) if has_images else (ArrayTransform, Map)
     for transform in others:
-        if not isinstance(transform, accepted):
+        if not isinstance(transform, accepted) or (isinstance(transform, LibraryTransform) and not has_images):
             kind = "arrays and sound" if has_images else "images"
             raise ConfigError(f"{transform!r} is a transform of {kind}, but {decoder!r} makes {decoder.form.kind}s")
         if has_images:

@@ -44,6 +44,7 @@ OF_ARRAYS = {"AmplitudeToDB", "CropOrPad", "DecodeArray", "DecodeAudio", "MelSpe
 OF_OBJECTS = {"RandomIoUCrop", "RandomZoomOut"}
 """Transforms that depend on boxes, with a documentation page of their own."""
 
+OF_LIBRARIES = {"Albumentations", "Torchvision"}
 OF_AUGMENTATION = {
     *("AugMix", "AutoAugment", "GaussianBlur", "Pad", "RandAugment", "RandomAdjustSharpness", "RandomAffine"),
     *("RandomAutocontrast", "RandomEqualize", "RandomErasing", "RandomGrayscale", "RandomInvert", "RandomPerspective"),
@@ -136,7 +137,9 @@ def test_example_is_valid_with_all_that_is_commented_out(write: Write, tmp_path:
         load(write(shown))
     config = load(write(re.sub("^masks:.*", "", shown, flags=re.MULTILINE)))
     assert (config.options.timeouts.patience_s, config.options.staging.readahead_bytes) == (30.0, 64 << 20)
-    assert {type(t).__name__ for t in config.pipeline.transforms} == STEPS - OF_ARRAYS - OF_OBJECTS - OF_AUGMENTATION
+    assert {
+        type(t).__name__ for t in config.pipeline.transforms
+    } == STEPS - OF_ARRAYS - OF_OBJECTS - OF_AUGMENTATION - OF_LIBRARIES
 
 
 def test_the_page_about_augmentation_names_all_and_each_can_stand_in_a_file(write: Write) -> None:
@@ -197,7 +200,7 @@ def test_the_pages_about_sound_and_arrays_show_files_that_are_valid(page: str, s
         (
             "- DecodeImage",
             "- Blur",
-            "5: unknown transform 'Blur'; known are AmplitudeToDB, AugMix, AutoAugment, CenterC",
+            "5: unknown transform 'Blur'; known are Albumentations, AmplitudeToDB, AugMix",
         ),
         (
             "- DecodeImage",
@@ -229,6 +232,8 @@ def test_the_pages_about_sound_and_arrays_show_files_that_are_valid(page: str, s
             "- DecodeImage\n  - Map:\n      fn: 3",
             "7: Map's fn must be a function fn(image, rng), got 3",
         ),
+        ("- DecodeImage", "- DecodeImage\n  - Torchvision", "6: Torchvision needs transform, got no parameter"),
+        ("- DecodeImage", "- DecodeImage\n  - Torchvision: my:nothing", "6: cannot find Torchvision's transform 'my:"),
         ("- DecodeImage", "- DecodeImage\n  - Map: my:nothing", "6: cannot find Map's fn 'my:nothing'"),
         ("- DecodeImage", "- DecodeImage\n  - Map: sharpen", "6: Map's fn must be 'module:function', got 'sharpen'"),
         ("- DecodeImage", "- [DecodeImage", "not valid YAML"),
@@ -260,6 +265,17 @@ def test_function_beside_the_file_reaches_workers_by_value(write: Write, tmp_pat
     del sys.modules["beside_me"]  # a worker does not have the file's folder on its path
     fn = pickle.loads(shipped).transforms[1].fn
     assert fn(np.zeros(2, np.uint8), None).tolist() == [255, 255]
+
+
+def test_composition_beside_the_file_reaches_workers_by_value(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "beside_us.py").write_text("def half(image):\n    return image.resize((8, 6))\n")
+    config = load(write(GOOD.replace("- DecodeImage", "- DecodeImage\n  - Torchvision: beside_us:half")))
+    from ray import cloudpickle
+
+    shipped = cloudpickle.dumps(config.pipeline)
+    del sys.modules["beside_us"]  # a worker does not have the file's folder on its path
+    fn = pickle.loads(shipped).transforms[1].fn
+    assert fn(np.zeros((12, 16, 3), np.uint8), np.random.default_rng(0)).shape == (6, 8, 3)
 
 
 def test_command_ends_with_2(write: Write, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ ELSEWHERE = {
     ("docs/guide.md", "WandbLoggerCallback"): "tests/tune_integration/test_trackers.py, whose search logs to both",
     ("docs/guide.md", "LightningDataModule"): "tests/trainers/lightning_processes.py, which two processes run",
     ("docs/guide.md", "trainer.get_train_dataloader"): "tests/examples/test_trainers.py, which trains with it",
+    ("docs/augmentation.md", "T.Torchvision("): "tests/transforms/test_libraries.py, where torchvision is installed",
     ("docs/guide.md", "last.ckpt"): "tests/trainers/test_lightning.py, which has such a checkpoint",
 }
 """(page, text in one of its blocks) -> test that runs that block."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mbaas
 from mbaas import transforms as T
 from support.trials import record_epoch
@@ -15,9 +17,9 @@ def augmented() -> T.Pipeline:
     return T.Pipeline([T.DecodeImage(), T.ColorJitter(brightness=0.4), T.RandomHorizontalFlip()])
 
 
-def digests(feed: mbaas.Feed, epochs: int, consumer: str = "me") -> list[str]:
+def digests(feed: mbaas.Feed, epochs: int, consumer: str = "me", **options: Any) -> list[str]:
     """Hash of all bytes of each epoch, which must be exact."""
-    with mbaas.join(feed.name, consumer=consumer, format="numpy") as loader:
+    with mbaas.join(feed.name, consumer=consumer, format="numpy", **options) as loader:
         records = [record_epoch(loader) for _ in range(epochs)]
     assert [record.flaws(range(SAMPLES)) for record in records] == [[]] * epochs
     return [record.row_digest for record in records]

@@ -16,6 +16,7 @@ from mbaas.memory.budgets import STORE_SHARE
 from mbaas.memory.part_memory import refs_of
 from mbaas.ray_cluster import resources
 from support.leaks import store_use
+from support.trials import record_epoch
 from support.waiting import wait_until
 
 
@@ -32,6 +33,31 @@ def test_bytes_do_not_depend_on_the_cluster_and_each_sample_is_read_from_storage
         epochs = status.prepared_samples / SAMPLES
         assert status.fetched.remote.nbytes <= 0.05 * epochs * data.total_bytes
         assert status.remade_blocks == 0
+
+
+def test_own_pipelines_have_the_same_bytes_on_every_cluster_and_samples_are_read_once_for_all(
+    three_nodes, data, feed_name
+):
+    """Two trials, one after the other, with pipelines of their own."""
+    others = [
+        T.Pipeline([T.DecodeImage(), T.RandomCrop(24), T.RandomHorizontalFlip(0.2)]),
+        T.Pipeline([T.DecodeImage(), T.CenterCrop(20), T.RandomVerticalFlip()]),
+    ]
+    alone = []
+    for pipeline in others:
+        with mbaas.serve("one", data, pipeline, prep_workers=1, **OPTIONS) as one:
+            alone.append(digests(one, 8))
+    with mbaas.serve(feed_name, data, augmented(), prep_workers=3, **OPTIONS) as feed:
+        for number, pipeline in enumerate(others):
+            with mbaas.join(feed.name, f"trial-{number}", format="numpy", pipeline=pipeline) as loader:
+                found = [record_epoch(loader) for _ in range(3)]
+            assert [record.flaws(range(SAMPLES)) for record in found] == [[]] * 3
+            first = found[0].ledger.feed_epoch
+            assert [record.row_digest for record in found] == alone[number][first : first + 3]
+        status = feed.status()
+        assert status.remade_blocks == 0
+        assert status.fetched.storage.nbytes == data.total_bytes
+        assert store_use().spilled_bytes == 0
 
 
 def test_draws_have_the_same_bytes_on_every_cluster_and_caches_keep_each_sample_once(three_nodes, data, feed_name):
