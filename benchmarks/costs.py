@@ -19,12 +19,12 @@ from rich.table import Table
 
 from benchmarks import rows
 from benchmarks.searches import Plan, Search, SearchData, Way, median_of, search
-from benchmarks.tree_cpu import TreeCpu
 from mbaas import transforms as T
 from mbaas.dataset import read_images
 from mbaas.ray_cluster import connection
 from mbaas.tools.bench.rows.dataloader import workers_for
 from mbaas.tools.bench.tasks.images import SIDE, Images, make_photos
+from mbaas.tools.bench.tree_cpu import TreeCpu
 
 BATCH = 64
 HELD_OUT_SHARE = 1 / 8

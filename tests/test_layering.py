@@ -55,12 +55,13 @@ PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.tra
 
 USES_PRIVATE = {
     "examples/comparing.py": {"mbaas.prep.engines"},
+    "examples/tune_augmentation.py": {"mbaas.tools.bench.tree_cpu"},
     "examples/tune_digits.py": {"mbaas.prep.engines"},
     "tune_integration/callback.py": {"mbaas.coordinator.control"},
     "tune_integration/trial.py": {"mbaas.feed", "mbaas.base.validation"},
 }
-"""Exceptions: the examples compare a feed with a DataLoader that prepares samples with the same code. The Tune callback
-announces and removes trials, and `get_loader` has the parameters of `join`."""
+"""Exceptions: the examples compare a feed with a DataLoader that prepares samples with the same code, and count CPU
+time. The Tune callback announces and removes trials, and `get_loader` has the parameters of `join`."""
 
 CORE_MAY_IMPORT = ("core", "samples", "wire", "settings", "errors", "model")
 """Parts of mbaas that the pure core may import: values and arithmetic, no side effects."""
