@@ -107,7 +107,8 @@ def train_shared(config: dict[str, Any]) -> None:
 def train_on_own_feeds(config: dict[str, Any], photos: Photos) -> None:
     """Train one trial that serves a feed of its own."""
     name = tune.get_context().get_trial_id()
-    options: dict[str, Any] = {"batch_size": BATCH, "prep_workers": 1, "cpus_per_worker": 0.5}
+    memory = {"cache_bytes": "512 MiB", "staging_bytes": "192 MiB"}  # else the first feed takes it all
+    options: dict[str, Any] = {"batch_size": BATCH, "prep_workers": 1, **memory}
     with (
         mbaas.serve(f"train-{name}", photos.train, augmentation(config), **options) as feed,
         mbaas.join(feed.name, name) as loader,

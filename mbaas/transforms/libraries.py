@@ -56,7 +56,7 @@ class Torchvision(LibraryTransform):
 
     Before each call, the generators of torch, NumPy and Python's ``random`` are seeded from this sample, epoch and
     position in the pipeline. They belong to the whole process, so a prep worker makes these calls one after the other:
-    serve the feed with more ``prep_workers`` rather than with more ``cpus_per_worker``.
+    serve the feed with more ``prep_workers`` rather than with more ``threads.prep``.
 
     Boxes, keypoints and masks do not move with the pixels. Any callable that takes a PIL image or a tensor will do.
 
