@@ -17,7 +17,6 @@ from mbaas.prep.header import UndecodableError
 from mbaas.samples.fields import Arrays, Column, Packed
 from mbaas.transforms import Map, Pipeline
 from mbaas.transforms.arrays import UnfitError
-from mbaas.transforms.function import name_of
 
 Array = NDArray[Any]
 
@@ -250,7 +249,7 @@ def call_map(
     try:
         result = transform.fn(given) if transform.deterministic else transform.fn(given, rng())
     except Exception as error:  # a user's code may raise anything
-        raise UndecodableError(f"{name_of(transform.fn)} raised {type(error).__name__}: {error}") from error
+        raise UndecodableError(f"{transform.user_code} raised {type(error).__name__}: {error}") from error
     if transform.fields:
         known = [name, *transform.fields]
         if not isinstance(result, Mapping) or not set(known).issuperset(result):

@@ -78,8 +78,13 @@ class Map(Transform):
     def dali_limit(self) -> str:
         return "runs no Map of images or spectrograms"
 
+    @property
+    def user_code(self) -> str:
+        """Name of the function, for errors that it raises."""
+        return name_of(self.fn)
+
     def __repr__(self) -> str:
-        return f"Map({name_of(self.fn)}{self._options})"
+        return f"Map({self.user_code}{self._options})"
 
     @property
     def _options(self) -> str:
@@ -112,7 +117,7 @@ class Map(Transform):
         It is the same in all processes and runs of one Python version; other versions have other bytecode. Globals are
         not followed: a change of a helper function or module constant goes unnoticed.
         """
-        return f"Map({name_of(self.fn)}, {digest_of(self.fn)}{self._options})"
+        return f"Map({self.user_code}, {digest_of(self.fn)}{self._options})"
 
 
 def name_of(fn: object) -> str:

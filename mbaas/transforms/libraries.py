@@ -35,6 +35,10 @@ class LibraryTransform(Map):
         return self.fn
 
     @property
+    def user_code(self) -> str:
+        return name_of(self._runs.transform)
+
+    @property
     def dali_limit(self) -> str:
         return f"runs no {type(self).__name__}"
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -256,26 +257,24 @@ def test_other_files_are_refused(write: Write, text: str) -> None:
         load(write(text))
 
 
-def test_function_beside_the_file_reaches_workers_by_value(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "beside_me.py").write_text("def invert(image, rng):\n    return 255 - image\n")
-    config = load(write(GOOD.replace("- DecodeImage", "- DecodeImage\n  - Map: beside_me:invert")))
+@pytest.mark.parametrize(
+    ("step", "code", "made"),
+    [
+        ("Map", "def change(image, rng):\n    return 255 - image\n", np.full((12, 16, 3), 255)),
+        ("Torchvision", "def change(image):\n    return image.resize((8, 6))\n", np.zeros((6, 8, 3))),
+    ],
+)
+def test_function_beside_the_file_reaches_workers_by_value(
+    write: Write, tmp_path: Path, step: str, code: str, made: Any
+) -> None:
+    (tmp_path / "beside_me.py").write_text(code)
+    config = load(write(GOOD.replace("- DecodeImage", f"- DecodeImage\n  - {step}: beside_me:change")))
     from ray import cloudpickle
 
     shipped = cloudpickle.dumps(config.pipeline)
     del sys.modules["beside_me"]  # a worker does not have the file's folder on its path
     fn = pickle.loads(shipped).transforms[1].fn
-    assert fn(np.zeros(2, np.uint8), None).tolist() == [255, 255]
-
-
-def test_composition_beside_the_file_reaches_workers_by_value(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "beside_us.py").write_text("def half(image):\n    return image.resize((8, 6))\n")
-    config = load(write(GOOD.replace("- DecodeImage", "- DecodeImage\n  - Torchvision: beside_us:half")))
-    from ray import cloudpickle
-
-    shipped = cloudpickle.dumps(config.pipeline)
-    del sys.modules["beside_us"]  # a worker does not have the file's folder on its path
-    fn = pickle.loads(shipped).transforms[1].fn
-    assert fn(np.zeros((12, 16, 3), np.uint8), np.random.default_rng(0)).shape == (6, 8, 3)
+    np.testing.assert_array_equal(fn(np.zeros((12, 16, 3), np.uint8), np.random.default_rng(0)), made)
 
 
 def test_command_ends_with_2(write: Write, tmp_path: Path) -> None:

@@ -46,14 +46,20 @@ def images():
 
 
 def prepared(pipeline, images, *, threads=1, epoch=3):
-    """Minibatch of all images."""
+    """Minibatch of all images, none of which is bad."""
+    result = outcome(pipeline, images, threads=threads, epoch=epoch)
+    assert not result.bad
+    return np.array(result.made)
+
+
+def outcome(pipeline, images, *, threads=1, epoch=3):
+    """What the engine returns for all images."""
     encoded = [cv2.imencode(".png", image[:, :, ::-1])[1].tobytes() for image in images]
     engine = make_engine("cpu", pipeline, seed=4, threads=threads)
     out = engine.field(encoded[0], "x", {}).empty(len(encoded))
     result = engine.prepare(Batch(encoded, np.arange(len(encoded)), epoch, {}), out)
     engine.close()
-    assert not result.bad
-    return np.array(result.made)
+    return result
 
 
 def with_rng(transform, number=0):
@@ -116,6 +122,17 @@ def test_the_fingerprint_follows_what_a_transform_does():
     assert same[0] == same[1]
     assert len({same[0], *others}) == 4
     assert fingerprint(mean[0]) == fingerprint(mean[1]) != fingerprint(mean[2])
+
+
+def test_an_error_names_the_users_transform(images):
+    def sometimes(image):
+        if torch.rand(()) < 0.5:
+            raise ValueError("too dark")
+        return image
+
+    bad = outcome(T.Pipeline([T.DecodeImage(), T.Torchvision(sometimes)]), images).bad
+    assert 0 < len(bad) < len(ALL)
+    assert all("<locals>.sometimes raised ValueError: too dark" in each.reason for each in bad)
 
 
 def test_bad_input_is_refused():

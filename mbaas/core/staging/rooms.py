@@ -18,7 +18,7 @@ from mbaas.core.staging.streams import Stream
 def room_blocks(stream: Stream, cohorts: Iterable[Cohort], budget_bytes: int) -> int:
     """Return the blocks of a stream that fit its part of the budget, as the last `divide` made it."""
     cohorts = [*cohorts]
-    if len({cohort.stream.number for cohort in cohorts}) < 2:
+    if not _share(cohorts):
         return budget_bytes // stream.block_bytes
     return sum(cohort.room_blocks for cohort in cohorts if cohort.stream is stream)
 
@@ -29,7 +29,7 @@ def divide(cohorts: Iterable[Cohort], budget_bytes: int, ahead_blocks: int, slac
     ``ahead_blocks`` and ``slack_blocks`` are the layout's, which bound both.
     """
     cohorts = [*cohorts]
-    if len({cohort.stream.number for cohort in cohorts}) < 2:
+    if not _share(cohorts):
         for cohort in cohorts:
             cohort.ahead_blocks, cohort.slack_blocks = ahead_blocks, slack_blocks
         return
@@ -44,3 +44,7 @@ def divide(cohorts: Iterable[Cohort], budget_bytes: int, ahead_blocks: int, slac
         cohort.room_blocks = 1 + ahead
         cohort.ahead_blocks = min(ahead, ahead_blocks)
         cohort.slack_blocks = min(ahead - cohort.ahead_blocks, slack_blocks)
+
+
+def _share(cohorts: Iterable[Cohort]) -> bool:
+    return len({cohort.stream.number for cohort in cohorts}) > 1
