@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
+from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from mbaas import transforms as T
 from mbaas.errors import ConfigError
@@ -182,3 +185,35 @@ def test_a_deterministic_function_takes_the_sample_alone(fn, takes):
 @pytest.mark.parametrize("fn", [turned, np.abs, lambda image, by=2: image, functools.partial(np.roll, shift=1)])
 def test_a_deterministic_function_may_have_more_parameters_with_defaults(fn):
     assert T.Map(fn, deterministic=True).deterministic
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class AlsoWithADict(Slotted):
+    pass
+
+
+class WithoutItsLock:
+    def __init__(self, value):
+        self.value, self.lock = value, threading.Lock()
+
+    def __getstate__(self):
+        return {"value": self.value}
+
+
+def grey(value):
+    return Image.new("L", (2, 2), value)
+
+
+@pytest.mark.parametrize("kind", [grey, AlsoWithADict, WithoutItsLock, Fraction, lambda value: torch.tensor([value])])
+def test_the_identity_sees_all_state_of_an_object_that_pickles(kind):
+    def using(value):
+        held = kind(value)
+        return identity(lambda image, rng: held)
+
+    assert using(1) == using(1) != using(2)
