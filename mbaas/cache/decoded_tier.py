@@ -1,8 +1,13 @@
 """The decoded tier of a node: samples cached decoded, and samples that prep workers should hand in. Pure.
 
 Prep workers decode every sample anyway. In its reply to a worker's fetch, the node requests some samples and reserves
-space for them (a *promise*). The worker then hands in the output of the deterministic prefix. Each form has a share of
-memory (`mbaas.model.forms`), and may use free space beyond its share until the other form needs it.
+space for them (a *promise*). The worker then hands in the output of a deterministic prefix of its pipeline. Encoded and
+decoded samples have a share of memory each (`mbaas.model.forms`), and may use free space beyond it until the others
+need it.
+
+Pipelines that consumers bring may have a shorter prefix in common than before. Then samples are to be kept in another
+*form*: after fewer transforms. Samples in the form of before stay readable for pipelines that can use them, until they
+are handed in in the new form, or until their memory is needed.
 """
 
 from __future__ import annotations
@@ -16,14 +21,14 @@ from numpy.typing import NDArray
 
 from mbaas.cache.directory import MinIO, fitting, member_mask
 from mbaas.samples.order import Ids, in_share
-from mbaas.samples.placement import PartRequest
+from mbaas.samples.placement import ENCODED, PartRequest
 
 LAPSE_FETCHES = 256
 """A promise lapses after this many further fetches, because its worker has probably died."""
 
 
 class HandIn(Struct, frozen=True, eq=False):
-    """Decoded samples to be cached in one slab, whose number is positive.
+    """Decoded samples to be cached in one slab, whose number is positive, in one ``form``.
 
     ``chosen`` and ``to_disk``, bool[n], are the samples of the hand-in to cache in memory, and others that may go to
     disk. ``sample_ids`` and ``lengths``, int64[k], are those cached in memory, and their bytes.
@@ -34,6 +39,7 @@ class HandIn(Struct, frozen=True, eq=False):
     to_disk: NDArray[np.bool_]
     sample_ids: Ids
     lengths: NDArray[np.int64]
+    form: int
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +66,7 @@ class DecodedTier:
     """Byte counts of one node's decoded samples."""
 
     minio: MinIO  # the node's byte budget, charged with promises and hand-ins
+    form: int = ENCODED  # form in which samples are to be handed in; ENCODED if none are
     sample_bytes: float = 0.0  # mean bytes of a decoded sample; 0 if none are to be cached
     # target_bytes, disk_free_bytes: memory for decoded samples, and free disk space
     target_bytes: int = 0
@@ -70,6 +77,7 @@ class DecodedTier:
     used_bytes: int = 0
     promised_bytes: int = 0  # memory reserved by promises
     slabs: dict[int, int] = field(default_factory=dict)  # slab -> bytes, including slabs in creation
+    forms: dict[int, int] = field(default_factory=dict)  # slab -> form of its samples
     unfit: set[int] = field(default_factory=set)  # samples that no worker could hand in; not requested again
     coming: dict[int, HandIn] = field(default_factory=dict)  # slab -> a hand-in that is not readable yet
     _promises: dict[PartRequest, _Promise] = field(default_factory=dict)
@@ -85,6 +93,18 @@ class DecodedTier:
     def excess_bytes(self) -> int:
         """Bytes used beyond the target, at least 0."""
         return max(0, self.used_bytes - self.target_bytes)
+
+    def outdated(self) -> list[int]:
+        """Return the slabs with samples in another form than samples are handed in now."""
+        return [slab for slab, form in self.forms.items() if form != self.form]
+
+    def set_form(self, form: int) -> None:
+        """Have samples handed in in another form from now on. Promises of the old form end."""
+        if form != self.form:
+            for request in [*self._promises]:
+                self.release(request)
+            self.form = form
+            self.unfit.clear()
 
     # ---- promises: space reserved for hand-ins ----
 
@@ -184,11 +204,11 @@ class DecodedTier:
         chosen = fitting(np.where(new & promised, lengths, 0), beyond)
         left = min(free, self.free_bytes) - int(lengths[chosen].sum())
         chosen |= fitting(np.where(new & ~promised, lengths, 0), max(0, left))
-        hand_in = HandIn(slab, chosen, to_disk & ~chosen, sample_ids[chosen], lengths[chosen])
+        hand_in = HandIn(slab, chosen, to_disk & ~chosen, sample_ids[chosen], lengths[chosen], self.form)
         if len(hand_in.sample_ids):
             self.coming[slab] = hand_in
             self._expected.update(hand_in.sample_ids.tolist())
-            self.take(slab, hand_in.nbytes)
+            self.take(slab, hand_in.nbytes, self.form)
             self.minio.used_bytes += hand_in.nbytes
         return hand_in
 
@@ -205,8 +225,9 @@ class DecodedTier:
 
     # ---- slabs ----
 
-    def take(self, slab: int, nbytes: int) -> None:
-        self.slabs[slab] = nbytes
+    def take(self, slab: int, nbytes: int, form: int) -> None:
+        """Charge a slab."""
+        self.slabs[slab], self.forms[slab] = nbytes, form
         self.used_bytes += nbytes
 
     def shrunk(self, slab: int, nbytes: int) -> None:
@@ -214,14 +235,16 @@ class DecodedTier:
         self.slabs[slab] -= nbytes
         self.used_bytes -= nbytes
         if not self.slabs[slab]:
-            del self.slabs[slab]
+            del self.slabs[slab], self.forms[slab]
 
     def dropped(self, slab: int) -> None:
         self.used_bytes -= self.slabs.pop(slab)
+        del self.forms[slab]
 
     def validate(self) -> None:
         """Raise AssertionError if a sum is wrong."""
         assert self.used_bytes == sum(self.slabs.values()), self.used_bytes
+        assert self.slabs.keys() == self.forms.keys(), (self.slabs, self.forms)
         assert self.promised_bytes == sum(each.nbytes for each in self._promises.values()), self.promised_bytes
         assert all(each.in_memory <= each.sample_ids for each in self._promises.values()), self._promises
         expected = [i for each in self._promises.values() for i in each.sample_ids]

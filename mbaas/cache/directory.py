@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
 from mbaas.samples.order import Ids
+from mbaas.samples.placement import ENCODED
 from mbaas.wire.samples import Amount
 
-LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("decoded", np.bool_)], align=True)
-"""Location of a sample: `offset` in bytes within `slab` (0 means not cached), `decoded` as in `mbaas.prep.decoded`."""
+LOCATION = np.dtype([("offset", np.int64), ("length", np.int64), ("slab", np.int32), ("form", np.int32)], align=True)
+"""Location of a sample: `offset` in bytes within `slab` (0: not cached), `form` as in `mbaas.samples.placement`."""
 
 Locations = NDArray[np.void]
 """An array of `LOCATION`, with columns such as `locations["slab"]`."""
@@ -77,7 +78,7 @@ class Directory:
     # samples, nbytes: number of cached samples, and their bytes
     samples: int = 0
     nbytes: int = 0
-    decoded: Amount = field(default_factory=Amount)  # the subset that is cached decoded
+    by_form: dict[int, Amount] = field(default_factory=dict)  # form -> the subset that is cached decoded in it
     slab_bytes: dict[int, int] = field(default_factory=dict)  # slab -> bytes, including withdrawn samples
     # slab -> bytes of withdrawn samples, for slabs that have any
     withdrawn_bytes: dict[int, int] = field(default_factory=dict)
@@ -95,7 +96,7 @@ class Directory:
         *,
         offsets: NDArray[np.int64],
         lengths: NDArray[np.int64],
-        decoded: bool = False,
+        form: int = ENCODED,
         slab_bytes: int | None = None,
     ) -> None:
         """Add the samples of a full slab (number > 0). None of the samples may be cached already.
@@ -104,7 +105,7 @@ class Directory:
         """
         locations = np.zeros(len(sample_ids), LOCATION)
         locations["offset"], locations["length"], locations["slab"] = offsets, lengths, slab
-        locations["decoded"] = decoded
+        locations["form"] = form
         self._locations[sample_ids] = locations
         nbytes = int(lengths.sum())
         self.slab_bytes[slab] = nbytes if slab_bytes is None else slab_bytes
@@ -112,8 +113,7 @@ class Directory:
         self._live[slab] = len(sample_ids)
         self.nbytes += nbytes
         self.samples += len(sample_ids)
-        if decoded:
-            self.decoded += Amount(len(sample_ids), nbytes)
+        self._add(form, Amount(len(sample_ids), nbytes))
 
     def withdraw(self, sample_ids: Ids) -> dict[int, int]:
         """Remove cached samples. Return the slabs that are empty now, with their bytes."""
@@ -122,9 +122,9 @@ class Directory:
         self._locations[sample_ids] = np.zeros((), LOCATION)
         self.samples -= len(sample_ids)
         self.nbytes -= int(locations["length"].sum())
-        if self.decoded.samples:
-            lengths = locations["length"][locations["decoded"]]
-            self.decoded += Amount(-len(lengths), -int(lengths.sum()))
+        for form in [*self.by_form]:
+            lengths = locations["length"][locations["form"] == form]
+            self._add(form, Amount(-len(lengths), -int(lengths.sum())))
         emptied = {}
         slabs, index, counts = np.unique(locations["slab"], return_inverse=True, return_counts=True)
         sizes = np.bincount(index, locations["length"], len(slabs)).astype(np.int64)
@@ -136,6 +136,18 @@ class Directory:
                 self.withdrawn_bytes.pop(slab, None)
                 emptied[slab] = self.slab_bytes.pop(slab)
         return emptied
+
+    def _add(self, form: int, amount: Amount) -> None:
+        if form == ENCODED:
+            return
+        self.by_form[form] = self.by_form.get(form, Amount()) + amount
+        if not self.by_form[form].samples:
+            del self.by_form[form]
+
+    @property
+    def decoded(self) -> Amount:
+        """The samples cached decoded, in all forms."""
+        return sum(self.by_form.values(), Amount())
 
     def _waste(self, slab: int, nbytes: int) -> None:
         if nbytes:
@@ -167,7 +179,7 @@ class Directory:
 
     def decoded_ids(self) -> Ids:
         """Return the samples that are cached decoded, ascending: int64[k]."""
-        return np.flatnonzero(self._locations["decoded"])
+        return np.flatnonzero(self._locations["form"])
 
     def validate(self) -> None:
         """Raise AssertionError if a sum is wrong, or if two samples of a slab overlap."""
@@ -175,8 +187,9 @@ class Directory:
         locations = self.lookup(kept)
         assert len(kept) == self.samples == sum(self._live.values()), (len(kept), self.samples)
         assert self.nbytes == int(locations["length"].sum()) <= self.slab_total, (self.nbytes, self.slab_bytes)
-        lengths = locations["length"][locations["decoded"]]
-        assert self.decoded == Amount(len(lengths), int(lengths.sum())), self.decoded
+        for form in {*np.unique(locations["form"]).tolist(), *self.by_form} - {ENCODED}:
+            lengths = locations["length"][locations["form"] == form]
+            assert self.by_form.get(form) == Amount(len(lengths), int(lengths.sum())), (form, self.by_form)
         # Sorted by position, so that only neighbours can overlap.
         locations = locations[np.lexsort((locations["offset"], locations["slab"]))]
         same = np.diff(locations["slab"]) == 0

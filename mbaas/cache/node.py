@@ -48,7 +48,15 @@ from mbaas.model.forms import FormPlan, plan_forms, room_for_decoded
 from mbaas.ray_cluster import actor_names, bugs, leftovers
 from mbaas.samples.fields import Arrays
 from mbaas.samples.order import Ids, SampleOrder
-from mbaas.samples.placement import Holdings, MovedIn, PartRequest, PlacementHistory, PlacementUpdate
+from mbaas.samples.placement import (
+    ENCODED,
+    DecodedSizes,
+    Holdings,
+    MovedIn,
+    PartRequest,
+    PlacementHistory,
+    PlacementUpdate,
+)
 from mbaas.settings import FIRST_FETCH_THREADS, Disk, Timeouts
 from mbaas.wire.samples import Amount, DecodedSamples
 
@@ -84,7 +92,7 @@ class HandOver(NamedTuple):
 
     included: NDArray[np.bool_]  # bool[n], samples whose bytes are in `packed`
     packed: Slab  # their bytes, end to end
-    other: NDArray[np.int64]  # int64[n], samples cached here in the other form; see `Planner.in_form`
+    other: dict[int, OtherForm]  # row -> form of a sample that is cached here in another form
 
 
 class CacheNode:
@@ -147,8 +155,8 @@ class CacheNode:
         self._meter = Meter()
         self._disk: DiskTier | None = None
         if disk is not None:
-            prefix = "" if decoded is None else decoded.prefix
-            self._disk = DiskTier(disk.path, disk.max_bytes, self._dataset, self._placements, self._meter, prefix)
+            made = "" if decoded is None else decoded.identity
+            self._disk = DiskTier(disk.path, disk.max_bytes, self._dataset, self._placements, self._meter, made)
             self._to_close.callback(self._disk.close)
         self._planner = Planner(
             order,
@@ -158,6 +166,7 @@ class CacheNode:
             placements=self._placements,
             num_samples=len(self._dataset),
             decoded_on_disk=None if self._disk is None else self._disk.decoded_lengths,
+            form_on_disk=ENCODED if decoded is None else decoded.form,
             undecoded_share=0.0 if decoded is None else decoded.undecoded_share,
         )
         self._tuner = ReadAheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
@@ -175,6 +184,8 @@ class CacheNode:
         self._compacting: asyncio.Task[None] | None = None
         self._peak_transient_bytes = 0
         self._decoded = decoded
+        # The disk keeps decoded samples in the form of the feed's own pipeline, whatever forms memory has.
+        self._form_on_disk = ENCODED if decoded is None else decoded.form
         self._form_plan: FormPlan | None = None  # the newest plan
         self._knows_disk = False  # the newest plan includes the disk's speed
         self._plan_forms()
@@ -192,11 +203,13 @@ class CacheNode:
         """
         async with self._fetched(request) as rows:
             asked, nbytes = self._planner.to_hand_in(request) if rows.slab_ids else (NO_ROWS, 0)
-            return structs.replace(self._reply(rows, known), hand_in=asked, hand_in_bytes=nbytes)
+            form = self._planner.tier.form
+            return structs.replace(self._reply(rows, known), hand_in=asked, hand_in_form=form, hand_in_bytes=nbytes)
 
     async def cache_decoded(
         self,
         request: PartRequest,
+        form: int,
         sample_ids: Ids,
         lengths: NDArray[np.int64],
         packed: Slab,
@@ -204,8 +217,8 @@ class CacheNode:
         is_last: bool,
     ) -> None:
         """Cache decoded samples that a prep worker of this node hands in; see `CacheReader.hand_in`."""
-        hand_in = self._planner.begin_hand_in(request, sample_ids, lengths, unfit)
-        if is_last:
+        hand_in = self._planner.begin_hand_in(request, form, sample_ids, lengths, unfit)
+        if is_last and form == self._planner.tier.form:
             self._planner.tier.release(request)
         self._check()
         if len(hand_in.sample_ids):
@@ -271,7 +284,8 @@ class CacheNode:
         # Bounded, because each fetch may hold a block's bytes in the object store on top of the cache.
         async with self._slots:
             if self._knows_disk and self._disk is not None:
-                self._planner.tier.disk_free_bytes = self._disk.free_for_decoded_bytes
+                is_same = self._planner.tier.form == self._form_on_disk
+                self._planner.tier.disk_free_bytes = self._disk.free_for_decoded_bytes if is_same else 0
             self._start(self._planner.begin_fetch(request), urgent=True)
             try:
                 # Before the wait, so that threads this part leaves idle read the next parts.
@@ -300,7 +314,15 @@ class CacheNode:
         if self._disk is not None:
             self._disk.update_nodes(len(update.placement.node_weights))
         self._planner.placement_changed()
+        if update.decoded is not None:
+            self._decoded = update.decoded
         self._plan_forms()
+
+    async def keep_decoded(self, decoded: DecodedSamples) -> None:
+        """Keep decoded samples in another form, or by other costs, from now on."""
+        self._decoded = decoded
+        self._plan_forms()
+        self._check()
 
     async def _learn_placement(self) -> None:
         coordinator = actor_names.find_coordinator(self._feed) if self._feed else None
@@ -314,7 +336,7 @@ class CacheNode:
         ids, decoded = directory.cached_ids(), None
         if directory.decoded.samples:
             kept = directory.lookup(ids)
-            decoded = np.where(kept["decoded"], kept["length"], 0)
+            decoded = DecodedSizes(kept["form"], np.where(kept["form"] == ENCODED, 0, kept["length"]))
         return Holdings(newest.version if newest is not None else 0, ids, decoded)
 
     async def dataset(self) -> Dataset:
@@ -338,15 +360,15 @@ class CacheNode:
         return MovedIn(samples)
 
     async def hand_over(
-        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool, lends: bool
+        self, sample_ids: Ids, lacking: NDArray[np.bool_], lengths: NDArray[np.int64], *, form: int, lends: bool
     ) -> HandOver:
-        """Give samples to their new home node, and drop the local copies unless it requested the other form.
+        """Give samples to their new home node, and drop the local copies unless it requested another form.
 
         Args:
             sample_ids: int64[n].
             lacking: bool[n], samples whose bytes the other node needs; it already has the rest.
             lengths: int64[n], bytes per sample reserved by the other node.
-            decoded: the other node expects decoded samples.
+            form: the form that the other node expects.
             lends: the local copies stay: the other node is the former home, and reads a part that was cut by an older
                 placement. Samples that are still being read are waited for.
         """
@@ -356,11 +378,12 @@ class CacheNode:
                 await asyncio.wait(to_come)
         planner, directory = self._planner, self._planner.directory
         present: NDArray[np.bool_] = directory.slabs(sample_ids) > 0
-        included, other = planner.in_form(sample_ids, lacking, lengths, decoded=decoded)
+        included, other = planner.in_form(sample_ids, lacking, lengths, form)
         packed = joined(await self._views(directory.lookup(sample_ids[included])))
         if not lends:
             # Another call may have handed over some of the samples while this one awaited slabs.
-            planner.withdraw(sample_ids[present & (other < 0) & (directory.slabs(sample_ids) > 0)])
+            present[[*other]] = False
+            planner.withdraw(sample_ids[present & (directory.slabs(sample_ids) > 0)])
             self._check()
             if self._compacting is None or self._compacting.done():
                 self._compacting = asyncio.create_task(self._compact())
@@ -495,8 +518,8 @@ class CacheNode:
             origins = np.full(len(load.rows), Origin.STORAGE, np.int8)  # overwritten where a nearer tier has the sample
             failures = await self._fill_from_nearer(load, slab, origins)
             rows = np.flatnonzero(origins == Origin.STORAGE)
-            if load.decoded:  # storage has no decoded samples; these rows are read again, encoded
-                failures.update(dict.fromkeys(rows.tolist(), OtherForm(0)))
+            if load.form != ENCODED:  # storage has no decoded samples; these rows are read again, encoded
+                failures.update(dict.fromkeys(rows.tolist(), OtherForm()))
             else:
                 failures.update(await self._pool.fill(load, slab, urgent=urgent, rows=rows))
             if self._disk is not None and self._tuner.advisor.uses_disk:
@@ -535,9 +558,7 @@ class CacheNode:
         lacking = origins == Origin.STORAGE
         try:
             with self._meter.remote.using():
-                asked = peer.hand_over.remote(
-                    load.sample_ids, lacking, load.lengths, decoded=load.decoded, lends=load.lends
-                )
+                asked = peer.hand_over.remote(load.sample_ids, lacking, load.lengths, form=load.form, lends=load.lends)
                 handed: HandOver
                 (handed,) = await asyncio.wait_for(asyncio.gather(asked), PEER_TIMEOUT_S)
                 self._meter.remote.moved(len(handed.packed))
@@ -551,8 +572,8 @@ class CacheNode:
         spans = zip(load.offsets[included].tolist(), load.lengths[included].tolist(), starts, strict=True)
         for offset, length, start in spans:
             slab[offset : offset + length] = handed.packed[start : start + length]
-        origins[included | (handed.other >= 0)] = Origin.REMOTE
-        return {row: OtherForm(int(handed.other[row])) for row in np.flatnonzero(handed.other >= 0).tolist()}
+        origins[included] = origins[[*handed.other]] = Origin.REMOTE
+        return dict(handed.other)
 
     async def _put(self, slab: Slab) -> SlabRef:
         return await asyncio.get_running_loop().run_in_executor(self._putter, ray.put, slab)
@@ -581,7 +602,7 @@ class CacheNode:
         memory_bytes, disk_bytes = room_for_decoded(
             plan, costs, samples=samples, memory_bytes=memory_bytes, disk_bytes=disk_bytes
         )
-        self._planner.set_decoded_target(memory_bytes, costs.decoded_bytes)
+        self._planner.set_decoded_target(self._decoded.form, memory_bytes, costs.decoded_bytes)
         if self._knows_disk and self._disk is not None:
             self._disk.divide(disk_bytes)
         if plan == self._form_plan:

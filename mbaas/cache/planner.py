@@ -19,7 +19,8 @@ from mbaas.cache.directory import Directory, MinIO, fitting, member_mask
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
 from mbaas.cache.slab import Compaction, Failures, Load, OtherForm, PartPlan, RowLocations, pack
 from mbaas.samples.order import Ids, SampleOrder
-from mbaas.samples.placement import PartRequest, PlacementHistory
+from mbaas.samples.placement import ENCODED, DecodedSizes, PartRequest, PlacementHistory, StreamKey
+from mbaas.wire.samples import Amount
 
 COMPACTED_SHARE = 0.25
 """A slab is compacted if withdrawn samples hold at least this share of it: at most 3 bytes are copied to free one."""
@@ -46,7 +47,11 @@ class _Sources(NamedTuple):
     sample_ids: Ids
     lengths: NDArray[np.int64]  # int64[n], bytes to read
     holders: NDArray[np.integer[Any]]  # index of another node that may have the sample; -1 for none
-    decoded: NDArray[np.bool_]  # bool[n], form at the source
+    forms: NDArray[np.int32]  # int32[n], form at the source
+
+    @property
+    def is_decoded(self) -> NDArray[np.bool_]:
+        return self.forms != ENCODED
 
 
 class Planner:
@@ -62,6 +67,7 @@ class Planner:
         placements: PlacementHistory | None = None,
         num_samples: int | None = None,
         decoded_on_disk: Lengths | None = None,
+        form_on_disk: int = ENCODED,
         undecoded_share: float = 0.0,
     ) -> None:
         """
@@ -72,6 +78,7 @@ class Planner:
             placements: by default, this is the only node.
             num_samples: stored samples of the dataset; by default, the order's samples.
             decoded_on_disk: bytes of samples cached decoded on this node's disk, 0 for others; by default 0 for all.
+            form_on_disk: their form.
             undecoded_share: fraction of samples that are never cached decoded; see `DecodedSamples`.
         """
         self._num_samples = order.num_samples if num_samples is None else num_samples
@@ -89,11 +96,12 @@ class Planner:
         self._depth = min(DEPTH_BLOCKS, max(2, order.blocks_per_epoch))
         self.lengths = lengths
         self._decoded_on_disk = decoded_on_disk if decoded_on_disk is not None else np.zeros_like
+        self._form_on_disk = form_on_disk
         self._numbers = itertools.count(1)  # for slabs of both kinds
         self._plans: dict[PartRequest, PartPlan] = {}  # parts that are being fetched or were read ahead
         self._loading: dict[int, Load] = {}  # by slab; all slabs that are not full yet
         self._awaited_in: dict[int, int] = {}  # sample -> slab, for the permanent slabs in _loading
-        self._other_forms: dict[int, int] = {}  # reset by each placement: sample -> bytes if decoded elsewhere, or 0
+        self._other_forms: dict[int, OtherForm] = {}  # sample -> form on another node; reset by each placement
         self._interim: set[int] = set()  # permanent slabs whose samples were to be handed in decoded, when filled
         self._dropped: list[int] = []  # until `take_dropped`
         # Permanent slabs of samples that do not fit in the cache, and their bytes, oldest first. They are kept for a
@@ -113,7 +121,7 @@ class Planner:
             self._shared_fetch = self._fetches
         self.tier.fetched(request)
         # Room for the next promises. Not during read-ahead, where bytes are counted beforehand.
-        self._make_room(self._decoded_bytes(request), decoded=True)
+        self._make_room_for_decoded(self._decoded_bytes(request))
         # A part that was read ahead, or that another worker is fetching, has a plan and its reads are in progress.
         if (plan := self._plans.get(request)) is None:
             loads = self._schedule(request)
@@ -126,8 +134,8 @@ class Planner:
         for load in plan.loads:
             self.ahead.release(load.slab)
         # Only the node's own parts are read ahead. Others are fetched here only while their home node is gone.
-        if self.ahead.budget_bytes and self.placements.is_own(request) and not request.is_encoded:
-            self.ahead.follow(request.block, request.shuffle, request.block_samples)
+        if self.ahead.budget_bytes and self.placements.is_own(request):
+            self.ahead.follow(request.block, request.shuffle, request.stream)
         return loads
 
     def awaited(self, request: PartRequest) -> set[int]:
@@ -176,7 +184,7 @@ class Planner:
             self._give_back(load, load.nbytes - int(lengths.sum()))
             if len(ids):
                 offsets = pack(lengths)
-                self.directory.publish(load.slab, ids, offsets=offsets, lengths=lengths, decoded=load.decoded)
+                self.directory.publish(load.slab, ids, offsets=offsets, lengths=lengths, form=load.form)
                 if load.interim:
                     self._interim.add(load.slab)
             if load.slab in self._recent:
@@ -184,10 +192,10 @@ class Planner:
                 if not len(ids):
                     del self._recent[load.slab]
                     self.ahead.release(load.slab)
-        elsewhere = {i: why.decoded_bytes for i, why in failures.items() if isinstance(why, OtherForm)}
+        elsewhere = {i: why for i, why in failures.items() if isinstance(why, OtherForm)}
         self._other_forms.update(zip(load.sample_ids[list(elsewhere)].tolist(), elsewhere.values(), strict=True))
         if load.request is not None and elsewhere:  # samples that arrive decoded need no hand-in
-            self.tier.keep_promise(load.request, load.sample_ids[[i for i, nbytes in elsewhere.items() if nbytes]])
+            self.tier.keep_promise(load.request, load.sample_ids[[i for i, why in elsewhere.items() if why.nbytes]])
         if plan := self._plan_of(load):
             plan.filled(load, failures, np.zeros(len(load.rows), np.int8) if origins is None else origins)
 
@@ -202,7 +210,7 @@ class Planner:
             plan.failure = failure
             if not plan.fetches:
                 # No fetch has received the failure, and it may be temporary. A later fetch of the block starts afresh.
-                self.ahead.retreat(plan.request.block, plan.request.block_samples)
+                self.ahead.retreat(plan.request.block, plan.request.stream)
                 self._forget(plan)
 
     # ---- read-ahead ----
@@ -216,7 +224,8 @@ class Planner:
             while sequence.frontier <= sequence.head + self._depth:
                 request = self._own_ahead(sequence, sequence.frontier)
                 # A part with a plan is already being read; a part without missing samples is cached.
-                nbytes = 0 if self.keeps_all or request in self._plans else self._missing_bytes(request)
+                nothing = request in self._plans or (self.keeps_all and self._takes_all(sequence.stream))
+                nbytes = 0 if nothing else self._missing_bytes(request)
                 if nbytes and not self.ahead.fits(sequence, nbytes):
                     break  # even if a later, smaller block would fit: this one is needed first
                 sequence.frontier += 1
@@ -236,13 +245,13 @@ class Planner:
         return [(len(ids), ids[self._absent(ids)]) for ids in parts]
 
     def _own_ahead(self, sequence: FetchSequence, block: int) -> PartRequest:
-        order = self.placements.order(sequence.block_samples)
+        order = self.placements.order(sequence.stream.block_samples)
         shuffle, epochs = sequence.shuffle, order.epoch_of(block) - order.epoch_of(sequence.head)
         if shuffle is not None and epochs:
             # The next epoch's shuffle is decided when it begins. The guess assumes that no consumer joins or leaves; a
             # wrong guess costs a few useless reads.
             shuffle = shuffle.after(shuffle.epoch + epochs, shuffle.cuts)
-        return self.placements.own(block, shuffle, sequence.block_samples)
+        return self.placements.own(block, shuffle, sequence.stream)
 
     def _expected(self, request: PartRequest) -> bool:
         """Return whether read-ahead for a part is still valid: placement and shuffle are as predicted."""
@@ -250,7 +259,7 @@ class Planner:
         return self.placements.is_own(request) and any(
             block <= sequence.head or request == self._own_ahead(sequence, block)
             for sequence in self.ahead.sequences
-            if sequence.covers(block, request.block_samples)
+            if sequence.covers(block, request.stream)
         )
 
     # ---- samples that move between nodes ----
@@ -263,32 +272,33 @@ class Planner:
         """Cache samples that other nodes hold, before they are requested. Return the slabs to fill."""
         # Checked again, because the placement may have changed since the caller listed the samples.
         ids = sample_ids[self._absent(sample_ids) & self.placements.admits(sample_ids)]
-        found = self._found_at(self.placements.former_holders(ids), ids, self.lengths(ids))
+        found = self._found_at(None, self.placements.former_holders(ids), ids)
         every = np.ones(len(ids), np.bool_)
         rows = np.flatnonzero(self._admit(found, every, lasting=every))  # the rest stays on its node
         found = _Sources._make(column[rows] for column in found)
         return self._loads(None, np.arange(len(rows)), found, every[rows], interim=~every[rows], lent=~every[rows])
 
     def in_form(
-        self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], *, decoded: bool
-    ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], form: int
+    ) -> tuple[NDArray[np.bool_], dict[int, OtherForm]]:
         """Find the samples that are cached in the form requested by another node.
 
         Args:
             sample_ids, wanted: int64[n], bool[n].
             lengths: int64[n], bytes per sample reserved by the other node.
-            decoded: the requested form is the decoded one.
+            form: the requested form.
 
         Returns:
-            bool[n], samples cached in the requested form and length. int64[n], for samples cached in the other form:
-                their bytes if decoded, 0 if encoded; -1 for all others. (Lengths do not suffice, because both forms may
-                have the same size.)
+            bool[n], samples cached in the requested form and length; and those cached in another form, by row.
+                (Lengths do not suffice, because two forms may have the same size.)
         """
         kept = self.directory.lookup(sample_ids)
         wanted = wanted & (kept["slab"] > 0)
-        alike = wanted & (kept["decoded"] == decoded)
-        other = np.where(wanted & ~alike, np.where(kept["decoded"], kept["length"], 0), -1)
-        return alike & (kept["length"] == lengths), other
+        alike = wanted & (kept["form"] == form)
+        others = np.flatnonzero(wanted & ~alike)
+        nbytes = np.where(kept["form"] == ENCODED, 0, kept["length"])[others].tolist()
+        found = map(OtherForm, kept["form"][others].tolist(), nbytes)
+        return alike & (kept["length"] == lengths), dict(zip(others.tolist(), found, strict=True))
 
     def withdraw(self, sample_ids: Ids) -> None:
         """Stop caching samples, for example because they moved to another node. Slabs that are empty now are dropped.
@@ -316,8 +326,8 @@ class Planner:
         worth = [slab for slab in withdrawn if withdrawn[slab] >= COMPACTED_SHARE * sizes[slab]]
         passing = self._interim | self._recent.keys()
         worth = sorted((slab for slab in worth if slab not in passing), key=withdrawn.__getitem__, reverse=True)
-        for decoded in (False, True):
-            alike = [slab for slab in worth if (slab in self.tier.slabs) == decoded]
+        for form in (ENCODED, *self.directory.by_form):
+            alike = [slab for slab in worth if self.tier.forms.get(slab, ENCODED) == form]
             room, chosen = max((sizes[slab] for slab in alike), default=0), []
             for slab in alike:
                 if (left := sizes[slab] - withdrawn[slab]) <= room:
@@ -325,7 +335,7 @@ class Planner:
                     room -= left
             if chosen:
                 ids = self.directory.samples_in(*chosen)
-                return Compaction(next(self._numbers), ids, self.directory.lookup(ids), decoded)
+                return Compaction(next(self._numbers), ids, self.directory.lookup(ids), form)
         return None
 
     def end_compaction(self, compaction: Compaction) -> None:
@@ -342,12 +352,10 @@ class Planner:
             return
         self.withdraw(ids)
         self.minio.used_bytes += nbytes
-        if compaction.decoded:
-            self.tier.take(slab, nbytes)
+        if compaction.form != ENCODED:
+            self.tier.take(slab, nbytes, compaction.form)
         offsets, lengths = pack(compaction.locations["length"])[unmoved], locations["length"]
-        self.directory.publish(
-            slab, ids, offsets=offsets, lengths=lengths, decoded=compaction.decoded, slab_bytes=nbytes
-        )
+        self.directory.publish(slab, ids, offsets=offsets, lengths=lengths, form=compaction.form, slab_bytes=nbytes)
 
     def placement_changed(self) -> None:
         """Forget the sample forms found on other nodes under the previous placement, and what follows from homes."""
@@ -356,15 +364,22 @@ class Planner:
 
     # ---- the decoded tier ----
 
-    def set_decoded_target(self, target_bytes: int, sample_bytes: float) -> None:
-        """Set the memory for decoded samples, and their mean size, in bytes.
+    def set_decoded_target(self, form: int, target_bytes: int, sample_bytes: float) -> None:
+        """Set the form of decoded samples, the memory for them, and their mean size, in bytes.
 
-        Samples cached beyond a form's share are evicted only when the other form needs the space.
+        Samples in another form, or beyond a share of memory, are evicted only when others need the space.
         """
+        self.tier.set_form(form)
         self.tier.target_bytes, self.tier.sample_bytes = min(target_bytes, self.minio.budget_bytes), sample_bytes
+        self._measure_decoded()
+
+    def _measure_decoded(self) -> None:
+        measured = self.directory.by_form.get(self.tier.form, Amount())
+        if measured.samples >= MIN_MEASURED:
+            self.tier.sample_bytes = measured.nbytes / measured.samples
 
     def begin_hand_in(
-        self, request: PartRequest, sample_ids: Ids, lengths: NDArray[np.int64], unfit: Sequence[int] = ()
+        self, request: PartRequest, form: int, sample_ids: Ids, lengths: NDArray[np.int64], unfit: Sequence[int] = ()
     ) -> HandIn:
         """Choose the samples to cache from a worker's hand-in.
 
@@ -372,14 +387,17 @@ class Planner:
         `DecodedTier.release` cancels the rest.
 
         Args:
-            request: the part that the worker prepared.
+            request, form: the part that the worker prepared, and the form of its decoded samples.
             sample_ids, lengths: int64[n], its decoded samples, each once, and their bytes.
             unfit: requested samples that cannot be cached decoded.
         """
+        if form != self.tier.form:  # samples are to be kept in another form since the worker was asked
+            none = np.zeros(len(sample_ids), np.bool_)
+            return HandIn(next(self._numbers), none, none, sample_ids[none], lengths[none], form)
         done = np.array([*sample_ids.tolist(), *unfit], np.int64)
         promised = self.tier.keep_promise(request, done)[: len(sample_ids)]
         self.tier.unfit.update(unfit)
-        new = self.placements.admits(sample_ids) & ~self.directory.lookup(sample_ids)["decoded"]
+        new = self.placements.admits(sample_ids) & (self.directory.lookup(sample_ids)["form"] != form)
         new &= ~member_mask(sample_ids, self._awaited_in)
         self._make_room(min(int(lengths[new].sum()), self.tier.free_bytes), decoded=True)
         return self.tier.admit(
@@ -396,11 +414,10 @@ class Planner:
         self.tier.arrived(hand_in)
         ids, lengths = hand_in.sample_ids, hand_in.lengths
         self.withdraw(ids[self.directory.slabs(ids) > 0])
-        self.directory.publish(hand_in.slab, ids, offsets=pack(lengths), lengths=lengths, decoded=True)
+        self.directory.publish(hand_in.slab, ids, offsets=pack(lengths), lengths=lengths, form=hand_in.form)
         # Some may have moved to another node in the meantime.
         self.withdraw(ids[~self.placements.admits(ids)])
-        if (decoded := self.directory.decoded).samples >= MIN_MEASURED:
-            self.tier.sample_bytes = decoded.nbytes / decoded.samples
+        self._measure_decoded()
 
     def hand_in_failed(self, hand_in: HandIn) -> None:
         self.tier.failed(hand_in)
@@ -438,22 +455,20 @@ class Planner:
         self._promise(plan)
         loads = self._read(plan, np.arange(len(ids)), ahead=ahead)
         for load in loads if ahead else ():
-            self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes, block_samples=request.block_samples)
+            self.ahead.hold(load.slab, block=request.block, nbytes=load.nbytes, stream=request.stream)
         return loads
 
     def _promise(self, plan: PartPlan) -> None:
         request, ids = plan.request, plan.sample_ids
         if not self.tier.free_bytes + self.tier.disk_free_bytes:
             return
-        if request.is_encoded or not self.placements.is_own(request):
-            return  # samples of other nodes' parts are not cached here
-        if self.tier.promised(request)[0]:
+        if not self._hands_in(request) or self.tier.promised(request)[0]:
             return
-        ids = ids[~self.directory.lookup(ids)["decoded"]]
+        ids = ids[self._lacks_form(request, ids)]
         if not len(ids):
             return
         ids = ids[~member_mask(ids, self._awaited_in)]
-        ids = ids[self._decoded_at(self.placements.former_holders(ids), ids) == 0]
+        ids = ids[self._decoded_at(request, self.placements.former_holders(ids), ids).nbytes == 0]
         # For memory: samples that are missing or cached encoded.
         in_memory = ids[self.placements.admits(ids)]
         in_memory = in_memory[self.tier.wanted(in_memory, min(self.tier.free_bytes, self.minio.free_bytes))]
@@ -473,12 +488,11 @@ class Planner:
         found, admits, lent = self._sources(plan.request, ids)
         # Samples of this part that a worker will hand in are cached encoded until then, space permitting. Samples that
         # another part's worker will hand in are not cached for this part as well.
-        if plan.request.is_encoded:  # also samples that are cached, decoded
-            admits &= self._absent(ids)
+        admits &= self._absent(ids)  # it may be cached in a form that this pipeline cannot use
         interim = self.tier.expects(ids)
         own = member_mask(ids, self.tier.for_memory(plan.request))
         keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
-        recent = self._admit_recent(found, admits & ~keep & ~interim & ~lent & ~found.decoded)
+        recent = self._admit_recent(found, admits & ~keep & ~interim & ~lent & ~found.is_decoded)
         loads = self._loads(plan.request, missing, found, keep, interim=interim, lent=lent, recent=recent)
         for load in loads:
             plan.add(load)
@@ -492,37 +506,49 @@ class Planner:
         """Find the sources of missing samples; also return which to cache here and which are lent: bool[n] each."""
         # Only samples with their home here: any others would displace samples that all nodes expect on this one.
         admits = self.placements.admits(ids)
-        if request.is_encoded:  # other nodes may have them decoded
-            nobody, nothing = np.full(len(ids), -1, np.int64), np.zeros(len(ids), np.bool_)
-            return _Sources(ids, self.lengths(ids), nobody, nothing), admits, nothing
         # Another node hands over only samples whose home is here now. It keeps the rest for their own home nodes.
         holders = np.where(admits, self.placements.former_holders(ids), -1)
         lenders = np.where(admits, -1, self.placements.lenders(request, ids))
         lent = lenders >= 0
-        return self._found_at(np.where(lent, lenders, holders), ids, self.lengths(ids)), admits, lent
+        return self._found_at(request, np.where(lent, lenders, holders), ids), admits, lent
 
-    def _decoded_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids) -> NDArray[np.int64]:
-        """Return bytes of samples that are decoded on this disk or probably on another node, 0 for others: int64[n]."""
-        lengths = self._decoded_on_disk(sample_ids)
-        elsewhere = (lengths == 0) & (holders >= 0)
-        lengths[elsewhere] = self.placements.decoded_bytes(sample_ids[elsewhere])
-        if self._other_forms:
-            reported = np.array([self._other_forms.get(i, -1) for i in sample_ids.tolist()], np.int64)
-            lengths = np.where(reported < 0, lengths, reported)
-        return lengths
+    def _decoded_at(
+        self, request: PartRequest | None, holders: NDArray[np.integer[Any]], sample_ids: Ids
+    ) -> DecodedSizes:
+        """Return the samples that are decoded on this disk or probably on another node, in forms that a part can use.
 
-    def _found_at(self, holders: NDArray[np.integer[Any]], sample_ids: Ids, lengths: NDArray[np.int64]) -> _Sources:
-        decoded = self._decoded_at(holders, sample_ids)
-        return _Sources(sample_ids, np.where(decoded > 0, decoded, lengths), holders, decoded > 0)
+        A sample that a holder has in another form must be read encoded; then its holder is set to -1.
+        """
+        found = DecodedSizes.none(len(sample_ids))
+        if request is None or self._form_on_disk in request.forms:
+            found.nbytes[:] = self._decoded_on_disk(sample_ids)
+            found.forms[found.nbytes > 0] = self._form_on_disk
+        elsewhere = np.flatnonzero((found.nbytes == 0) & (holders >= 0))
+        found.put(elsewhere, self.placements.decoded(sample_ids[elsewhere]))
+        for row, i in enumerate(sample_ids.tolist()) if self._other_forms else ():
+            if (other := self._other_forms.get(i)) is not None:
+                found.forms[row], found.nbytes[row] = other.form, other.nbytes
+        if request is not None:
+            useless = ~request.takes(found.forms)
+            found.forms[useless] = found.nbytes[useless] = 0
+            holders[useless] = -1
+        return found
+
+    def _found_at(self, request: PartRequest | None, holders: NDArray[np.integer[Any]], sample_ids: Ids) -> _Sources:
+        """Find the forms of samples at their holders, as a part can use them; for no part, in any form."""
+        decoded = self._decoded_at(request, holders, sample_ids)
+        lengths = np.where(decoded.nbytes > 0, decoded.nbytes, self.lengths(sample_ids))
+        return _Sources(sample_ids, lengths, holders, decoded.forms)
 
     def _admit(self, found: _Sources, keep: NDArray[np.bool_], *, lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Admit samples marked in ``keep`` to the cache: bool[n]. Not ``lasting``: cached only until their hand-in."""
         admitted = np.zeros(len(keep), np.bool_)
-        for form in (found.decoded, ~found.decoded):
-            chosen = np.concatenate([np.flatnonzero(keep & form & which) for which in (lasting, ~lasting)])
+        for decoded in (True, False):
+            alike = keep & (found.is_decoded == decoded)
+            chosen = np.concatenate([np.flatnonzero(alike & which) for which in (lasting, ~lasting)])
             if not len(chosen):
                 continue
-            lengths, decoded = found.lengths[chosen], bool(found.decoded[chosen[0]])
+            lengths = found.lengths[chosen]
             # Room for recent samples is not given to lasting ones.
             reserved = self._most_recent_bytes - self._recent_bytes if self._is_shared else 0
             if decoded:
@@ -551,7 +577,8 @@ class Planner:
         recent = np.zeros_like(keep) if recent is None else recent
         keep = keep | recent
         # One integer per combination, so that `np.unique` groups the samples.
-        kinds = (((found.holders.astype(np.int64) * 2 + keep) * 2 + found.decoded) * 2 + interim) * 2 + lent
+        forms, form = np.unique(found.forms, return_inverse=True)
+        kinds = (((found.holders.astype(np.int64) * 2 + keep) * len(forms) + form) * 2 + interim) * 2 + lent
         kinds = kinds * 2 + recent
         for kind in np.unique(kinds)[::-1].tolist():
             chosen = np.flatnonzero(kinds == kind)
@@ -567,7 +594,7 @@ class Planner:
                 sample_ids=found.sample_ids[chosen],
                 lengths=found.lengths[chosen],
                 lends=lends,
-                decoded=bool(found.decoded[first]),
+                form=int(found.forms[first]),
                 interim=bool(interim[first]),
             )
             self._begin_loading(load)
@@ -616,12 +643,35 @@ class Planner:
         return not self._fits_whole
 
     def _decoded_bytes(self, request: PartRequest) -> int:
-        if not self.tier.free_bytes or request.is_encoded or not self.placements.is_own(request):
+        room = self.tier.free_bytes + sum(self.tier.slabs[slab] for slab in self.tier.outdated())
+        if not room or not self._hands_in(request):
             return 0
         ids = self.placements.stored(request)
         # The same choice as in `_promise`, so nothing is evicted for samples that cannot be cached decoded.
-        ids = ids[~self.directory.lookup(ids)["decoded"]]
-        return int(self.tier.wanted(ids, self.tier.free_bytes).sum() * self.tier.sample_bytes)
+        ids = ids[self._lacks_form(request, ids)]
+        return int(self.tier.wanted(ids, room).sum() * self.tier.sample_bytes)
+
+    def _hands_in(self, request: PartRequest) -> bool:
+        """Return whether a part's worker can hand in samples. Samples of other nodes' parts are not cached here."""
+        return self.tier.form in request.forms and self.placements.is_own(request)
+
+    def _lacks_form(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
+        """Return which samples a part's worker does not get in that form or a later one: bool[n]."""
+        forms, before = self.directory.lookup(sample_ids)["form"], request.forms.index(self.tier.form)
+        return ~request._replace(forms=request.forms[before:]).takes(forms) | (forms == ENCODED)
+
+    def _make_room_for_decoded(self, nbytes: int) -> None:
+        """Evict samples in another form than decoded samples have now, and encoded ones beyond their share."""
+        outdated = set(self.tier.outdated()) & self.directory.slab_bytes.keys() if nbytes else set()
+        for slab in sorted(outdated, key=lambda slab: (self.directory.live_samples(slab), slab)):
+            if min(self.tier.free_bytes, self.minio.free_bytes) >= nbytes:
+                return
+            self.withdraw(self.directory.samples_in(slab))
+        self._make_room(min(nbytes, self.tier.free_bytes), decoded=True)
+
+    def _takes_all(self, stream: StreamKey) -> bool:
+        """Return whether a pipeline can use all samples that are cached, in their forms."""
+        return self.directory.by_form.keys() <= {*stream.forms}
 
     def _make_room(self, nbytes: int, *, decoded: bool) -> None:
         """Evict slabs of the other form until `nbytes` are free, or until that form is within its share."""
@@ -631,7 +681,13 @@ class Planner:
             if excess <= 0 or not slabs:
                 return
             # The fewest live samples first, because the space of withdrawn samples is wasted.
-            slab = min(slabs, key=lambda slab: (self.directory.live_samples(slab), slab))
+            # Before them samples in a form of before, which few pipelines can use.
+            now = self.tier.form
+
+            def order(slab: int, now: int = now) -> tuple[bool, int, int]:
+                return self.tier.forms.get(slab, now) == now, self.directory.live_samples(slab), slab
+
+            slab = min(slabs, key=order)
             self.withdraw(self.directory.samples_in(slab))
 
     def _drop_interim(self, nbytes: int) -> None:
@@ -651,15 +707,15 @@ class Planner:
 
     def _give_back(self, load: Load, nbytes: int) -> None:
         self.minio.used_bytes -= nbytes
-        if load.decoded:
+        if load.form != ENCODED:
             self.tier.shrunk(load.slab, nbytes)
 
     def _begin_loading(self, load: Load) -> None:
         self._loading[load.slab] = load
         if load.permanent:
             self._awaited_in.update(dict.fromkeys(load.sample_ids.tolist(), load.slab))
-            if load.decoded:
-                self.tier.take(load.slab, load.nbytes)
+            if load.form != ENCODED:
+                self.tier.take(load.slab, load.nbytes, load.form)
 
     def _absent(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples are neither cached nor being read into the cache: bool[n]."""
@@ -671,11 +727,13 @@ class Planner:
     def _unusable(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples must be read for a part: bool[n]."""
         absent = self._absent(sample_ids)
-        return absent | self.directory.lookup(sample_ids)["decoded"] if request.is_encoded else absent
+        if self._takes_all(request.stream):
+            return absent
+        return absent | ~request.takes(self.directory.lookup(sample_ids)["form"])
 
     def _missing_bytes(self, request: PartRequest) -> int:
         ids = self.placements.stored(request)
-        ids = ids[self._absent(ids)]
+        ids = ids[self._unusable(request, ids)]
         found, _, _ = self._sources(request, ids[~self._comes_decoded(request, ids)])
         return int(found.lengths.sum())
 
@@ -717,7 +775,7 @@ class Planner:
         charged = self.directory.slab_total + sum(load.nbytes for load in permanent) + self.tier.promised_bytes
         charged += sum(hand_in.nbytes for hand_in in self.tier.coming.values())
         assert not self.tier.coming.keys() & self.directory.slab_bytes.keys(), "readable and still coming"
-        holding = {load.slab for load in permanent if load.decoded} | self.tier.coming.keys()
+        holding = {load.slab for load in permanent if load.form != ENCODED} | self.tier.coming.keys()
         holding |= {int(slab) for slab in np.unique(self.directory.slabs(self.directory.decoded_ids()))}
         assert holding == self.tier.slabs.keys(), (holding, self.tier.slabs)
         assert self.minio.used_bytes == charged <= self.minio.budget_bytes, (charged, self.minio.used_bytes)

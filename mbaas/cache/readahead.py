@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from mbaas.errors import ConfigError
 from mbaas.samples.order import Shuffle
+from mbaas.samples.placement import PLAIN, StreamKey
 
 DEPTH_BLOCKS = 64
 """Maximum number of blocks examined ahead of a sequence's head. This bounds the work for blocks that need no bytes."""
@@ -33,21 +34,21 @@ class FetchSequence:
     frontier: int  # the next block to examine; each block in (head, frontier) is scheduled or needs no read
     last_fetch: int  # number of its newest fetch, counted over all sequences
     shuffle: Shuffle | None = None  # shuffle of the head's epoch
-    block_samples: int = 0  # samples in a block, as in `PartRequest`
+    stream: StreamKey = PLAIN  # of its blocks
 
-    def covers(self, block: int, block_samples: int = 0) -> bool:
+    def covers(self, block: int, stream: StreamKey = PLAIN) -> bool:
         """Return whether this sequence scheduled the block and may still fetch it."""
-        return block_samples == self.block_samples and self.head - SLACK_BLOCKS <= block < self.frontier
+        return stream == self.stream and self.head - SLACK_BLOCKS <= block < self.frontier
 
-    def owns_fetch(self, block: int, block_samples: int = 0) -> bool:
+    def owns_fetch(self, block: int, stream: StreamKey = PLAIN) -> bool:
         """Return whether a fetch of the block may belong to this sequence: near its fetched or scheduled blocks."""
         is_near = self.head - SLACK_BLOCKS <= block < self.frontier + SLACK_BLOCKS
-        return is_near and block_samples == self.block_samples
+        return is_near and stream == self.stream
 
 
 class _Held(NamedTuple):
     block: int
-    block_samples: int
+    stream: StreamKey
     nbytes: int
 
 
@@ -64,12 +65,12 @@ class ReadAhead:
         self._fetches = 0
         self._held: dict[int, _Held] = {}  # by slab; their bytes add up to used_bytes
 
-    def follow(self, block: int, shuffle: Shuffle | None = None, block_samples: int = 0) -> None:
+    def follow(self, block: int, shuffle: Shuffle | None = None, stream: StreamKey = PLAIN) -> None:
         """Record a fetch of `block`, in an epoch with this shuffle."""
         self._fetches += 1
-        owners = [sequence for sequence in self.sequences if sequence.owns_fetch(block, block_samples)]
+        owners = [sequence for sequence in self.sequences if sequence.owns_fetch(block, stream)]
         # If sequences overlap, take the one whose next step this fetch is.
-        new = FetchSequence(block, block, 0, block_samples=block_samples)
+        new = FetchSequence(block, block, 0, stream=stream)
         own = min(owners, key=lambda sequence: abs(block - sequence.head - 1), default=new)
         if block >= own.head:
             own.head, own.shuffle = block, shuffle
@@ -78,16 +79,16 @@ class ReadAhead:
         others = [each for each in self.sequences if each is not own and self._fetches - each.last_fetch < IDLE_FETCHES]
         self.sequences = [own, *others][:MAX_SEQUENCES]  # beyond the limit, the longest idle sequence is dropped
 
-    def retreat(self, block: int, block_samples: int = 0) -> None:
+    def retreat(self, block: int, stream: StreamKey = PLAIN) -> None:
         """Move frontiers back to `block`, which was scheduled ahead and could not be read."""
         for sequence in self.sequences:
-            if sequence.head < block and sequence.covers(block, block_samples):
+            if sequence.head < block and sequence.covers(block, stream):
                 sequence.frontier = block
 
     def fits(self, sequence: FetchSequence, nbytes: int) -> bool:
         """Return whether ``nbytes`` more fit into the budget and the sequence's share of the depth."""
         # The first block only has to fit the budget: one larger than the share would otherwise never be read ahead.
-        own = sum(held.nbytes for held in self._held.values() if sequence.covers(held.block, held.block_samples))
+        own = sum(held.nbytes for held in self._held.values() if sequence.covers(held.block, held.stream))
         part = self.depth_bytes // len(self.sequences)
         return self.used_bytes + nbytes <= self.budget_bytes and (own == 0 or own + nbytes <= part)
 
@@ -95,8 +96,8 @@ class ReadAhead:
         """Set the depth in bytes, clipped to the budget."""
         self.depth_bytes = max(0, min(depth_bytes, self.budget_bytes))
 
-    def hold(self, slab: int, *, block: int, nbytes: int, block_samples: int = 0) -> None:
-        self._held[slab] = _Held(block, block_samples, nbytes)
+    def hold(self, slab: int, *, block: int, nbytes: int, stream: StreamKey = PLAIN) -> None:
+        self._held[slab] = _Held(block, stream, nbytes)
         self.used_bytes += nbytes
 
     def release(self, slab: int) -> None:

@@ -17,7 +17,7 @@ from mbaas.base import units
 from mbaas.cache.slab import RowLocations, Slab, views
 from mbaas.errors import PlacementGoneError, StateError, WaitTimeoutError
 from mbaas.samples.order import Ids
-from mbaas.samples.placement import PartRequest
+from mbaas.samples.placement import ENCODED, PartRequest
 
 EncodedRows: TypeAlias = list[NDArray[np.uint8]]
 """The encoded sample of each row of a part, uint8[length]: a read-only view into a slab, empty if unreadable."""
@@ -64,6 +64,7 @@ class FetchReply(RowLocations, frozen=True, eq=False):
     dropped_slabs: tuple[int, ...] = ()  # slabs that the caller has and the node dropped
     # int64[k], rows whose decoded samples the node would cache; see `CacheReader.hand_in`
     hand_in: NDArray[np.int64] = field(default_factory=lambda: NO_ROWS)
+    hand_in_form: int = ENCODED  # the form to hand them in
     hand_in_bytes: int = 0  # their expected bytes in total
 
 
@@ -159,6 +160,7 @@ class CacheReader:
     def hand_in(
         self,
         request: PartRequest,
+        form: int,
         sample_ids: Ids,
         lengths: NDArray[np.int64],
         packed: Slab,
@@ -169,12 +171,14 @@ class CacheReader:
         """Hand decoded samples to the node, which caches those that fit. Return a reference to await the copy.
 
         Args:
-            request: a part whose fetch reply requested them.
+            request, form: a part whose fetch reply requested them, and the requested form.
             sample_ids, lengths, packed: int64[n], bytes; the samples end to end, copied to the object store at once.
             unfit: requested samples that cannot be cached decoded.
             is_last: no further hand-in follows for this part.
         """
-        done: ray.ObjectRef[None] = self.node.cache_decoded.remote(request, sample_ids, lengths, packed, unfit, is_last)
+        done: ray.ObjectRef[None] = self.node.cache_decoded.remote(
+            request, form, sample_ids, lengths, packed, unfit, is_last
+        )
         return done
 
     def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:

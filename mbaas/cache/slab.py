@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mbaas.cache.directory import Locations
 from mbaas.samples.order import Ids
-from mbaas.samples.placement import PartRequest
+from mbaas.samples.placement import ENCODED, PartRequest
 from mbaas.wire.samples import Amount, FetchCounts
 
 Slab: TypeAlias = NDArray[np.uint8]
@@ -43,17 +43,21 @@ class TemporaryReason(str):
 
 
 class OtherForm(TemporaryReason):
-    """Reason for a sample that another node has in the other form than expected, or no longer has.
+    """Reason for a sample that another node has in another form than expected, or no longer has.
 
-    ``decoded_bytes`` is the sample's size if it is decoded there; 0 if it must be read encoded.
+    ``form`` and ``nbytes`` are those that it has there if it is decoded; both 0 if it must be read encoded.
     """
 
-    decoded_bytes: int
+    form: int
+    nbytes: int
 
-    def __new__(cls, decoded_bytes: int) -> OtherForm:
+    def __new__(cls, form: int = ENCODED, nbytes: int = 0) -> OtherForm:
         reason = super().__new__(cls, "the node that kept it has it in another form")
-        reason.decoded_bytes = decoded_bytes
+        reason.form, reason.nbytes = form, nbytes
         return reason
+
+    def __reduce__(self) -> tuple[type[OtherForm], tuple[int, int]]:
+        return OtherForm, (self.form, self.nbytes)
 
 
 Failures = Mapping[int, str]
@@ -73,7 +77,7 @@ class Load:
     sample_ids: Ids
     lengths: NDArray[np.int64]
     lends: bool = False  # ``peer`` keeps its copies
-    decoded: bool = False  # samples are read decoded, which only cache nodes can provide
+    form: int = ENCODED  # form in which the samples are read; only cache nodes have decoded ones
     interim: bool = False  # samples are cached until they are handed in decoded; then the whole slab is dropped
 
     @cached_property
@@ -107,7 +111,7 @@ class Compaction:
     slab: int
     sample_ids: Ids
     locations: Locations
-    decoded: bool
+    form: int
 
     @property
     def nbytes(self) -> int:
@@ -192,7 +196,7 @@ class PartPlan:
     slab: NDArray[np.int64] = field(init=False)
     offset: NDArray[np.int64] = field(init=False)
     origin: NDArray[np.int8] = field(init=False)  # int8[n], `Origin` of each row that is not a hit
-    decoded: NDArray[np.bool_] = field(init=False)  # bool[n], the row is read decoded
+    form: NDArray[np.int32] = field(init=False)  # int32[n], form in which the row is read
     loads: list[Load] = field(default_factory=list)  # slabs read for this part
     fetches: int = 0  # number of waiting fetches; 0 if the part is read ahead
     # row -> reason why its sample could not be read, always from a read for this part
@@ -203,7 +207,7 @@ class PartPlan:
         self.hit = np.ones(len(self.sample_ids), dtype=np.bool_)  # until a load contains the row
         self.slab, self.offset = np.zeros((2, len(self.sample_ids)), dtype=np.int64)
         self.origin = np.zeros(len(self.sample_ids), np.int8)
-        self.decoded = np.zeros(len(self.sample_ids), np.bool_)
+        self.form = np.zeros(len(self.sample_ids), np.int32)
 
     def transient_slabs(self) -> list[int]:
         """Return the slabs in `loads` that are dropped with this plan."""
@@ -213,7 +217,7 @@ class PartPlan:
         """Add a load; its rows are no longer hits."""
         self.hit[load.rows] = False
         self.slab[load.rows], self.lengths[load.rows] = load.slab, load.lengths
-        self.decoded[load.rows] = load.decoded
+        self.form[load.rows] = load.form
         self.loads.append(load)
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
@@ -239,7 +243,8 @@ class PartPlan:
     def locate(self, kept: Locations) -> RowLocations:
         """Return the final locations of all rows, given their entries in the directory."""
         # Rows read for this part. Hits are in the directory, and so are samples handed in decoded since the read.
-        own = ~self.hit & (self.decoded | ~kept["decoded"] | self.request.is_encoded)
+        is_handed_in = (kept["form"] != ENCODED) & self.request.takes(kept["form"])
+        own = ~self.hit & ((self.form != ENCODED) | ~is_handed_in)
         slab = np.where(own, self.slab, kept["slab"])
         offset = np.where(own, self.offset, kept["offset"])
         length = np.where(own, self.lengths, kept["length"])
@@ -268,7 +273,7 @@ class PartPlan:
                 remote=fetched(Origin.REMOTE),
                 disk=fetched(Origin.DISK),
                 storage=fetched(Origin.STORAGE),
-                decoded=amount(np.where(own, self.decoded, kept["decoded"])),
+                decoded=amount(np.where(own, self.form, kept["form"]) != ENCODED),
             ),
         )
 
@@ -278,5 +283,5 @@ class PartPlan:
         rows = np.concatenate([np.flatnonzero(self.hit), *read])
         assert sorted(rows.tolist()) == list(range(len(self.sample_ids))), f"rows of {self.request}"
         for load, own in zip(self.loads, read, strict=True):  # rows read from storage alone are never read again
-            assert len(own) == len(load.rows) or load.decoded or load.peer is not None, load
+            assert len(own) == len(load.rows) or load.form != ENCODED or load.peer is not None, load
         assert not self.hit[list(self.errors)].any(), f"{self.request} inherited an error: {self.errors}"

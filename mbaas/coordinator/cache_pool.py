@@ -18,6 +18,7 @@ from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 from mbaas.ray_cluster import actor_names, resources
 from mbaas.samples.placement import (
+    DecodedSizes,
     Holders,
     MovedIn,
     NodeWeight,
@@ -27,6 +28,7 @@ from mbaas.samples.placement import (
     place_samples,
 )
 from mbaas.settings import FeedSettings
+from mbaas.wire.samples import DecodedSamples
 
 ANSWER_S = 2.0
 """Timeout for a short answer of a cache node, after which the caller continues without it, in seconds."""
@@ -74,12 +76,18 @@ class CachePool:
         self._generations: dict[str, int] = {}
         self._others: dict[tuple[str, int], Any] = {}  # starting cache nodes, and replaced ones
         self._holders: Holders | None = None
+        self._decoded: DecodedSamples | None = None  # how decoded samples are to be kept, if that was changed
         self._next: Placement | None = None  # sent, or being sent, and not in use yet
         self.placements = PlacementHistory(layout.order)
         self.actors: dict[str, Any] = {}
         self.budgets: dict[str, int] = {}
         self.rooms: dict[str, int] = {}
         self.kept: dict[str, tuple[float, float]] = {}
+
+    @property
+    def stored_samples(self) -> int:
+        """Number of samples in storage."""
+        return len(self._dataset.stored)
 
     # ---- start and end ----
 
@@ -188,7 +196,7 @@ class CachePool:
         if not self.told:
             return None
         *older, newest = self.told
-        return PlacementUpdate(newest, self._holders, dict(self.actors), tuple(older))
+        return PlacementUpdate(newest, self._holders, dict(self.actors), tuple(older), self._decoded)
 
     async def _find(self, weights: Mapping[str, float], version: int) -> Placement:
         await self._look_at_stores()
@@ -215,15 +223,15 @@ class CachePool:
         answers = await asyncio.gather(
             *(answer_or_none(self.actors[node].holdings.remote(), ANSWER_S) for node in nodes)
         )
-        index, decoded_bytes = np.full(len(self._dataset.stored), -1, np.int16), None
+        index, decoded = np.full(len(self._dataset.stored), -1, np.int16), None
         for number, holdings in enumerate(answers):
             if holdings is None:
                 continue
             index[holdings.sample_ids] = number
-            if holdings.decoded_bytes is not None:
-                decoded_bytes = np.zeros(len(index), np.int64) if decoded_bytes is None else decoded_bytes
-                decoded_bytes[holdings.sample_ids] = holdings.decoded_bytes
-        return Holders(tuple(nodes), index, decoded_bytes) if (index >= 0).any() else None
+            if holdings.decoded is not None:
+                decoded = DecodedSizes.none(len(index)) if decoded is None else decoded
+                decoded.put(holdings.sample_ids, holdings.decoded)
+        return Holders(tuple(nodes), index, decoded) if (index >= 0).any() else None
 
     async def move_out(self, node: str) -> MovedIn:
         """Have the other nodes fetch the samples cached on a draining node. Return the sum of their results."""
@@ -247,6 +255,16 @@ class CachePool:
         if flow is not None and self.actors.get(node) is cache:
             self.kept[node] = flow.used_bytes, flow.budget_bytes
         return flow
+
+    async def keep_decoded(self, decoded: DecodedSamples) -> None:
+        """Have all cache nodes keep decoded samples in another form, or by other costs.
+
+        New cache nodes get it with their placement.
+        """
+        self._decoded = decoded
+        await asyncio.gather(
+            *(answer_or_none(cache.keep_decoded.remote(decoded), ANSWER_S) for cache in self.actors.values())
+        )
 
     async def set_threads(self, node: str, threads: int) -> None:
         """Set the number of threads with which a node's cache reads storage. Does nothing if the cache is gone."""

@@ -36,6 +36,7 @@ from mbaas.coordinator.worker_pool import WorkerPool, claims
 from mbaas.core.cluster import events as cluster
 from mbaas.core.cluster.waits import WaitTable
 from mbaas.core.demand import DemandEstimator, Look
+from mbaas.core.kept_form import KeptForm
 from mbaas.core.ranks import RankTable
 from mbaas.core.staging import calls
 from mbaas.core.staging import events as ev
@@ -80,6 +81,7 @@ class _Running(Struct, frozen=True):
     ranks: RankTable
     lending: LendingClient
     tuning: ThreadTuning
+    kept_form: KeptForm | None
 
 
 @reports_errors_of_calls()
@@ -225,7 +227,9 @@ class FeedCoordinator(ConsumerApi):
         tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
         if shortage := layout.shortage(self._settings):
             counters.note(shortage)
-        running = self._running = _Running(info, supervision, service, ranks, lending, tuning)
+        decoded = layout.decoded
+        kept_form = None if decoded is None else KeptForm(decoded, is_new=not self._has_predecessor)
+        running = self._running = _Running(info, supervision, service, ranks, lending, tuning, kept_form)
         supervision.begin(service.send, lambda: service.core.consumers.nodes)
         self._tasks.spawn(self._tick_forever(running))
         self._opened.set()
@@ -320,6 +324,8 @@ class FeedCoordinator(ConsumerApi):
         running.supervision.handle(cluster.WorkMeasured(work))
         running.supervision.handle(cluster.CachesMeasured(dict(running.supervision.caches.kept)))
         self._tasks.spawn(running.tuning.look(seen.demand_per_s if seen is not None else 0.0))
+        if running.kept_form is not None:
+            self._choose_form(running.kept_form, running)
         if seen is None:
             return
         running.service.send(
@@ -335,6 +341,21 @@ class FeedCoordinator(ConsumerApi):
             self._tasks.spawn(running.lending.look(seen))
         if settings.scaling.max_prep_workers is not None:
             self._scale(running.supervision, seen, now)
+
+    def _choose_form(self, kept_form: KeptForm, running: _Running) -> None:
+        caches, pipelines = running.supervision.caches, running.service.forms_in_use()
+        budgets = [caches.budgets[node] for node in caches.actors]
+        if not budgets:
+            return
+        samples = caches.stored_samples / len(budgets)
+        memory_bytes = sum(budgets) / len(budgets)
+        before = kept_form.current
+        decoded = kept_form.look(time.monotonic(), pipelines, samples=samples, memory_bytes=memory_bytes)
+        if decoded is None:
+            return
+        self._tasks.spawn(caches.keep_decoded(decoded))
+        if before is not None and before.form != decoded.form:
+            self._counters.note(kept_form.reason(pipelines))
 
     def _scale(self, supervision: Supervision, seen: Observation, now: float) -> None:
         wanted = supervision.state.wanted

@@ -72,7 +72,7 @@ async def prepare(
         stored_bytes=dataset.stored.total_bytes,
         is_random=pipeline.is_random,
         redrawn=dataset.stored is not dataset,
-        prefix=f"{pipeline.prefix_fingerprint} {workers.engine}, all but {settings.undecoded_share}",
+        identity=f"{pipeline.prefix_fingerprint} {workers.engine}, all but {settings.undecoded_share}",
         earlier=await asyncio.to_thread(recovery.recall_layout, settings.name),
     )
     await asyncio.to_thread(recovery.remember, settings.name, layout, dataset)

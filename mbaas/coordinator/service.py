@@ -25,12 +25,13 @@ from mbaas.coordinator.own_pipelines import OwnPipelines
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.coordinator.written_epochs import EpochWriter
 from mbaas.core.cluster import events as cluster
+from mbaas.core.kept_form import FEEDS_OWN, Forms
 from mbaas.core.layout import Layout
 from mbaas.core.staging import calls
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.slot_use import SlotUse
 from mbaas.core.staging.state import Cut, StagingState
-from mbaas.core.staging.streams import FEED_STREAM, Stream, in_core
+from mbaas.core.staging.streams import FEED_STREAM, Stream, in_core, stream_number
 from mbaas.errors import (
     BadSampleError,
     ConsumerRemovedError,
@@ -123,7 +124,7 @@ class ConsumerService:
         self._info, self.pipelines, self._waits_for = info, pipelines, waits_for
         self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
         self._errors, self._cache_of = errors, cache_of
-        self._keeps_decoded = layout.decoded is not None
+        self._forms = layout.forms
         self.core = StagingState(
             layout.limits(info.settings),
             info.order.blocks_per_epoch,
@@ -167,6 +168,15 @@ class ConsumerService:
             own = self.pipelines.info(stream.number)
             self._counters.note(f"pipeline {stream.number} is {own.pipeline[:8]}: {own.difference}")
         return self.pipelines.info(self.pipelines.number_of(fingerprint))
+
+    def forms_in_use(self) -> dict[str, Forms]:
+        """Return the decoded forms of each pipeline that consumers use now, by fingerprint; "" is the feed's own."""
+        consumers = self.core.consumers.by_name.values()
+        used = {stream_number(each.cursor) for each in consumers if each.session}
+        found = {FEEDS_OWN: self._forms} if FEED_STREAM in used else {}
+        for own in filter(None, map(self.pipelines.own, sorted(used - {FEED_STREAM}))):
+            found[own.fingerprint] = own.report.probe.decoded
+        return found
 
     def pipeline_info(self, fingerprint: str) -> FeedInfo | None:
         """Return the description of the feed with a pipeline; see `ConsumerApi.pipeline_info`."""
@@ -333,10 +343,14 @@ class ConsumerService:
             return  # the core will receive its death shortly and reassign the part
         block, stream = order.block, self.core.streams.of(order.block)
         own = self.pipelines.own(stream.number)
-        request = PartRequest(stream.local(block), order.block_part, order.shuffle)
-        if own is not None:
-            is_encoded = self._keeps_decoded and not own.report.prefix
-            request = request._replace(block_samples=own.block_samples, is_encoded=is_encoded)
+        forms = self._forms if own is None else own.report.probe.decoded if self._forms else ()
+        request = PartRequest(
+            stream.local(block),
+            order.block_part,
+            order.shuffle,
+            0 if own is None else own.block_samples,
+            tuple(each.form for each in forms),
+        )
         # With "raise" no consumer ever got this block without its bad samples, so prepare every sample again.
         skips = self._info.settings.on_bad_sample == "skip"
         left_out = self._counters.left_out(block) if skips else ()

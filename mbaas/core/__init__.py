@@ -14,6 +14,7 @@ Modules:
 `staging`    blocks and consumers: `StagingState`, and the modules that it is made of
 `cluster`    prep workers, cache nodes and homes: `Supervisor`
 `story`      history of each block, consumer and worker
+`kept_form`  form of decoded samples, chosen for all pipelines in use
 `layout`     samples per block, bounds and budgets: fixed when a feed opens
 `ranks`      division of minibatches among the ranks of a data-parallel trial, and their common start
 `demand`     estimates from the last seconds: demand of trials, speed of prep

@@ -19,7 +19,7 @@ from mbaas.memory.budgets import sized_cache
 from mbaas.model.forms import SampleCosts
 from mbaas.samples.order import SampleOrder
 from mbaas.settings import FeedSettings, Timeouts
-from mbaas.wire.samples import DecodedSamples, Probe, SampleSpec
+from mbaas.wire.samples import DecodedCosts, DecodedSamples, Probe, SampleSpec
 
 CREDIT = 2
 """Tasks assigned to a worker at a time: one in progress, and one whose bytes are fetched meanwhile."""
@@ -91,7 +91,8 @@ class Layout(Struct, frozen=True):
         ahead_blocks: largest lead of prep over the furthest consumer.
         readahead_bytes: raw bytes that each node reads ahead of prep.
         keeps_all: whether all epochs are identical and one epoch fits the staging budget.
-        decoded: sizes and costs of decoded samples; None if none are cached.
+        decoded: form and costs of decoded samples; None if none are cached.
+        forms: the decoded forms of the feed's own pipeline, and their costs; see `Probe`.
         node_workers: largest number of prep workers per node.
         slack_blocks: blocks by which the lead may be larger over the slowest consumer.
         cache_bytes: capacity of a node's cache.
@@ -103,6 +104,7 @@ class Layout(Struct, frozen=True):
     readahead_bytes: int
     keeps_all: bool = False
     decoded: DecodedSamples | None = None
+    forms: tuple[DecodedCosts, ...] = ()
     node_workers: int = 1
     slack_blocks: int = 0
     cache_bytes: int = 0
@@ -221,7 +223,7 @@ def lay_out(
     stored_bytes: int,
     is_random: bool,
     redrawn: bool = False,
-    prefix: str = "",
+    identity: str = "",
     earlier: Layout | None = None,
 ) -> Layout:
     """Choose the layout of a feed.
@@ -234,7 +236,7 @@ def lay_out(
         stored_samples, stored_bytes: number of samples in storage, which may be drawn repeatedly, and their total size.
         is_random: whether the pipeline may vary the result for a sample between epochs.
         redrawn: whether each epoch draws new samples.
-        prefix: see `DecodedSamples`.
+        identity: how decoded samples are made, as in `DecodedSamples`.
         earlier: layout of a feed of the same name whose program was killed. Its blocks are reused if they fit: waiting
             consumers continue with them, and measurements never repeat exactly.
 
@@ -265,16 +267,18 @@ def lay_out(
     ahead = settings.staging.ahead_blocks or blocks_in_flight(most_workers) - 1
     fitting = settings.staging_bytes // (block_size * sample_bytes)  # a larger lead would not fit
     readahead = int(mean_raw_bytes * block_size * CREDIT * workers / len(per_node))  # the workers' current tasks
+    forms = probe.decoded if settings.cache_decoded else ()
     decoded = (
         None
-        if probe.decoded is None or not settings.cache_decoded
+        if not forms
         else DecodedSamples(
-            prefix,
+            f"{identity}, form {forms[-1].form}",
+            forms[-1].form,
             SampleCosts(
                 encoded_bytes=max(1.0, mean_raw_bytes),
-                decoded_bytes=probe.decoded.sample_bytes,
-                encoded_s=probe.decoded.sample_s,
-                decoded_s=probe.decoded.rest_s,
+                decoded_bytes=forms[-1].sample_bytes,
+                encoded_s=forms[-1].sample_s,
+                decoded_s=forms[-1].rest_s,
                 storage_s=probe.read_s,
                 decodable=1 - settings.undecoded_share,
             ),
@@ -288,8 +292,8 @@ def lay_out(
         # cached in both forms until all are decoded. Without that room the last ones are cached an epoch later.
         encoded_bytes = stored_bytes + readahead
         decoded_bytes = 0.0
-        if probe.decoded is not None and decoded is not None and decoded.costs.is_worthwhile:
-            decoded_bytes = encoded_bytes + probe.decoded.dataset_bytes
+        if decoded is not None and decoded.costs.is_worthwhile:
+            decoded_bytes = encoded_bytes + forms[-1].dataset_bytes
         cache_bytes = sized_cache(cache_bytes, encoded_bytes, decoded_bytes)
     return Layout(
         order=order,
@@ -301,6 +305,7 @@ def lay_out(
         keeps_all=not (settings.shuffle or is_random or redrawn)
         and num_samples * sample_bytes <= settings.staging_bytes,
         decoded=decoded,
+        forms=forms,
         node_workers=most_workers,
         cache_bytes=cache_bytes,
     )

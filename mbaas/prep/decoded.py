@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mbaas.base import units
 from mbaas.prep.header import Header, UndecodableError, check_pixels
-from mbaas.samples.placement import PartRequest
+from mbaas.samples.placement import ENCODED, PartRequest
 from mbaas.transforms.base import Size
 from mbaas.transforms.decoders import is_numeric
 from mbaas.wire.samples import EngineName
@@ -176,10 +176,13 @@ class DecodedRows:
     Args:
         most_bytes: capacity for all containers; rows that no longer fit are not kept.
         memory: buffer for exclusive use until the result of `taken` is no longer needed; default: new memory.
+        applied: number of transforms after which a sample is kept; default: as many as the engine can keep.
     """
 
-    def __init__(self, rows: Collection[int], most_bytes: int, memory: DecodedBuffer | None = None) -> None:
-        self.most_bytes = most_bytes
+    def __init__(
+        self, rows: Collection[int], most_bytes: int, memory: DecodedBuffer | None = None, applied: int | None = None
+    ) -> None:
+        self.most_bytes, self.applied = most_bytes, applied
         self._wanted = {*rows}
         self._memory = (DecodedBuffer() if memory is None else memory).first(most_bytes)
         self._places: dict[int, tuple[int, int]] = {}  # start and bytes, in ascending order of their starts
@@ -261,12 +264,12 @@ class DecodedRows:
 
 
 class DecodedRow:
-    """Destination of a sample's decoded form, after ``applied`` transforms, in ``keep``. See `DecodedRows.room`."""
+    """Destination of a sample's decoded form in ``keep``, after ``applied`` transforms unless that names a number."""
 
     def __init__(
         self, keep: DecodedRows, row: int, applied: int, original: Size | None = None, made_by: EngineName = "cpu"
     ) -> None:
-        self.applied = applied
+        self.applied = applied if keep.applied is None else keep.applied
         self._keep, self._row, self._original, self._made_by = keep, row, original, made_by
 
     def room(self, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> Array | None:
@@ -301,6 +304,9 @@ def handed_in(
     asked_for: Mapping[int, int],
     nbytes: int,
     memory: DecodedBuffer,
+    *,
+    form: int = ENCODED,
+    applied: int | None = None,
 ) -> Iterator[tuple[slice, DecodedRows]]:
     """Yield slices of the ``rows`` of a part, each with the `DecodedRows` for its decoded samples.
 
@@ -309,6 +315,7 @@ def handed_in(
     Args:
         reader: reader of the node's cache; may be None if no sample is requested.
         asked_for: row of the part whose decoded sample the cache requests -> id of the stored sample.
+        form, applied: the requested form, and the number of transforms after which samples have it.
     """
     import ray
 
@@ -318,7 +325,7 @@ def handed_in(
     before: Any = None  # the hand-in that the cache is copying
     for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
         asked = {index - start: asked_for[rows[index]] for index in wanted if start <= index < end}
-        keep = DecodedRows(asked, int(SLACK * len(asked) * sample_bytes), memory)
+        keep = DecodedRows(asked, int(SLACK * len(asked) * sample_bytes), memory, applied)
         yield slice(start, end), keep
         if not asked_for:
             return
@@ -334,4 +341,4 @@ def handed_in(
         # Samples that did not fit are requested again later, unless they need more than all the remaining memory.
         had_room = len(packed) <= keep.most_bytes / 2
         unfit = [i for row, i in asked.items() if row not in kept and (had_room or not keep.wants(row))]
-        before = reader.hand_in(request, ids, lengths, packed, unfit, is_last=end == len(rows))
+        before = reader.hand_in(request, form, ids, lengths, packed, unfit, is_last=end == len(rows))

@@ -93,7 +93,7 @@ def first_probe(
     if len(together) > 1:
         sample_s = _sample_s(engine, _batch(dataset, together), made)
     # If storage was too slow to deliver any other sample, measure the first one.
-    decoded = _decoded_costs(keeping, dataset, made, samples or [first])
+    decoded = tuple(_decoded_costs(keeping, dataset, made, samples or [first]))
     return Probe(SampleSpec(made, known), sample_s, read_s, decoded)
 
 
@@ -129,44 +129,49 @@ def _sample_s(engine: Engine, batch: Batch, made: Field) -> float:
     return min(tries)
 
 
-def _decoded_costs(engine: Engine, dataset: Dataset, made: Field, samples: Sequence[_Sample]) -> DecodedCosts | None:
+def _decoded_costs(engine: Engine, dataset: Dataset, made: Field, samples: Sequence[_Sample]) -> list[DecodedCosts]:
     # Together, as in a block, and in two epochs, because the amount of a sample that is read may be random. The faster
     # of two tries counts.
     memory, end = DecodedBuffer(), time.perf_counter() + PROBE_DECODED_S
-    forms: tuple[list[_Sample], list[_Sample]] = ([], [])  # encoded, decoded
+    pairs: dict[int, list[tuple[_Sample, _Sample]]] = {form: [] for form in engine.forms}  # encoded, decoded
     for sample in samples:
-        keep = DecodedRows([0], _MOST_DECODED_BYTES, memory)
-        engine.prepare(_batch(dataset, [sample]), made.empty(1), keep)
-        _, lengths, container = keep.taken()
-        if len(lengths):
-            forms[0].append(sample)
-            forms[1].append((sample[0], container.copy()))
+        for form, applied in engine.forms.items():
+            keep = DecodedRows([0], _MOST_DECODED_BYTES, memory, applied)
+            engine.prepare(_batch(dataset, [sample]), made.empty(1), keep)
+            _, lengths, container = keep.taken()
+            if len(lengths):
+                pairs[form].append((sample, (sample[0], container.copy())))
         if time.perf_counter() > end:
             break
-    if not forms[0]:
-        return None
-    out = made.empty(len(forms[0]))
+    kept = {form: found for form, found in pairs.items() if found}
+    if not kept:
+        return []
     # CPU time ignores the load of other processes; but a GPU works while this process waits, which needs wall time.
     clock = time.process_time if engine.name == "cpu" else time.perf_counter
 
-    def seconds(batch: Batch, epoch: int) -> float:
-        began = clock()
-        engine.prepare(replace(batch, epoch=epoch), out)
-        return (clock() - began) / len(batch)
+    def seconds(form: Sequence[_Sample]) -> float:
+        batch, out = _batch(dataset, form), made.empty(len(form))
 
-    encoded_s, decoded_s = (
-        sum(min(seconds(batch, epoch) for _ in range(2)) for epoch in range(2)) / 2
-        for batch in (_batch(dataset, form) for form in forms)
-    )
-    encoded_bytes, decoded_bytes = (np.array([len(sample) for _, sample in form], np.float64) for form in forms)
-    return DecodedCosts(
-        float(decoded_bytes.mean()), encoded_s, decoded_s, _upper_total(encoded_bytes, decoded_bytes, dataset)
-    )
+        def once(epoch: int) -> float:
+            began = clock()
+            engine.prepare(replace(batch, epoch=epoch), out)
+            return (clock() - began) / len(batch)
+
+        return sum(min(once(epoch) for _ in range(2)) for epoch in range(2)) / 2
+
+    encoded_s = seconds([sample for sample, _ in max(kept.values(), key=len)])
+    costs = []
+    for form, found in kept.items():
+        sizes = np.array([[len(sample) for _, sample in pair] for pair in found], np.float64)
+        rest_s, nbytes = seconds([sample for _, sample in found]), float(sizes[:, 1].mean())
+        costs.append(DecodedCosts(nbytes, encoded_s, rest_s, _upper_total(sizes, dataset), form))
+    return costs
 
 
-def _upper_total(encoded: NDArray[np.float64], decoded: NDArray[np.float64], dataset: Dataset) -> float:
+def _upper_total(sizes: NDArray[np.float64], dataset: Dataset) -> float:
     # Photographs grow by a similar factor whatever their size, while samples that are resized first all have the same
     # size. So estimate from the factor and from the size, and take the smaller upper bound (95 % confidence).
+    encoded, decoded = sizes.T
     if len(decoded) < 2:
         return math.inf  # a single sample gives no variance
     errors = STUDENT_T[len(decoded) - 2] / math.sqrt(len(decoded))

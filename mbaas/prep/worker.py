@@ -254,14 +254,13 @@ class PrepWorker:
                 f"{config.pipeline.decoder!r}"
             )
         resolve_engine(config.engine, pipeline, gpus=0)  # raises for what DALI does not do
+        pipeline = _beside(config.pipeline, pipeline, config)
         probe = self.probe(dataset, replace(config, pipeline=pipeline), fetch_threads)
-        common = pipeline.common_prefix(config.pipeline)
         return PipelineReport(
             probe,
             pipeline.fingerprint,
             pipeline.normalize,
             pipeline.has_images,
-            common if common == config.pipeline.prefix else 0,
             pipeline.difference(config.pipeline),
         )
 
@@ -390,7 +389,17 @@ class PrepWorker:
             rows = np.array([row for row in range(len(ids)) if row not in reasons], np.intp)
             asked_for = work.asked_for(request, stored, reply)
             cache, buffer = work.readers.get(self._node), work.buffers.decoded
-            pieces = handed_in(cache, request, rows.tolist(), asked_for, reply.hand_in_bytes, buffer)
+            form = reply.hand_in_form
+            pieces = handed_in(
+                cache,
+                request,
+                rows.tolist(),
+                asked_for,
+                reply.hand_in_bytes,
+                buffer,
+                form=form,
+                applied=line.engine.forms[form] if asked_for else None,
+            )
             place = line.slots.take(most_slots) if line.slots is not None and most_slots else None
             if place is not None and work.gpu is not None:
                 pinned.page_locks.take(place.room, work.gpu)
@@ -500,9 +509,20 @@ def _own_line(brief: WorkerBrief, dataset: Dataset, fingerprint: str) -> _Line:
     if kept is None:
         raise StateError(f"feed {config.feed!r} does not know pipeline {fingerprint} any more")
     _, own = pickle.loads(kept)
-    pipeline, spec = pickle.loads(own.payload).with_prefix(own.report.prefix), own.report.probe.spec
+    pipeline, spec = _beside(config.pipeline, pickle.loads(own.payload), config), own.report.probe.spec
     make = partial(_engine_of, replace(config, pipeline=pipeline), dataset)
     return _Line(make, spec.made, own.block_samples, _slots_for(own.block_samples, spec))
+
+
+def _beside(feeds: Pipeline, own: Pipeline, config: PrepConfig) -> Pipeline:
+    """Return a pipeline that a consumer brought, restricted to the decoded samples that its engine can share.
+
+    DALI goes on from one form only. For it, samples are kept in the form of the feed's pipeline.
+    """
+    if config.engine != "dali" or not own.has_images:
+        return own
+    common = own.common_prefix(feeds)
+    return own.with_prefix(common if common == feeds.prefix else 0)
 
 
 @functools.cache  # a worker stays with its GPU

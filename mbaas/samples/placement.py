@@ -187,6 +187,21 @@ WHOLE = BlockPart("", 0)
 """All samples of a block."""
 
 
+ENCODED = 0
+"""Form of a sample as it is stored. Every other form is decoded: `mbaas.transforms.Pipeline.prefix_forms`."""
+
+
+class StreamKey(NamedTuple):
+    """Properties of a pipeline that its parts depend on, the same for all its blocks; as in `PartRequest`."""
+
+    block_samples: int = 0
+    forms: tuple[int, ...] = ()
+
+
+PLAIN = StreamKey()
+"""Blocks of the feed's own size, of samples as they are stored."""
+
+
 class PartRequest(NamedTuple):
     """A part of a certain block, needed now or later.
 
@@ -195,38 +210,69 @@ class PartRequest(NamedTuple):
         block_part: the samples of the block that are meant.
         shuffle: the shuffle of its epoch; None if the epoch is shuffled as a whole.
         block_samples: samples in a block, if blocks of its pipeline have another size than the feed's; otherwise 0.
-        is_encoded: whether the samples are needed as they are stored, because the pipeline cannot use what the feed
-            keeps decoded.
+        forms: decoded forms of samples that its pipeline can go on from, in the order of the transforms applied.
     """
 
     block: int
     block_part: BlockPart = WHOLE
     shuffle: Shuffle | None = None
     block_samples: int = 0
-    is_encoded: bool = False
+    forms: tuple[int, ...] = ()
+
+    @property
+    def stream(self) -> StreamKey:
+        """The properties that all parts of its pipeline have in common."""
+        return StreamKey(self.block_samples, self.forms)
+
+    def takes(self, forms: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return which of n samples in these forms, int32[n], the pipeline can use: bool[n]."""
+        takes: NDArray[np.bool_] = forms == ENCODED
+        for form in self.forms:
+            takes |= forms == form
+        return takes
+
+
+class DecodedSizes(NamedTuple):
+    """Forms of n samples, int32[n], and their bytes, int64[n]; both 0 for samples that are not decoded."""
+
+    forms: NDArray[np.int32]
+    nbytes: NDArray[np.int64]
+
+    @classmethod
+    def none(cls, samples: int) -> DecodedSizes:
+        """Return the sizes of samples of which none is decoded."""
+        return cls(np.zeros(samples, np.int32), np.zeros(samples, np.int64))
+
+    def of(self, rows: Any) -> DecodedSizes:
+        """Return some of the samples, selected as by NumPy."""
+        return DecodedSizes(self.forms[rows], self.nbytes[rows])
+
+    def put(self, rows: Any, sizes: DecodedSizes) -> None:
+        """Replace some of the samples."""
+        self.forms[rows], self.nbytes[rows] = sizes
 
 
 class Holders(Struct, frozen=True, eq=False):
     """Nodes that had samples in memory when the placement changed.
 
-    ``index`` into ``nodes`` is int16[samples of the dataset], -1 for samples that were not in memory. ``decoded_bytes``
-    is int64[samples of the dataset], 0 for samples that were not cached decoded; None if all are 0.
+    ``index`` into ``nodes`` is int16[samples of the dataset], -1 for samples that were not in memory. ``decoded`` has
+    the forms and sizes of samples that were cached decoded; None if there were none.
     """
 
     nodes: tuple[str, ...]
     index: NDArray[np.int16]
-    decoded_bytes: NDArray[np.int64] | None = None
+    decoded: DecodedSizes | None = None
 
 
 class Holdings(NamedTuple):
     """The samples cached by one node: ``sample_ids``, int64[k], ascending.
 
-    ``version`` is that of its newest placement, 0 without one. ``decoded_bytes`` as in `Holders`, int64[k].
+    ``version`` is that of its newest placement, 0 without one. ``decoded`` as in `Holders`.
     """
 
     version: int
     sample_ids: Ids
-    decoded_bytes: NDArray[np.int64] | None = None
+    decoded: DecodedSizes | None = None
 
 
 class MovedIn(NamedTuple):
@@ -240,13 +286,15 @@ class PlacementUpdate(Struct, frozen=True, eq=False):
     """A new placement, with the data that a cache node needs to apply it.
 
     ``holders`` cached samples before, if any; ``caches`` are handles of cache nodes by node id; unfinished blocks may
-    have been cut by ``older`` versions.
+    have been cut by ``older`` versions. ``decoded`` is the form in which to keep decoded samples now, an
+    `mbaas.wire.samples.DecodedSamples`; None for the one that the node was started with.
     """
 
     placement: Placement
     holders: Holders | None
     caches: dict[str, Any]
     older: tuple[Placement, ...] = ()
+    decoded: Any = None
 
 
 class PlacementHistory:
@@ -353,9 +401,9 @@ class PlacementHistory:
 
     # ---- the view of one node ----
 
-    def own(self, block: int, shuffle: Shuffle | None = None, block_samples: int = 0) -> PartRequest:
+    def own(self, block: int, shuffle: Shuffle | None = None, stream: StreamKey = PLAIN) -> PartRequest:
         """Return this node's part of a block, which may be empty."""
-        return PartRequest(block, self._own_part, shuffle, block_samples)
+        return PartRequest(block, self._own_part, shuffle, *stream)
 
     def is_own(self, request: PartRequest) -> bool:
         """Return whether a part is this node's, by the newest placement."""
@@ -394,11 +442,11 @@ class PlacementHistory:
         me = self._holders.nodes.index(self._node) if self._node in self._holders.nodes else -1
         return np.where(index == me, np.int16(-1), index)
 
-    def decoded_bytes(self, sample_ids: Ids) -> NDArray[np.int64]:
-        """Return the bytes of samples that were cached decoded when the placement changed, 0 for others: int64[n]."""
-        if self._holders is None or self._holders.decoded_bytes is None:
-            return np.zeros(len(sample_ids), np.int64)
-        return self._holders.decoded_bytes[sample_ids]
+    def decoded(self, sample_ids: Ids) -> DecodedSizes:
+        """Return the forms and bytes of samples that were cached decoded when the placement changed."""
+        if self._holders is None or self._holders.decoded is None:
+            return DecodedSizes.none(len(sample_ids))
+        return self._holders.decoded.of(sample_ids)
 
     def lenders(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.int64]:
         """Return the nodes that now cache samples of a part which this node has handed over: int64[n], or -1. See

@@ -278,7 +278,19 @@ class Pipeline:
     @cached_property
     def prefix_fingerprint(self) -> str:
         """32 hex digits, like `fingerprint`, of the prefix. Pipelines with the same one may share decoded samples."""
-        return _digest("prefix", *(transform.identity() for transform in self.transforms[: self.prefix]))
+        return self._digest_of(self.prefix)
+
+    @cached_property
+    def prefix_forms(self) -> tuple[int, ...]:
+        """Numbers of the forms that samples have after 1, 2, ... `prefix` transforms: equal for equal transforms.
+
+        They have 31 bits, and are never 0.
+        """
+        digests = (int(self._digest_of(applied)[:8], 16) for applied in range(1, self.prefix + 1))
+        return tuple(max(1, digest & 0x7FFFFFFF) for digest in digests)
+
+    def _digest_of(self, applied: int) -> str:
+        return _digest("prefix", *(transform.identity() for transform in self.transforms[:applied]))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -112,55 +112,57 @@ class BadSample:
 
 
 class DecodedCosts(Struct, frozen=True):
-    """Costs of decoded samples, averaged over the samples that were tried.
+    """Costs of samples in a decoded form, averaged over the samples that were tried.
 
-    ``sample_s`` and ``rest_s`` are the times of one thread to prepare a sample from its stored and from its decoded
-    form. ``dataset_bytes`` estimates all samples decoded: the upper end of a 95 % confidence interval.
+    ``form`` is the form's number (`mbaas.transforms.Pipeline.prefix_forms`). ``sample_s`` and ``rest_s`` are the times
+    of one thread to prepare a sample from its stored and from its decoded form. ``dataset_bytes`` estimates all samples
+    decoded: the upper end of a 95 % confidence interval.
     """
 
     sample_bytes: float
     sample_s: float
     rest_s: float
     dataset_bytes: float
+    form: int
 
 
 class Probe(Struct, frozen=True):
     """Measurements of a feed's samples, made before the feed is laid out.
 
     ``sample_s`` is the time of a worker to prepare one sample, ``read_s`` that of a node to read one, many at once.
-    ``decoded`` is None if no decoded sample could be made.
+    ``decoded`` has the decoded forms of samples, with ever more transforms applied; empty if none could be made.
     """
 
     spec: SampleSpec
     sample_s: float
     read_s: float
-    decoded: DecodedCosts | None = None
+    decoded: tuple[DecodedCosts, ...] = ()
 
 
 class PipelineReport(Struct, frozen=True):
     """Findings of a worker about a pipeline that a consumer brought.
 
-    ``normalize`` is its `Normalize`, or None. ``prefix`` is the number of transforms that it has in common with the
-    samples that the feed keeps decoded; 0 if it cannot use them. ``difference`` is a clause on what differs from the
-    feed's pipeline; "" if nothing does.
+    ``normalize`` is its `Normalize`, or None. ``difference`` is a clause on what differs from the feed's pipeline; ""
+    if nothing does.
     """
 
     probe: Probe
     fingerprint: str
     normalize: Any
     has_images: bool
-    prefix: int
     difference: str
 
 
 class DecodedSamples(Struct, frozen=True):
-    """Identity and costs of a feed's decoded samples; ``threads`` prepare on a node, in total.
+    """Form and costs of a feed's decoded samples; ``threads`` prepare on a node, in total.
 
-    ``prefix`` is equal for feeds with the same decoded samples: transforms and engine. ``undecoded_share`` is the
-    fraction that DALI prepares next to the cpu engine, never cached decoded (`mbaas.samples.order.in_share`).
+    ``form`` is their form, as in `mbaas.samples.placement`. ``identity`` is equal for feeds with the same decoded
+    samples: transforms and engine. ``undecoded_share`` is the fraction that DALI prepares next to the cpu engine, never
+    cached decoded (`mbaas.samples.order.in_share`).
     """
 
-    prefix: str
+    identity: str
+    form: int
     costs: SampleCosts
     threads: int
     undecoded_share: float = 0.0

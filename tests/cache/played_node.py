@@ -11,10 +11,16 @@ from mbaas.cache.decoded_tier import HandIn
 from mbaas.cache.planner import Planner
 from mbaas.cache.slab import Compaction, Load, OtherForm, RowLocations, pack
 from mbaas.samples.order import SampleOrder
-from mbaas.samples.placement import PartRequest, PlacementHistory
+from mbaas.samples.placement import ENCODED, PartRequest, PlacementHistory
 
 GROWTH = 3
 """Bytes of a decoded sample per byte in storage."""
+
+FORM, SMALLER = 7, 5
+"""Forms of decoded samples; the second one has more transforms applied, and is smaller."""
+
+GROWTHS = {ENCODED: 1, FORM: GROWTH, SMALLER: 2}
+"""Form -> bytes of a sample per byte in storage."""
 
 
 class Node:
@@ -51,6 +57,7 @@ class Node:
             readahead_bytes=readahead,
             placements=self.placements,
             decoded_on_disk=lambda ids: np.where(np.isin(ids, [*self.disk]), GROWTH * self.lengths[ids], 0),
+            form_on_disk=FORM,
             undecoded_share=undecoded_share,
         )
         self.disk: set[int] = set()
@@ -66,8 +73,8 @@ class Node:
         self.waiting: Counter[int | PartRequest] = Counter()  # fetches in progress, by block or request
 
     def request(self, block: int | PartRequest) -> PartRequest:
-        """The node's own part of a block; a request itself, for blocks of another size."""
-        return block if isinstance(block, PartRequest) else self.placements.own(block)
+        """The node's own part of a block, for a pipeline that can use `FORM`; a request itself, for another one."""
+        return block if isinstance(block, PartRequest) else self.placements.own(block)._replace(forms=(FORM,))
 
     def ids(self, block: int | PartRequest) -> list[int]:
         """Samples of a part."""
@@ -138,16 +145,23 @@ class Node:
 
     # ---- the decoded tier ----
 
-    def aim(self, target: int) -> None:
-        self.planner.set_decoded_target(target, float(GROWTH * self.lengths.mean()))
+    def aim(self, target: int, form: int = FORM) -> None:
+        self.planner.set_decoded_target(form, target, float(GROWTHS[form] * self.lengths.mean()))
+        self.give_way()
 
     def hand_in(
-        self, block: int, sample_ids: Iterable[int], unfit: Iterable[int] = (), *, is_last: bool = True
+        self,
+        block: int | PartRequest,
+        sample_ids: Iterable[int],
+        unfit: Iterable[int] = (),
+        *,
+        is_last: bool = True,
+        form: int = FORM,
     ) -> HandIn:
         """Hand in samples of a block, as a worker does, and begin to copy them."""
         ids = np.array([*sample_ids], np.int64)
-        lengths = GROWTH * self.lengths[ids]
-        hand_in = self.planner.begin_hand_in(self.request(block), ids, lengths, [*unfit])
+        lengths = GROWTHS[form] * self.lengths[ids]
+        hand_in = self.planner.begin_hand_in(self.request(block), form, ids, lengths, [*unfit])
         assert not (hand_in.chosen & hand_in.to_disk).any()
         if is_last:
             self.planner.tier.release(self.request(block))
@@ -175,7 +189,7 @@ class Node:
             self.planner.hand_in_cached(hand_in)
         self.give_way()
 
-    def asked(self, block: int) -> list[int]:
+    def asked(self, block: int | PartRequest) -> list[int]:
         """Samples that a worker must hand in when it fetches a block."""
         rows, nbytes = self.planner.to_hand_in(self.request(block))
         assert (nbytes > 0) == (len(rows) > 0)
@@ -197,7 +211,7 @@ class Node:
         self.disk -= self.undecoded  # a disk drops samples that it cannot read
         readable = load.readable(failures)
         elsewhere = sum(isinstance(why, OtherForm) for why in failures.values())
-        self.reads[load.epoch] += 0 if load.decoded else len(load.rows) - elsewhere
+        self.reads[load.epoch] += 0 if load.form else len(load.rows) - elsewhere
         lengths = load.lengths[readable]
         spans = zip((np.cumsum(lengths) - lengths).tolist(), load.sample_ids[readable].tolist(), lengths, strict=True)
         # Empty samples share their offset with a neighbour and are never looked up.
@@ -213,10 +227,10 @@ class Node:
 
     def lacks(self, load: Load, sample: int) -> str:
         """Reason why a sample of a slab cannot be read; "" if it can."""
-        if load.decoded:
-            return OtherForm(0) if sample in self.undecoded else ""
+        if load.form:
+            return OtherForm() if sample in self.undecoded else ""
         if load.peer is not None and sample in self.decoded_elsewhere - self.undecoded:
-            return OtherForm(GROWTH * int(self.lengths[sample]))
+            return OtherForm(FORM, GROWTH * int(self.lengths[sample]))
         return "gone" if sample in self.bad else ""
 
     def fail(self, slab: int) -> None:
@@ -254,8 +268,8 @@ class Node:
                 assert slab[int(rows.offset[i])] == (sample, rows.length[i])
         good = [i for i in range(len(ids)) if i not in rows.errors and self.lengths[ids[i]]]
         growth = [int(rows.length[i]) / int(self.lengths[ids[i]]) for i in good]
-        assert {*growth} <= {1, GROWTH}
-        assert growth.count(GROWTH) == rows.counts.decoded.samples
+        assert {*growth} <= {GROWTHS[form] for form in (ENCODED, *self.request(block).forms)}
+        assert len(growth) - growth.count(1) == rows.counts.decoded.samples
         self.end(block)
         return rows
 

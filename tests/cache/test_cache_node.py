@@ -24,6 +24,7 @@ from mbaas.cache.stats import CacheStats
 from mbaas.errors import ConfigError, PlacementGoneError, WaitTimeoutError
 from mbaas.samples.order import SampleOrder
 from mbaas.samples.placement import (
+    ENCODED,
     BlockPart,
     Holders,
     MovedIn,
@@ -122,7 +123,7 @@ def test_slabs_that_are_let_go_are_told_to_those_who_have_them_and_to_nobody_els
     for epoch in (1, 2, 3):
         held = stats_of(node).cached_slabs
         lengths = folder.dataset.lengths(everything)
-        handed = node.hand_over.remote(everything, np.ones(103, np.bool_), lengths, decoded=False, lends=False)
+        handed = node.hand_over.remote(everything, np.ones(103, np.bool_), lengths, form=ENCODED, lends=False)
         ray.get(handed, timeout=DEADLINE_S)
         answers = read_epoch(folder, reader, epoch)
         assert [len(answer.dropped_slabs) for answer in answers] == [held, *[0] * (len(answers) - 1)]
@@ -136,11 +137,12 @@ def test_samples_are_given_in_the_form_that_is_asked_for_or_stay(make_folder: Ma
     node = start(folder)
     read_epoch(folder, CacheReader(node), 0)
     asked = np.arange(103), np.ones(103, np.bool_), folder.dataset.lengths(np.arange(103))
-    for decoded, kept in ((True, 103), (False, 0)):
-        given = ray.get(node.hand_over.remote(*asked, decoded=decoded, lends=False), timeout=DEADLINE_S)
-        assert given.included.all() == (not decoded)
-        assert given.included.any() == (not decoded)
-        assert given.other.tolist() == [0 if decoded else -1] * 103
+    for form, kept in ((7, 103), (ENCODED, 0)):
+        given = ray.get(node.hand_over.remote(*asked, form=form, lends=False), timeout=DEADLINE_S)
+        assert given.included.all() == given.included.any() == (form == ENCODED)
+        assert {row: (each.form, each.nbytes) for row, each in given.other.items()} == (
+            {} if form == ENCODED else dict.fromkeys(range(103), (ENCODED, 0))
+        )
         assert stats_of(node).cached_samples == kept
 
 

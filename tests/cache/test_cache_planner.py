@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from played_node import Node
 
 from mbaas.cache.readahead import DEPTH_BLOCKS, IDLE_FETCHES
-from mbaas.samples.placement import PartRequest
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=60)
 
@@ -75,9 +74,9 @@ def test_any_schedule_of_events_keeps_every_invariant(
             node.fail(chance.choice(list(node.filling)))
         elif action == "deliver" and node.ready():
             block = chance.choice(node.ready())
-            if node.planner._plans[PartRequest(block)].failure:
+            if node.planner._plans[node.request(block)].failure:
                 with pytest.raises(MemoryError):
-                    node.planner.locate(PartRequest(block))
+                    node.planner.locate(node.request(block))
                 node.end(block)
             else:
                 node.deliver(block)
@@ -232,7 +231,7 @@ def test_a_slab_that_cannot_be_filled_fails_its_fetches_and_nobody_elses() -> No
     node.begin(1)
     node.fail(min(node.filling))
     with pytest.raises(MemoryError, match="full"):
-        node.planner.locate(PartRequest(0))
+        node.planner.locate(node.request(0))
     node.end(0)
     assert node.planner.minio.used_bytes == 30, "block 1 reads them now, to cache them"
     node.fill(min(node.filling))

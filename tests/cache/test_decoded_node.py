@@ -19,7 +19,16 @@ from mbaas.cache.slab import NOTHING
 from mbaas.cache.stats import CacheStats
 from mbaas.model.forms import SampleCosts
 from mbaas.samples.order import SampleOrder
-from mbaas.samples.placement import Holders, NodeWeight, PartRequest, PlacementHistory, PlacementUpdate, place_samples
+from mbaas.samples.placement import (
+    ENCODED,
+    DecodedSizes,
+    Holders,
+    NodeWeight,
+    PartRequest,
+    PlacementHistory,
+    PlacementUpdate,
+    place_samples,
+)
 from mbaas.settings import Disk
 from mbaas.wire.samples import DecodedSamples
 
@@ -28,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("ray_clean")
 MakeFolder = Callable[..., Folder]
 GROWTH = 3
 SAMPLES = 103
+FORM = 7
 
 
 class Worker:
@@ -54,13 +64,14 @@ class Worker:
             some = [made[row] for row in piece.tolist()]
             lengths, packed = np.array([len(one) for one in some], np.int64), np.concatenate([NOTHING, *some])
             is_last = bool(len(piece) == 0 or piece[-1] == len(made) - 1)
-            done = self.reader.hand_in(request, np.array(asked)[piece], lengths, packed, [], is_last=is_last)
+            done = self.reader.hand_in(request, FORM, np.array(asked)[piece], lengths, packed, [], is_last=is_last)
             self.handed_in.append(done)
         return decoded
 
     def epoch(self, number: int) -> int:
         blocks = self.order.blocks_per_epoch
-        return sum(self.part(PartRequest(block)) for block in range(number * blocks, (number + 1) * blocks))
+        whole = range(number * blocks, (number + 1) * blocks)
+        return sum(self.part(PartRequest(block, forms=(FORM,))) for block in whole)
 
     def settle(self) -> None:
         """Wait until the node has stored all hand-ins; until then it may read a sample from storage again."""
@@ -88,7 +99,7 @@ def start(ray_clean: None) -> Iterator[Callable[..., Any]]:
             order,
             cache_bytes=int(total * memory),
             readahead_bytes=0,
-            **{"decoded": DecodedSamples("tripled", costs, threads=1), **options},
+            **{"decoded": DecodedSamples("tripled", FORM, costs, threads=1), **options},
         )
         nodes.append(node)
         return node
@@ -184,7 +195,7 @@ def test_decoded_samples_move_with_their_homes(
 
     def epoch() -> int:
         placements = workers["a"].placements
-        requests = [PartRequest(block, part) for block in range(7) for part in placements.parts(block)]
+        requests = [PartRequest(block, part, forms=(FORM,)) for block in range(7) for part in placements.parts(block)]
         return sum(workers[request.block_part.home].part(request) for request in requests)
 
     use(1, 1.0, None)
@@ -193,16 +204,17 @@ def test_decoded_samples_move_with_their_homes(
         worker.settle()
     assert epoch() == decoded
     opened = folder.opened().total()
-    index, decoded_bytes = np.full(SAMPLES, -1, np.int16), np.zeros(SAMPLES, np.int64)
+    index, sizes = np.full(SAMPLES, -1, np.int16), DecodedSizes.none(SAMPLES)
     for number, name in enumerate("ab"):
         held = ray.get(nodes[name].holdings.remote(), timeout=DEADLINE_S)
         index[held.sample_ids] = number
         if growth_said is None:
-            assert held.decoded_bytes is not None
-            decoded_bytes[held.sample_ids] = held.decoded_bytes
+            assert held.decoded is not None
+            sizes.put(held.sample_ids, held.decoded)
         else:
-            decoded_bytes[held.sample_ids] = growth_said * folder.dataset.lengths(held.sample_ids)
-    use(2, 30.0, Holders(("a", "b"), index, decoded_bytes))
+            said = growth_said * folder.dataset.lengths(held.sample_ids)
+            sizes.put(held.sample_ids, DecodedSizes(np.where(said > 0, FORM, ENCODED), said))
+    use(2, 30.0, Holders(("a", "b"), index, sizes))
     assert epoch() == decoded
     assert folder.opened().total() == opened
     assert stats_of(nodes["b"]).decoded.samples >= 0.9 * decoded

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played_node import GROWTH, Node
+from played_node import FORM, GROWTH, Node
 
 from mbaas.cache.decoded_tier import LAPSE_FETCHES
 from mbaas.cache.directory import Directory
 from mbaas.cache.slab import Load, Origin, PartPlan, pack
 from mbaas.samples.order import in_share
-from mbaas.samples.placement import Holders, NodeWeight, PartRequest, Placement
+from mbaas.samples.placement import ENCODED, DecodedSizes, Holders, NodeWeight, PartRequest, Placement
 from mbaas.wire.samples import Amount, FetchCounts
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=60)
@@ -25,7 +25,7 @@ def epoch(node: Node, number: int) -> int:
     decoded, blocks = 0, node.order.blocks_per_epoch
     for block in range(number * blocks, (number + 1) * blocks):
         node.begin(block)
-        while awaited := node.planner.awaited(PartRequest(block)):
+        while awaited := node.planner.awaited(node.request(block)):
             node.fill(min(awaited))
         asked = node.asked(block)
         decoded += node.deliver(block).counts.decoded.samples
@@ -152,14 +152,14 @@ def test_what_had_no_room_when_it_was_read_ahead_is_asked_for_when_it_is_fetched
 
 def test_what_was_handed_in_decoded_since_it_was_read_is_taken_from_there() -> None:
     """A part read three samples, the last one unsuccessfully; two were handed in meanwhile."""
-    plan = PartPlan(PartRequest(0), np.arange(3), np.full(3, 5, np.int64))
+    plan = PartPlan(PartRequest(0, forms=(FORM,)), np.arange(3), np.full(3, 5, np.int64))
     load = Load(-1, plan.request, 0, None, np.arange(3), np.arange(3), np.full(3, 5, np.int64))
     plan.add(load)
     plan.filled(load, {2: "gone"}, np.full(3, Origin.STORAGE, np.int8))
     directory = Directory(3)
     assert plan.locate(directory.lookup(plan.sample_ids)).errors == {2: "gone"}
     lengths = np.full(2, 5 * GROWTH, np.int64)
-    directory.publish(7, np.array([1, 2]), offsets=pack(lengths), lengths=lengths, decoded=True)
+    directory.publish(7, np.array([1, 2]), offsets=pack(lengths), lengths=lengths, form=FORM)
     rows = plan.locate(directory.lookup(plan.sample_ids))
     assert not rows.errors
     assert [rows.slab_ids[slab] for slab in rows.slab] == [-1, 7, 7]
@@ -242,7 +242,7 @@ def test_nothing_gives_way_to_samples_that_are_never_kept_decoded() -> None:
     for number in range(6):
         for block in range(number * node.order.blocks_per_epoch, (number + 1) * node.order.blocks_per_epoch):
             node.begin(block)
-            while awaited := node.planner.awaited(PartRequest(block)):
+            while awaited := node.planner.awaited(node.request(block)):
                 node.fill(min(awaited))
             asked = node.asked(block)
             node.deliver(block)
@@ -340,19 +340,19 @@ def moved_to(decoded: list[int], *, cache: int, readahead: int = 0) -> Node:
 
 def move_all_to(node: Node, decoded: list[int]) -> None:
     """Make this node the home of all samples, which another node keeps, some decoded."""
-    kept = np.zeros(len(node.lengths), np.int64)
-    kept[decoded] = GROWTH * node.lengths[decoded]
+    kept = DecodedSizes.none(len(node.lengths))
+    kept.forms[decoded], kept.nbytes[decoded] = FORM, GROWTH * node.lengths[decoded]
     placement = Placement(2, (NodeWeight("b", node.planner.minio.budget_bytes),), (np.inf,))
-    node.placements.add(placement, Holders(("a",), np.zeros(len(kept), np.int16), kept))
+    node.placements.add(placement, Holders(("a",), np.zeros(len(node.lengths), np.int16), kept))
 
 
 def test_decoded_samples_move_as_they_are_and_as_far_as_the_plan_of_their_new_home_has_room() -> None:
     node = moved_to([*range(20)], cache=10 * 5 * GROWTH + 20 * 5)
     node.aim(10 * 5 * GROWTH)
     loads = node.planner.move_in(np.arange(40))
-    assert {(load.peer, load.decoded, len(load.rows), load.nbytes) for load in loads} == {
-        ("a", True, 10, 10 * 5 * GROWTH),
-        ("a", False, 20, 20 * 5),
+    assert {(load.peer, load.form, len(load.rows), load.nbytes) for load in loads} == {
+        ("a", FORM, 10, 10 * 5 * GROWTH),
+        ("a", ENCODED, 20, 20 * 5),
     }
     node.start(loads)
     for load in loads:

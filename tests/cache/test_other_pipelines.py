@@ -7,10 +7,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played_node import Node
+from played_node import FORM, SMALLER, Node
 
 from mbaas.cache.planner import SHARED_FETCHES
-from mbaas.samples.placement import PartRequest
+from mbaas.samples.placement import PartRequest, StreamKey
 
 SAMPLES, BYTES = 2400, 10
 
@@ -23,7 +23,7 @@ def node(share: float, *, readahead: int = 0, block_samples: int = 24) -> Node:
 def blocks(of: Node, size: int, epoch: int) -> list[PartRequest]:
     """An epoch in blocks of ``size`` samples."""
     length = SAMPLES // size
-    return [of.placements.own(block, None, size) for block in range(epoch * length, (epoch + 1) * length)]
+    return [of.placements.own(block, None, StreamKey(size)) for block in range(epoch * length, (epoch + 1) * length)]
 
 
 def read_together(of: Node, sizes: tuple[int, ...], epoch: int) -> None:
@@ -101,8 +101,8 @@ def test_any_schedule_with_several_pipelines_keeps_every_invariant(
         if move < 4 and len(of.waiting) < 5:
             size = rng.choice(sizes)
             length = -(-len(lengths) // (size or 5))
-            request = of.placements.own(rng.randrange(3 * length), None, size)
-            of.begin(request._replace(is_encoded=rng.random() < 0.3))
+            forms = rng.choice([(), (FORM,), (FORM, SMALLER)]) if decoded else ()
+            of.begin(of.placements.own(rng.randrange(3 * length), None, StreamKey(size, forms)))
         elif move < 7 and of.filling:
             of.fill(rng.choice([*of.filling]))
         elif move < 9 and (ready := of.ready()):
@@ -129,7 +129,7 @@ def test_a_pipeline_that_cannot_use_decoded_samples_gets_them_as_they_are_stored
         hand_in = of.hand_in(block, asked)
         of.land(hand_in.slab)
     assert of.fetch(100).counts.decoded.samples == 24
-    encoded = of.placements.own(101)._replace(is_encoded=True)
+    encoded = of.placements.own(101)
     rows = of.fetch(encoded)
     assert (rows.counts.decoded.samples, rows.counts.storage.samples) == (0, 24)
     assert set(rows.length.tolist()) == {BYTES}

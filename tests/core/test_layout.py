@@ -308,10 +308,10 @@ def test_the_bounds_of_staging_are_those_of_the_feed():
 @pytest.mark.parametrize(
     ("decoded", "needed"),
     [
-        (None, 64e6),
-        (DecodedCosts(600e3, 0.004, 0.0039, 500e6), 64e6),  # saves 2.5 % of the CPU time, too little
-        (DecodedCosts(600e3, 0.004, 0.001, 500e6), 564e6),  # both forms, until all are decoded
-        (DecodedCosts(600e3, 0.004, 0.001, 5e9), 2**30),  # the default bounds it
+        ((), 64e6),
+        ((DecodedCosts(600e3, 0.004, 0.0039, 500e6, 1),), 64e6),  # saves 2.5 % of the CPU time, too little
+        ((DecodedCosts(600e3, 0.004, 0.001, 500e6, 1),), 564e6),  # both forms, until all are decoded
+        ((DecodedCosts(600e3, 0.004, 0.001, 5e9, 1),), 2**30),  # the default bounds it
     ],
 )
 def test_the_default_cache_has_room_for_the_measured_samples(decoded, needed):

@@ -165,12 +165,13 @@ def test_what_decoded_samples_take_and_save_is_measured() -> None:
     data = synthetic(40, height=64, width=64)
     steps = [T.DecodeImage(), T.Map(busy, deterministic=True), T.RandomResizedCrop(16)]
     engine = make_engine("cpu", T.Pipeline(steps), seed=0, threads=2)
-    found = first_probe(data, engine, engine, data.fields, 2).decoded
-    assert found is not None
-    assert found.sample_bytes == 64 * 64 * 3 + 128
+    decoded, found = first_probe(data, engine, engine, data.fields, 2).decoded
+    assert [decoded.form, found.form] == [*engine.forms]
+    assert decoded.sample_bytes == found.sample_bytes == 64 * 64 * 3 + 128
     assert found.dataset_bytes == 40 * found.sample_bytes, "all have one size"
     assert found.sample_s > 0.002
     assert 0 < found.rest_s < 0.001
+    assert decoded.rest_s > 0.002, "the function is still to be called"
 
 
 def test_the_size_of_all_decoded_samples_is_estimated_from_above(tmp_path: Path) -> None:
@@ -183,8 +184,7 @@ def test_the_size_of_all_decoded_samples_is_estimated_from_above(tmp_path: Path)
         cv2.imwrite(str(tmp_path / "a" / f"{number}.jpg"), cv2.resize(noise, (int(side), int(side))))
     data = mbaas.read_images(str(tmp_path))
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16)]), seed=0)
-    found = first_probe(data, engine, engine, data.fields, 2).decoded
-    assert found is not None
+    (found,) = first_probe(data, engine, engine, data.fields, 2).decoded
     actual = float((sides**2 * 3 + 128).sum())
     assert 0.9 * actual < found.dataset_bytes < 2 * actual
 
@@ -195,7 +195,7 @@ def test_where_storage_gives_no_other_sample_in_time_the_first_one_tells_what_de
     slow.__len__.return_value, slow.total_bytes, slow.stored = len(data), data.total_bytes, data
     slow.reader.side_effect = lambda: Slow(data.reader(), PROBE_READS_S + 0.1, range(0), release)
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()]), seed=0)
-    assert first_probe(slow, engine, engine, slow.fields, 2).decoded is not None
+    assert first_probe(slow, engine, engine, slow.fields, 2).decoded
 
 
 def test_no_more_samples_are_decoded_than_there_is_time_for() -> None:
@@ -208,14 +208,15 @@ def test_no_more_samples_are_decoded_than_there_is_time_for() -> None:
     data = synthetic(40)
     pipeline = T.Pipeline([T.DecodeImage(max_pixels=1 << 20), T.Map(slow, deterministic=True)])
     engine = make_engine("cpu", pipeline, seed=0)
-    assert first_probe(data, engine, engine, data.fields, 2).decoded is not None
-    assert len(calls) == 1 + 1 + PROBE_REPEATS + 1 + 4, "field, first, timed; kept; two epochs twice"
+    assert len(first_probe(data, engine, engine, data.fields, 2).decoded) == 2
+    kept, timed = 2, 4 + 4
+    assert len(calls) == 1 + 1 + PROBE_REPEATS + kept + timed, "field, first, timed; two forms; two epochs twice"
 
 
-def test_where_nothing_can_be_kept_decoded_there_are_no_costs_of_it() -> None:
+def test_a_form_that_cannot_be_kept_has_no_costs() -> None:
     masked = T.Map(lambda image: np.ma.masked_less(image, 9), deterministic=True)
     data = synthetic(40)
     engine = make_engine("cpu", T.Pipeline([T.DecodeImage(), T.Resize((9, 9)), masked]), seed=0)
     found = first_probe(data, engine, engine, data.fields, 2)
-    assert found.decoded is None
+    assert [each.form for each in found.decoded] == [*engine.forms][:2]
     assert found.sample_s > 0

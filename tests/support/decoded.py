@@ -45,7 +45,7 @@ def check_any_mix(
         epochs: epochs to prepare; decoded samples come from the first.
 
     Returns:
-        The kept containers: row -> container.
+        The kept containers, after as many transforms as possible: row -> container.
     """
     engines, values = [make(1), make(3)], dict(known or {})
     count = len(files)
@@ -61,19 +61,28 @@ def check_any_mix(
         everything = DecodedRows(range(count), _ROOM_BYTES)
         check_same(prepared(engines[1], files, epochs[0], everything), wanted[epochs[0]], "all kept")
         kept = containers(everything)
-        before = {row: container.tobytes() for row, container in kept.items()}
+        forms: dict[int, dict[int, NDArray[np.uint8]]] = {}
+        for applied in engines[0].forms.values():
+            keep = DecodedRows(range(count), _ROOM_BYTES, applied=applied)
+            check_same(prepared(engines[1], files, epochs[0], keep), wanted[epochs[0]], f"kept after {applied}")
+            forms[applied] = containers(keep)
+        deepest = {row: container.tobytes() for row, container in forms[max(forms)].items()}
+        assert deepest == {row: container.tobytes() for row, container in kept.items()}
+        before = {applied: {row: each.tobytes() for row, each in form.items()} for applied, form in forms.items()}
         chance = np.random.default_rng(5)
         for epoch in epochs:
             for engine, share in zip(engines, (1.0, 0.5), strict=True):
-                is_decoded = chance.random(count) < share
-                samples = [kept[row] if row in kept and is_decoded[row] else files[row] for row in range(count)]
-                some = DecodedRows(np.flatnonzero(chance.random(count) < 0.7).tolist(), int(chance.integers(1 << 20)))
+                given = chance.choice([*forms], count) * (chance.random(count) < share)  # 0: encoded
+                samples = [forms.get(given[row], {}).get(row, files[row]) for row in range(count)]
+                applied, rows = int(chance.choice([*forms])), np.flatnonzero(chance.random(count) < 0.7)
+                some = DecodedRows(rows.tolist(), int(chance.integers(1 << 20)), applied=applied)
                 check_same(prepared(engine, samples, epoch, some), wanted[epoch], f"epoch {epoch}, share {share}")
                 for row, again in containers(some).items():
-                    assert samples[row] is files[row], "decoded input is not kept again"
+                    assert samples[row] is files[row] or given[row] < applied, "kept after fewer transforms"
                     # A sample that is valid only in some epochs may have been bad in the first.
-                    assert again.tobytes() == before.get(row, again.tobytes())
-        assert {row: container.tobytes() for row, container in kept.items()} == before, "they are read-only"
+                    assert again.tobytes() == before[applied].get(row, again.tobytes())
+        after = {applied: {row: each.tobytes() for row, each in form.items()} for applied, form in forms.items()}
+        assert after == before, "they are read-only"
     finally:
         for engine in engines:
             engine.close()

@@ -18,7 +18,7 @@ from mbaas.cache.disk.store import DiskStats, DiskStore
 from mbaas.cache.slab import Failures, Load, Origin, Slab, extract
 from mbaas.cache.stats import Meter
 from mbaas.samples.order import Ids
-from mbaas.samples.placement import PlacementHistory
+from mbaas.samples.placement import ENCODED, PlacementHistory
 from mbaas.wire.samples import Amount
 
 if TYPE_CHECKING:
@@ -34,18 +34,18 @@ DISK_SLACK = 1.1
 class DiskTier:
     """The disk tier of one cache node, in the folder ``path``, with up to ``disk_bytes``.
 
-    It stores samples whose home node this is according to ``placements``. ``prefix`` identifies the deterministic
-    prefix of decoded samples; "" for none.
+    It stores samples whose home node this is according to ``placements``. ``made`` identifies how decoded samples are
+    made; "" if none are kept.
     """
 
     def __init__(
-        self, path: str, disk_bytes: int, dataset: Dataset, placements: PlacementHistory, meter: Meter, prefix: str = ""
+        self, path: str, disk_bytes: int, dataset: Dataset, placements: PlacementHistory, meter: Meter, made: str = ""
     ) -> None:
         self.path = path
         self._store = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
         self._decoded: DiskStore | None = None
-        if prefix:
-            named = hashlib.blake2b(f"{dataset.fingerprint} {prefix}".encode(), digest_size=16).hexdigest()
+        if made:
+            named = hashlib.blake2b(f"{dataset.fingerprint} {made}".encode(), digest_size=16).hexdigest()
             left = max(0, disk_bytes - self._store.stats().used_bytes)
             try:
                 self._decoded = DiskStore(path, left, f"{named}-decoded", num_samples=len(dataset))
@@ -129,7 +129,7 @@ class DiskTier:
 
     async def read(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
         """Fill rows of a slab whose ``origins`` are still storage and that are stored in its form, and mark them."""
-        store = self._decoded if load.decoded else self._store
+        store = self._store if load.form == ENCODED else self._decoded
         rows = np.flatnonzero(origins == Origin.STORAGE)
         if store is None or not len(rows := rows[store.has(load.sample_ids[rows])]):
             return
@@ -148,7 +148,7 @@ class DiskTier:
 
         If all of these fit on disk, cached ones are stored too, so that they survive a restart.
         """
-        if load.decoded or ((load.permanent or load.interim) and not self.holds_all):
+        if load.form != ENCODED or ((load.permanent or load.interim) and not self.holds_all):
             return  # cached in memory; the space is for samples that do not fit there
         keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
         if keep.any():

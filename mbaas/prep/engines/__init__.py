@@ -96,6 +96,15 @@ class Engine(ABC):
         self._threads = SampleThreads(threads)
         self._graphs: Sequence[Any] = ()  # `GraphRuns`, which only the dali engines import
 
+    @property
+    def _kept_after(self) -> Sequence[int]:
+        return range(1, self._pipeline.prefix + 1)
+
+    @property
+    def forms(self) -> dict[int, int]:
+        """Forms in which the engine can keep samples, and go on from kept ones -> transforms applied, ascending."""
+        return {self._pipeline.prefix_forms[applied - 1]: applied for applied in self._kept_after}
+
     def field(self, encoded: Encoded, uri: str, known: Arrays) -> Field:
         """Return the shape and dtype of a prepared sample. Decode it only if the pipeline does not determine them.
 
@@ -133,7 +142,8 @@ class Engine(ABC):
         Args:
             out: [n, *field.shape], receives the prepared samples; rows of bad samples become zero. If samples differ in
                 size, it is contiguous memory for n samples of the largest size (`Field.empty`), filled end to end.
-            keep: receives the decoded form of its wanted rows, if these are encoded and good, up to its capacity.
+            keep: receives the decoded form of its wanted rows, if these are good and not in that form yet, up to its
+                capacity.
                 Samples that are good in this epoch only are not kept, such as audio that is damaged outside the epoch's
                 window.
 

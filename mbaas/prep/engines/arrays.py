@@ -55,8 +55,12 @@ class ArrayEngine(Engine):
         of_sound = isinstance(pipeline.decoder, DecodeAudio)
         window = second if of_sound and isinstance(second, ArrayWindow) and len(second.sizes) == 1 else None
         self._decode, self._decode_whole = (_decoder_of(pipeline, max_bytes, each) for each in (window, None))
-        # Number of transforms whose result is the decoded form of a sample.
+        # Most transforms that may be applied to a decoded sample.
         self._kept = pipeline.prefix
+
+    @property
+    def _kept_after(self) -> Sequence[int]:
+        return range(1, self._kept + 1)
 
     def _first_sample(self, batch: Batch) -> Array:
         return self._sample(self._part(batch, np.empty(1)), 0)
@@ -89,16 +93,16 @@ class ArrayEngine(Engine):
         Raises:
             UnfitError: it cannot be decoded, a transform does not accept it, or a Map's function fails.
         """
-        encoded, kept = memoryview(cast("Any", part.batch.encoded[row])), None
+        encoded = memoryview(cast("Any", part.batch.encoded[row]))
+        kept = DecodedRow(part.results.keep, row, self._kept)
         if is_decoded(encoded):
             array, done = self._opened(encoded)
         else:
-            kept = DecodedRow(part.results.keep, row, self._kept)
             u = part.chance[1 if len(part.chance) > 1 else 0][row]
             array, is_window = self._decode(encoded, u)
             done = 2 if is_window else 1
             kept.put(done, array)
-            if self._kept < done and part.results.keep.wants(row):
+            if kept.applied < done and part.results.keep.wants(row):
                 self._keep_whole(encoded, array, u, kept)
         for index, transform in [*enumerate(self._pipeline.transforms)][done:count]:
             if isinstance(transform, Map):
@@ -110,8 +114,7 @@ class ArrayEngine(Engine):
                 # Large values may overflow when squared; a warning would not name the sample.
                 with np.errstate(over="ignore", invalid="ignore"):
                     array = transform.apply(array, part.chance[index][row], self._pipeline.forms[index - 1])
-            if kept is not None:
-                kept.put(index + 1, array)
+            kept.put(index + 1, array)
         return array
 
     def _opened(self, container: memoryview) -> tuple[Array, int]:
@@ -132,7 +135,7 @@ class ArrayEngine(Engine):
         except UnfitError:
             same = False
         if same:
-            kept.put(self._kept, whole)
+            kept.put(kept.applied, whole)
         else:
             kept.drop()
 

@@ -92,6 +92,10 @@ class DaliEngine(CpuEngine):
         self._rest = _ImageGraph(stages, slice(self._in_prefix, None), decoded=True, **options)
         self._graphs = self._whole, self._first, self._rest
 
+    @property
+    def _kept_after(self) -> Sequence[int]:
+        return (self._in_prefix + 1,) if self._pipeline.prefix else ()
+
     def prepare(self, batch: Batch, out: NDArray[Any], keep: DecodedRows | None = None) -> Prepared:
         part = self._part(batch, out, keep)
         results, opened = part.results, self._opened(part)
@@ -158,6 +162,8 @@ class DaliEngine(CpuEngine):
         # decodes only a window, and its pixels may differ from the whole image.
         rooms: dict[int, Image] = {}
         keep = part.results.keep
+        if keep.applied not in (None, self._in_prefix + 1):
+            return
         for row in rows:
             kept = DecodedRow(keep, row, self._in_prefix + 1, part.headers[row].size, self.name)
             room = kept.room((*self._size_after_prefix(part, row), 3))

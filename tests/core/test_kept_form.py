@@ -1,0 +1,126 @@
+"""The form of decoded samples is chosen for all pipelines in use, and changes only for one that stays the best."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from msgspec.structs import replace
+
+from mbaas.core.kept_form import FEEDS_OWN, STAY_S, KeptForm
+from mbaas.model.forms import SampleCosts
+from mbaas.samples.placement import ENCODED
+from mbaas.wire.samples import DecodedCosts, DecodedSamples
+
+WHOLE, SMALL, OTHER = 11, 12, 13
+"""Whole images, and two forms to which pipelines reduce them next."""
+
+SAMPLES, PLENTY = 1000.0, 1e9
+
+
+def costs(form: int, *, kilobytes: float, rest_ms: float) -> DecodedCosts:
+    """Costs of one form of a sample whose file has 100 kB and takes 10 ms."""
+    return DecodedCosts(kilobytes * 1e3, 0.010, rest_ms / 1e3, kilobytes * 1e3 * SAMPLES, form)
+
+
+DECODED = costs(WHOLE, kilobytes=600, rest_ms=3)
+FEEDS = (DECODED, costs(SMALL, kilobytes=150, rest_ms=1))
+RESIZED_OTHERWISE = (DECODED, costs(OTHER, kilobytes=300, rest_ms=1))
+
+FIRST = DecodedSamples(
+    "as ever",
+    SMALL,
+    SampleCosts(encoded_bytes=100e3, decoded_bytes=150e3, encoded_s=0.010, decoded_s=0.001, storage_s=0.0001),
+    threads=2,
+)
+
+
+def chosen(pipelines: dict[str, tuple[DecodedCosts, ...]], memory_bytes: float = PLENTY, **options: object) -> int:
+    """Return the form in use after these pipelines have stayed."""
+    first = replace(FIRST, costs=dataclasses.replace(FIRST.costs, **options))
+    kept = KeptForm(first, is_new=True)
+    for now in (0.0, STAY_S):
+        kept.look(now, pipelines, samples=SAMPLES, memory_bytes=memory_bytes)
+    assert kept.current is not None
+    return kept.current.form
+
+
+def test_the_feeds_own_pipeline_alone_keeps_its_own_form() -> None:
+    assert chosen({FEEDS_OWN: FEEDS}) == SMALL
+    assert chosen({}) == SMALL
+
+
+def test_pipelines_with_the_same_prefix_keep_all_of_it() -> None:
+    assert chosen({FEEDS_OWN: FEEDS, "a": FEEDS, "b": FEEDS}) == SMALL
+
+
+def test_pipelines_that_part_after_decoding_keep_whole_images() -> None:
+    assert chosen({FEEDS_OWN: FEEDS, "a": RESIZED_OTHERWISE}) == WHOLE
+
+
+def test_a_form_that_the_feeds_own_pipeline_does_not_have_is_kept_if_all_others_have_it() -> None:
+    assert chosen(dict.fromkeys("abc", RESIZED_OTHERWISE)) == OTHER
+
+
+def test_many_with_a_longer_prefix_outweigh_one_without_it() -> None:
+    """Eight times 1 ms and once 10 ms take less than nine times 3 ms."""
+    pipelines = {FEEDS_OWN: FEEDS, **dict.fromkeys("abcdefg", FEEDS), "z": RESIZED_OTHERWISE}
+    assert chosen(pipelines) == SMALL
+    assert chosen({FEEDS_OWN: FEEDS, "a": FEEDS, "y": RESIZED_OTHERWISE, "z": RESIZED_OTHERWISE}) == WHOLE
+
+
+def test_nothing_is_kept_decoded_if_everyone_would_wait_for_storage() -> None:
+    """There is memory for all files, or for 60 % of the smaller images and the other files. A pipeline that cannot use
+    the images reads these 60 % from slow storage.
+    """
+    pipelines = {FEEDS_OWN: FEEDS, "z": (costs(OTHER, kilobytes=5000, rest_ms=1),)}
+    assert chosen(pipelines, memory_bytes=130e6, storage_s=0.1) == ENCODED
+    assert chosen(pipelines, memory_bytes=130e6, storage_s=1e-5) == SMALL
+
+
+@pytest.mark.parametrize("without", [(), (costs(OTHER, kilobytes=300, rest_ms=10),)])
+def test_a_pipeline_without_a_common_form_is_counted(without: tuple[DecodedCosts, ...]) -> None:
+    assert chosen({"a": FEEDS, "b": FEEDS, "c": without}) == SMALL
+
+
+def test_a_form_changes_only_for_pipelines_that_stay() -> None:
+    kept, both = KeptForm(FIRST, is_new=True), {FEEDS_OWN: FEEDS, "a": RESIZED_OTHERWISE}
+    room = {"samples": SAMPLES, "memory_bytes": PLENTY}
+    assert kept.look(0.0, both, **room) is None
+    assert kept.look(STAY_S - 1, both, **room) is None
+    assert kept.look(STAY_S, {FEEDS_OWN: FEEDS}, **room) is None, "it has gone"
+    assert kept.look(STAY_S + 1, both, **room) is None, "it starts again"
+    changed = kept.look(2 * STAY_S + 1, both, **room)
+    assert changed is not None
+    assert changed.form == WHOLE
+    assert changed.costs.decoded_bytes == 600e3
+    assert (changed.costs.encoded_s, changed.costs.decoded_s) == (0.020, 0.006), "one sample in both pipelines"
+    assert kept.look(3 * STAY_S, both, **room) is None, "it is in use"
+    assert kept.look(4 * STAY_S, {FEEDS_OWN: FEEDS}, **room) is None
+    back = kept.look(5 * STAY_S, {FEEDS_OWN: FEEDS}, **room)
+    assert back == FIRST
+
+
+def test_nobody_there_changes_nothing() -> None:
+    kept, room = KeptForm(FIRST, is_new=True), {"samples": SAMPLES, "memory_bytes": PLENTY}
+    both = {FEEDS_OWN: FEEDS, "a": RESIZED_OTHERWISE}
+    kept.look(0.0, both, **room)
+    assert kept.look(STAY_S, both, **room) is not None
+    for now in (STAY_S + 1, 9 * STAY_S):
+        assert kept.look(now, {}, **room) is None
+
+
+def test_a_restarted_coordinator_tells_the_nodes_again() -> None:
+    """Their present form is unknown to it."""
+    kept, room = KeptForm(FIRST, is_new=False), {"samples": SAMPLES, "memory_bytes": PLENTY}
+    assert kept.look(0.0, {FEEDS_OWN: FEEDS}, **room) is None
+    assert kept.look(STAY_S, {FEEDS_OWN: FEEDS}, **room) == FIRST
+    assert kept.look(2 * STAY_S, {FEEDS_OWN: FEEDS}, **room) is None
+
+
+def test_the_reason_names_who_can_use_the_form() -> None:
+    kept, both = KeptForm(FIRST, is_new=True), {FEEDS_OWN: FEEDS, "a": RESIZED_OTHERWISE}
+    for now in (0.0, STAY_S):
+        kept.look(now, both, samples=SAMPLES, memory_bytes=PLENTY)
+    assert "after 1 transform" in kept.reason(both)
+    assert "2 of 2 pipelines" in kept.reason(both)
