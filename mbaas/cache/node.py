@@ -192,8 +192,10 @@ class CacheNode:
 
     # ---- requests from readers ----
 
-    async def fetch(self, request: PartRequest, known: KnownSlabs | None = None) -> FetchReply:
+    async def fetch(self, request: PartRequest, known: KnownSlabs | None = None, pipeline: str = "") -> FetchReply:
         """Fetch the samples of a block part, as references to their slabs. Slabs in ``known`` are omitted.
+
+        ``pipeline`` is the name of the pipeline that they are for; "" for the feed's own.
 
         Raises:
             ConfigError: the block number is negative.
@@ -201,7 +203,7 @@ class CacheNode:
             Exception: a slab could not be filled. Samples that cannot be read are listed in `errors` instead. A
                 `TemporaryReason` there means that the sample is not bad and the caller should retry.
         """
-        async with self._fetched(request) as rows:
+        async with self._fetched(request, pipeline) as rows:
             asked, nbytes = self._planner.to_hand_in(request) if rows.slab_ids else (NO_ROWS, 0)
             form = self._planner.tier.form
             return structs.replace(self._reply(rows, known), hand_in=asked, hand_in_form=form, hand_in_bytes=nbytes)
@@ -237,9 +239,9 @@ class CacheNode:
             self._planner.hand_in_cached(hand_in)
         self._check()
 
-    async def fetch_packed(self, request: PartRequest) -> tuple[FetchReply, Slab]:
+    async def fetch_packed(self, request: PartRequest, pipeline: str = "") -> tuple[FetchReply, Slab]:
         """Fetch for a caller on another node: all samples are copied end to end into one array."""
-        async with self._fetched(request) as rows:
+        async with self._fetched(request, pipeline) as rows:
             reply = self._reply(rows, None)
             # One array instead of many slabs: Ray would transfer whole slabs, including samples that were not
             # requested.
@@ -273,7 +275,7 @@ class CacheNode:
         return sum(array.nbytes for array in arrays.values()), arrays
 
     @contextlib.asynccontextmanager
-    async def _fetched(self, request: PartRequest) -> AsyncIterator[RowLocations]:
+    async def _fetched(self, request: PartRequest, pipeline: str) -> AsyncIterator[RowLocations]:
         if request.block < 0:
             raise ConfigError(f"a block's number must be at least 0, got {request.block}")
         if not self._placements.knows(request.block_part):
@@ -286,7 +288,7 @@ class CacheNode:
             if self._knows_disk and self._disk is not None:
                 is_same = self._planner.tier.form == self._form_on_disk
                 self._planner.tier.disk_free_bytes = self._disk.free_for_decoded_bytes if is_same else 0
-            self._start(self._planner.begin_fetch(request), urgent=True)
+            self._start(self._planner.begin_fetch(request, pipeline), urgent=True)
             try:
                 # Before the wait, so that threads this part leaves idle read the next parts.
                 self._look_ahead()

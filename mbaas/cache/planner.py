@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mbaas.cache.decoded_tier import DecodedTier, HandIn
 from mbaas.cache.directory import Directory, MinIO, fitting, member_mask
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
+from mbaas.cache.shared_reads import SharedReads, Span
 from mbaas.cache.slab import Compaction, Failures, Load, OtherForm, PartPlan, RowLocations, pack
 from mbaas.samples.order import Ids, SampleOrder
 from mbaas.samples.placement import ENCODED, DecodedSizes, PartRequest, PlacementHistory, StreamKey
@@ -30,12 +31,9 @@ MIN_MEASURED = 32
 
 RECENT_SHARE = 8
 RECENT_READAHEADS = 2
-"""Recent samples take at most this part of the cache, and this multiple of the read-ahead budget. Consumers with
-different pipelines read the same samples at about the same time; those that fall behind further read them again.
+"""Recent samples may take the smaller of this part of the cache and this multiple of the read-ahead budget, even for
+pipelines at the same position: their workers fetch slightly out of order.
 """
-
-SHARED_FETCHES = 256
-"""Recent samples are kept until this many fetches after the last one for a pipeline that a consumer brought."""
 
 Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes per sample: int64[n] -> int64[n]."""
@@ -52,6 +50,14 @@ class _Sources(NamedTuple):
     @property
     def is_decoded(self) -> NDArray[np.bool_]:
         return self.forms != ENCODED
+
+
+class _Recent(NamedTuple):
+    """A slab's bytes, the samples that it was read with, and the end of their part in epochs."""
+
+    nbytes: int
+    sample_ids: Ids
+    end: float
 
 
 class Planner:
@@ -104,27 +110,27 @@ class Planner:
         self._other_forms: dict[int, OtherForm] = {}  # sample -> form on another node; reset by each placement
         self._interim: set[int] = set()  # permanent slabs whose samples were to be handed in decoded, when filled
         self._dropped: list[int] = []  # until `take_dropped`
-        # Permanent slabs of samples that do not fit in the cache, and their bytes, oldest first. They are kept for a
-        # while because consumers with other pipelines need the same samples soon.
-        self._recent: dict[int, int] = {}
-        self._most_recent_bytes = min(cache_bytes // RECENT_SHARE, RECENT_READAHEADS * readahead_bytes)
-        self._fetches = 0
-        self._shared_fetch = -SHARED_FETCHES  # number of the newest fetch for a pipeline that a consumer brought
-        self._fits_whole: bool | None = None  # whether the cache has room for all samples of this node, if known
+        # Permanent slabs of samples that do not fit in the cache, oldest first. They are kept for a while because
+        # consumers with other pipelines need the same samples soon.
+        self._recent: dict[int, _Recent] = {}
+        self._least_recent_bytes = min(cache_bytes // RECENT_SHARE, RECENT_READAHEADS * readahead_bytes)
+        self.shared = SharedReads(self._share_that_fits)
+        self._home: Amount | None = None  # all samples with their home here, as they are stored, if known
 
     # ---- fetches ----
 
-    def begin_fetch(self, request: PartRequest) -> list[Load]:
-        """Begin a fetch of a part, which lasts until `end_fetch`. Return the slabs to fill."""
-        self._fetches += 1
-        if request.block_samples:
-            self._shared_fetch = self._fetches
+    def begin_fetch(self, request: PartRequest, pipeline: str = "") -> list[Load]:
+        """Begin a fetch of a part, which lasts until `end_fetch`. Return the slabs to fill.
+
+        ``pipeline`` is the name of the pipeline that the part is for.
+        """
+        self.shared.fetched(pipeline, self._span_of(request))
         self.tier.fetched(request)
         # Room for the next promises. Not during read-ahead, where bytes are counted beforehand.
         self._make_room_for_decoded(self._decoded_bytes(request))
         # A part that was read ahead, or that another worker is fetching, has a plan and its reads are in progress.
         if (plan := self._plans.get(request)) is None:
-            loads = self._schedule(request)
+            loads = self._schedule(request, pipeline)
             plan = self._plans[request]
         else:
             loads = []
@@ -135,7 +141,7 @@ class Planner:
             self.ahead.release(load.slab)
         # Only the node's own parts are read ahead. Others are fetched here only while their home node is gone.
         if self.ahead.budget_bytes and self.placements.is_own(request):
-            self.ahead.follow(request.block, request.shuffle, request.stream)
+            self.ahead.follow(request.block, request.shuffle, request.stream, pipeline)
         return loads
 
     def awaited(self, request: PartRequest) -> set[int]:
@@ -188,7 +194,7 @@ class Planner:
                 if load.interim:
                     self._interim.add(load.slab)
             if load.slab in self._recent:
-                self._recent[load.slab] = int(lengths.sum())
+                self._recent[load.slab] = self._recent[load.slab]._replace(nbytes=int(lengths.sum()))
                 if not len(ids):
                     del self._recent[load.slab]
                     self.ahead.release(load.slab)
@@ -229,7 +235,7 @@ class Planner:
                 if nbytes and not self.ahead.fits(sequence, nbytes):
                     break  # even if a later, smaller block would fit: this one is needed first
                 sequence.frontier += 1
-                loads += self._schedule(request, ahead=True) if nbytes else []
+                loads += self._schedule(request, sequence.pipeline, ahead=True) if nbytes else []
         return loads
 
     def upcoming(self, blocks: int) -> list[tuple[int, Ids]]:
@@ -360,7 +366,7 @@ class Planner:
     def placement_changed(self) -> None:
         """Forget the sample forms found on other nodes under the previous placement, and what follows from homes."""
         self._other_forms.clear()
-        self._fits_whole = None
+        self._home = None
 
     # ---- the decoded tier ----
 
@@ -449,9 +455,9 @@ class Planner:
 
     # ---- decisions ----
 
-    def _schedule(self, request: PartRequest, *, ahead: bool = False) -> list[Load]:
+    def _schedule(self, request: PartRequest, pipeline: str, *, ahead: bool = False) -> list[Load]:
         ids = self.placements.stored(request)
-        plan = self._plans[request] = PartPlan(request, ids, self.lengths(ids).copy())
+        plan = self._plans[request] = PartPlan(request, ids, self.lengths(ids).copy(), pipeline=pipeline)
         self._promise(plan)
         loads = self._read(plan, np.arange(len(ids)), ahead=ahead)
         for load in loads if ahead else ():
@@ -492,7 +498,7 @@ class Planner:
         interim = self.tier.expects(ids)
         own = member_mask(ids, self.tier.for_memory(plan.request))
         keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
-        recent = self._admit_recent(found, admits & ~keep & ~interim & ~lent & ~found.is_decoded)
+        recent = self._admit_recent(plan, found, admits & ~keep & ~interim & ~lent & ~found.is_decoded)
         loads = self._loads(plan.request, missing, found, keep, interim=interim, lent=lent, recent=recent)
         for load in loads:
             plan.add(load)
@@ -550,7 +556,7 @@ class Planner:
                 continue
             lengths = found.lengths[chosen]
             # Room for recent samples is not given to lasting ones.
-            reserved = self._most_recent_bytes - self._recent_bytes if self._is_shared else 0
+            reserved = max(0, self._most_recent_bytes - self._recent_bytes)
             if decoded:
                 self._make_room(min(int(lengths.sum()), self.tier.free_bytes), decoded=True)
                 lengths = np.where(fitting(lengths, self.tier.free_bytes), lengths, 0)
@@ -599,25 +605,28 @@ class Planner:
             )
             self._begin_loading(load)
             if recent[first]:
-                self._recent[load.slab] = load.nbytes
+                end = self._span_of(request).end if request is not None else 0.0
+                self._recent[load.slab] = _Recent(load.nbytes, load.sample_ids, end)
             loads.append(load)
         return loads
 
-    def _admit_recent(self, found: _Sources, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Choose samples to cache for a while: bool[n]. None unless consumers have pipelines of their own.
+    def _admit_recent(self, plan: PartPlan, found: _Sources, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Choose samples to cache for a while: bool[n]. None unless other pipelines need them soon.
 
-        The oldest recent samples make room, and once, when the first pipeline is brought, some lasting ones.
+        Recent samples that all pipelines have passed make room, and while there are few recent ones, lasting samples.
         """
         admitted = np.zeros(len(wanted), np.bool_)
-        if not self._is_shared or not wanted.any():
+        if not wanted.any() or not self.shared.awaited(plan.pipeline, self._span_of(plan.request)):
             return admitted
         chosen = np.flatnonzero(wanted)
         nbytes = min(int(found.lengths[chosen].sum()), self._most_recent_bytes)
         # Otherwise parts would take each other's samples in turns, for ever.
         in_use = {load.slab for plan in self._plans.values() for load in plan.loads} | self._loading.keys()
-        oldest = [slab for slab in self._recent if slab not in in_use][::-1]
+        passed = self.shared.passed
+        oldest = [slab for slab, each in self._recent.items() if slab not in in_use and each.end <= passed][::-1]
         while self._recent_bytes + nbytes > self._most_recent_bytes and oldest:
-            self.withdraw(self.directory.samples_in(oldest.pop()))
+            ids = self._recent[slab := oldest.pop()].sample_ids
+            self.withdraw(ids[self.directory.slabs(ids) == slab])
         chosen = chosen[fitting(found.lengths[chosen], self._most_recent_bytes - self._recent_bytes)]
         nbytes = int(found.lengths[chosen].sum())
         lasting = [slab for slab in self.directory.slab_bytes if not (slab in self.tier.slabs or slab in self._recent)]
@@ -629,18 +638,34 @@ class Planner:
 
     @property
     def _recent_bytes(self) -> int:
-        return sum(self._recent.values())
+        return sum(each.nbytes for each in self._recent.values())
 
     @property
-    def _is_shared(self) -> bool:
-        """True if consumers have pipelines of their own, and the cache cannot hold all samples."""
-        if not self._most_recent_bytes or self._fetches - self._shared_fetch >= SHARED_FETCHES:
-            return False
-        if self._fits_whole is None:
+    def _most_recent_bytes(self) -> int:
+        """Bytes for recent samples; 0 unless pipelines read together."""
+        together = self.shared.together
+        if not together.pipelines:
+            return 0
+        nbytes = int(together.share * self._of_home.nbytes) + self._least_recent_bytes
+        return min(self.minio.budget_bytes, nbytes)
+
+    def _share_that_fits(self) -> float:
+        """The share of the samples of this node that the cache can hold, at the mean size of those it holds now."""
+        home, directory = self._of_home, self.directory
+        mean = max(1, directory.nbytes) / directory.samples if directory.samples else home.nbytes / max(1, home.samples)
+        return min(1.0, self.minio.budget_bytes / max(1.0, mean * home.samples))
+
+    @property
+    def _of_home(self) -> Amount:
+        if self._home is None:
             share = self.placements.home_share(self._num_samples)
             total = int(self.lengths(np.arange(self._num_samples)).sum())
-            self._fits_whole = total * share <= self.minio.budget_bytes
-        return not self._fits_whole
+            self._home = Amount(round(share * self._num_samples), round(share * total))
+        return self._home
+
+    def _span_of(self, request: PartRequest) -> Span:
+        blocks = self.placements.order(request.block_samples).blocks_per_epoch
+        return Span(request.block / blocks, (request.block + 1) / blocks)
 
     def _decoded_bytes(self, request: PartRequest) -> int:
         room = self.tier.free_bytes + sum(self.tier.slabs[slab] for slab in self.tier.outdated())
@@ -765,7 +790,6 @@ class Planner:
         self.directory.validate()
         assert self._interim <= self.directory.slab_bytes.keys(), self._interim
         assert self._recent.keys() <= self.directory.slab_bytes.keys() | self._loading.keys(), self._recent
-        assert self._recent_bytes <= self._most_recent_bytes
         self.ahead.validate()
         permanent = [load for load in self._loading.values() if load.permanent]
         awaited_in = {int(i): load.slab for load in permanent for i in load.sample_ids}

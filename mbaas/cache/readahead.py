@@ -35,6 +35,7 @@ class FetchSequence:
     last_fetch: int  # number of its newest fetch, counted over all sequences
     shuffle: Shuffle | None = None  # shuffle of the head's epoch
     stream: StreamKey = PLAIN  # of its blocks
+    pipeline: str = ""  # the one that the newest fetch was for
 
     def covers(self, block: int, stream: StreamKey = PLAIN) -> bool:
         """Return whether this sequence scheduled the block and may still fetch it."""
@@ -65,8 +66,8 @@ class ReadAhead:
         self._fetches = 0
         self._held: dict[int, _Held] = {}  # by slab; their bytes add up to used_bytes
 
-    def follow(self, block: int, shuffle: Shuffle | None = None, stream: StreamKey = PLAIN) -> None:
-        """Record a fetch of `block`, in an epoch with this shuffle."""
+    def follow(self, block: int, shuffle: Shuffle | None = None, stream: StreamKey = PLAIN, pipeline: str = "") -> None:
+        """Record a fetch of `block`, in an epoch with this shuffle, for a pipeline."""
         self._fetches += 1
         owners = [sequence for sequence in self.sequences if sequence.owns_fetch(block, stream)]
         # If sequences overlap, take the one whose next step this fetch is.
@@ -75,7 +76,7 @@ class ReadAhead:
         if block >= own.head:
             own.head, own.shuffle = block, shuffle
         own.frontier = max(own.frontier, block + 1)
-        own.last_fetch = self._fetches
+        own.last_fetch, own.pipeline = self._fetches, pipeline
         others = [each for each in self.sequences if each is not own and self._fetches - each.last_fetch < IDLE_FETCHES]
         self.sequences = [own, *others][:MAX_SEQUENCES]  # beyond the limit, the longest idle sequence is dropped
 

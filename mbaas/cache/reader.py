@@ -132,8 +132,8 @@ class CacheReader:
         self._timeout_s = timeout_s
         self._views = SlabViews()
 
-    def read(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
-        """Read the encoded samples of a part. They stay readable if the node dies.
+    def read(self, request: PartRequest, pipeline: str = "") -> tuple[FetchReply, EncodedRows]:
+        """Read the samples of a part, for a pipeline. They stay readable if the node dies.
 
         Raises:
             WaitTimeoutError: the node did not reply in time, or was unavailable for that long.
@@ -144,7 +144,7 @@ class CacheReader:
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                asked = self.node.fetch.remote(request, self._views.known())
+                asked = self.node.fetch.remote(request, self._views.known(), pipeline)
                 reply = ray.get(asked, timeout=max(0.0, deadline - time.monotonic()))
                 return reply, self._views.rows(reply)
             except GetTimeoutError:
@@ -181,13 +181,13 @@ class CacheReader:
         )
         return done
 
-    def read_packed(self, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
+    def read_packed(self, request: PartRequest, pipeline: str = "") -> tuple[FetchReply, EncodedRows]:
         """Read from another node: one call transfers only the samples' bytes, not their slabs. Not retried.
 
         Raises WaitTimeoutError or ray.exceptions.RayError if the node does not reply.
         """
         try:
-            reply, packed = ray.get(self.node.fetch_packed.remote(request), timeout=self._timeout_s)
+            reply, packed = ray.get(self.node.fetch_packed.remote(request, pipeline), timeout=self._timeout_s)
         except GetTimeoutError:
             raise self._too_late(request.block, "it did not answer") from None
         ends = np.cumsum(reply.length).tolist()

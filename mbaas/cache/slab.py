@@ -201,6 +201,7 @@ class PartPlan:
     fetches: int = 0  # number of waiting fetches; 0 if the part is read ahead
     # row -> reason why its sample could not be read, always from a read for this part
     errors: dict[int, str] = field(default_factory=dict)
+    pipeline: str = ""  # the pipeline that it was planned for
     failure: Exception | None = None  # error that prevented one of its slabs from being filled, or None
 
     def __post_init__(self) -> None:

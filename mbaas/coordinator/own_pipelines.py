@@ -29,6 +29,11 @@ from mbaas.wire.samples import PipelineReport
 MOST_BYTES = 64 << 20
 """Largest pickled pipeline. It is kept in the memory of the cluster's head."""
 
+EXPECTED = 8
+"""Pipelines to expect at least. All of them then have blocks of one size, so none goes faster through an epoch because
+its blocks are larger, and fewer samples must be kept until the last one has read them.
+"""
+
 LookAt = Callable[[bytes], Awaitable[PipelineReport]]
 """Has a worker prepare some samples with a pickled pipeline, and returns its report."""
 
@@ -114,7 +119,7 @@ class OwnPipelines:
                 self._numbers[fingerprint] = self._numbers[report.fingerprint]
                 return None
             number = next(number for number in itertools.count(1) if number not in self._own)
-            expected = max(number, self._trials())
+            expected = max(number, self._trials(), EXPECTED)
             block_samples = own_block_samples(self._settings, self._layout, report.probe, expected, self._nodes())
             pipeline = OwnPipeline(number, payload, block_samples, replace(report, fingerprint=fingerprint))
             stream = self._enter(pipeline)

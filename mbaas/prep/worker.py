@@ -361,7 +361,7 @@ class PrepWorker:
     ) -> tuple[BlockMeta, Arrays]:
         arrived, epoch = time.perf_counter(), work.placements.chance_epoch(request)
         rows_of_block, ids = work.placements.rows(request), work.placements.ids(request)
-        reply, encoded = self._fetch(work, request)
+        reply, encoded = self._fetch(work, request, pipeline or "")
         stored, unread = work.dataset.stored_ids(ids, epoch), reply.errors
         if stored is not ids:
             # From rows of the distinct stored samples (`PlacementHistory.stored`) to rows of the part: one stored
@@ -451,18 +451,18 @@ class PrepWorker:
             raise StateError(f"a worker that feed {self._started_by!r} started is idle: it was not engaged yet")
         return self._work
 
-    def _fetch(self, work: _Work, request: PartRequest) -> tuple[FetchReply, EncodedRows]:
+    def _fetch(self, work: _Work, request: PartRequest, pipeline: str) -> tuple[FetchReply, EncodedRows]:
         """Fetch a part from its home node's cache; on failure, from the local one, which reads missing samples."""
         home, readers = request.block_part.home, work.readers
         if home != self._node and home in readers:
             try:
-                reply, encoded = readers[home].read_packed(request)
+                reply, encoded = readers[home].read_packed(request, pipeline)
             except (ray.exceptions.RayError, WaitTimeoutError) as error:
                 # If the node died, a new placement will arrive soon; prepare this block anyway.
                 bugs.log_bug(error, f"in the cache of node {home[:8]}")
             else:
                 return replace(reply, counts=reply.counts.from_afar()), encoded
-        return readers[self._node].read(request)
+        return readers[self._node].read(request, pipeline)
 
     def _reader(self, work: _Work, node: str, cache: Any) -> CacheReader:
         known = work.readers.get(node)

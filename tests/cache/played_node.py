@@ -198,9 +198,9 @@ class Node:
 
     # ---- fetches ----
 
-    def begin(self, block: int | PartRequest) -> None:
+    def begin(self, block: int | PartRequest, pipeline: str = "") -> None:
         self.planner.tier.disk_free_bytes = self.disk_free_bytes
-        self.start(self.planner.begin_fetch(self.request(block)))
+        self.start(self.planner.begin_fetch(self.request(block), pipeline))
         self.waiting[block] += 1
         self.look_ahead()
         self.start(self.planner.retry_awaited(self.request(block)))
@@ -273,9 +273,9 @@ class Node:
         self.end(block)
         return rows
 
-    def fetch(self, block: int | PartRequest) -> RowLocations:
+    def fetch(self, block: int | PartRequest, pipeline: str = "") -> RowLocations:
         """Run a whole fetch: fill the slabs that it waits for, then those read ahead."""
-        self.begin(block)
+        self.begin(block, pipeline)
         while awaited := self.planner.awaited(self.request(block)):
             self.fill(min(awaited))
         rows = self.deliver(block)

@@ -158,7 +158,7 @@ def test_any_schedule_with_several_forms_keeps_every_invariant(
         if action == "begin" and len(of.waiting) < 6:
             stream = StreamKey(rng.choice([0, 3, 7]), rng.choice([(), SHORT, LONG, (SMALLER,)]))
             length = -(-len(lengths) // (stream.block_samples or 5))
-            of.begin(of.placements.own(rng.randrange(3 * length), None, stream))
+            of.begin(of.placements.own(rng.randrange(3 * length), None, stream), str(stream))
         elif action == "fill" and of.filling:
             of.fill(rng.choice([*of.filling]))
         elif action == "deliver" and (ready := of.ready()):

@@ -57,8 +57,8 @@ class Losing:
     def __init__(self, node: Any, silent: Any) -> None:
         self.node, self.silent, self.asked = node, silent, 0
 
-    def fetch(self, request: PartRequest, held: KnownSlabs) -> FetchReply:
-        fetched: FetchReply = ray.get(self.node.fetch.remote(request, held))
+    def fetch(self, request: PartRequest, held: KnownSlabs, pipeline: str) -> FetchReply:
+        fetched: FetchReply = ray.get(self.node.fetch.remote(request, held, pipeline))
         self.asked += 1
         return replace(fetched, slab_refs=[self.silent.slab.remote()]) if self.asked == 1 else fetched
 

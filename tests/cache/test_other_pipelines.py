@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from played_node import FORM, SMALLER, Node
 
-from mbaas.cache.planner import SHARED_FETCHES
+from mbaas.cache.shared_reads import ACTIVE_FETCHES, SPREAD
 from mbaas.samples.placement import PartRequest, StreamKey
 
-SAMPLES, BYTES = 2400, 10
+SAMPLES, BYTES = 960, 10
 
 
 def node(share: float, *, readahead: int = 0, block_samples: int = 24) -> Node:
-    """A node whose cache holds a part of 2,400 samples of 10 bytes."""
+    """A node whose cache holds a part of 960 samples of 10 bytes."""
     return Node([BYTES] * SAMPLES, block_samples=block_samples, cache=int(share * SAMPLES * BYTES), readahead=readahead)
 
 
@@ -26,48 +26,70 @@ def blocks(of: Node, size: int, epoch: int) -> list[PartRequest]:
     return [of.placements.own(block, None, StreamKey(size)) for block in range(epoch * length, (epoch + 1) * length)]
 
 
-def read_together(of: Node, sizes: tuple[int, ...], epoch: int) -> None:
-    """Consumers with blocks of these sizes go through an epoch side by side; the one furthest behind is next."""
-    waiting = {size: blocks(of, size, epoch) for size in sizes}
+def read_together(of: Node, epochs: range, behind: dict[int, float]) -> None:
+    """Consumers with blocks of these sizes go through epochs side by side, each behind the first by a part of one."""
+    waiting = {size: [request for epoch in epochs for request in blocks(of, size, epoch)] for size in behind}
     while any(waiting.values()):
-        size = max(sizes, key=lambda size: len(waiting[size]) * size)
-        of.fetch(waiting[size].pop(0))
+        size = max(behind, key=lambda size: len(waiting[size]) * size / SAMPLES - behind[size] if waiting[size] else -9)
+        of.fetch(waiting[size].pop(0), str(size))
+
+
+def read_in(of: Node, epoch: int) -> float:
+    """Samples that were read from storage for blocks of an epoch, as a share of the dataset."""
+    return of.reads[epoch] / SAMPLES
 
 
 @pytest.mark.parametrize("share", [0.35, 0.5, 0.75])
-def test_each_sample_is_read_from_storage_once_an_epoch_for_all_pipelines(share: float) -> None:
-    """Twice the read-ahead, 80 samples, are kept for a while; the rest of the cache holds lasting ones."""
-    of = node(share, readahead=400)
+def test_pipelines_at_one_position_read_each_sample_from_storage_once(share: float) -> None:
+    """Apart from copies for the others: twice the read-ahead, and a few blocks."""
+    of = node(share, readahead=160)
     of.epoch(0)
-    for epoch in range(1, 5):
-        read_together(of, (24, 12, 8, 6), epoch)
-    assert of.reads[4] <= (1 - share) * SAMPLES + 80 + 1
+    read_together(of, range(1, 4), dict.fromkeys((24, 12, 8, 6), 0.0))
+    assert read_in(of, 3) <= 1.25 * (1 - share)
     assert of.planner.minio.used_bytes <= of.planner.minio.budget_bytes
 
 
+@pytest.mark.parametrize("share", [0.35, 0.5, 0.75])
+@pytest.mark.parametrize("spread", [0.05, 0.2])
+def test_copies_stay_until_the_last_pipeline_has_come_by(share: float, spread: float) -> None:
+    """Without copies, four pipelines read four times as much as one."""
+    of = node(share, readahead=80)
+    of.epoch(0)
+    read_together(of, range(1, 4), {24: 0.0, 12: spread / 3, 8: spread / 2, 6: spread})
+    assert read_in(of, 3) <= 1.4 * (1 - share) / (1 - SPREAD * spread)
+    assert of.planner.minio.used_bytes <= of.planner.minio.budget_bytes
+
+
+def test_a_pipeline_far_from_the_others_reads_alone_and_takes_no_copies_from_them() -> None:
+    of = node(0.5, readahead=80)
+    of.epoch(0)
+    read_together(of, range(1, 4), {24: 0.0, 12: 0.02, 8: 0.04, 6: 0.5})
+    assert read_in(of, 3) <= 1.25 * 2 * 0.5
+
+
 def test_a_pipeline_alone_reads_what_is_not_cached() -> None:
-    of = node(0.5, readahead=400)
+    of = node(0.5, readahead=160)
     for epoch in range(4):
         of.epoch(epoch)
     assert of.reads[3] == SAMPLES / 2
     assert not of.planner._recent
 
 
-def test_recent_samples_go_when_pipelines_are_gone() -> None:
-    of = node(0.5, readahead=400)
+def test_recent_samples_stay_for_good_when_pipelines_are_gone() -> None:
+    of = node(0.5, readahead=160)
     of.epoch(0)
-    read_together(of, (24, 12), 1)
+    read_together(of, range(1, 2), {24: 0.0, 12: 0.0})
     assert of.planner._recent
-    for epoch in range(2, 3 + SHARED_FETCHES // 10):
+    for epoch in range(2, 3 + ACTIVE_FETCHES // 10):
         of.epoch(epoch)
     last = max(of.reads)
     assert of.reads[last] <= SAMPLES / 2 + 24
 
 
 def test_nothing_is_kept_for_a_while_if_everything_fits() -> None:
-    of = node(1.0, readahead=400)
+    of = node(1.0, readahead=160)
     of.epoch(0)
-    read_together(of, (24, 12), 1)
+    read_together(of, range(1, 2), {24: 0.0, 12: 0.0})
     assert not of.planner._recent
     assert of.reads[1] == 0
 
@@ -102,7 +124,8 @@ def test_any_schedule_with_several_pipelines_keeps_every_invariant(
             size = rng.choice(sizes)
             length = -(-len(lengths) // (size or 5))
             forms = rng.choice([(), (FORM,), (FORM, SMALLER)]) if decoded else ()
-            of.begin(of.placements.own(rng.randrange(3 * length), None, StreamKey(size, forms)))
+            request = of.placements.own(rng.randrange(3 * length), None, StreamKey(size, forms))
+            of.begin(request, str(rng.choice([size, 0, 1])))
         elif move < 7 and of.filling:
             of.fill(rng.choice([*of.filling]))
         elif move < 9 and (ready := of.ready()):
@@ -120,7 +143,7 @@ def test_a_pipeline_that_cannot_use_decoded_samples_gets_them_as_they_are_stored
     """All samples are cached decoded. It reads them from storage, and the others go on without."""
     of = node(4.0)
     of.aim(4 * SAMPLES * BYTES)
-    for block in range(100):
+    for block in range(SAMPLES // 24):
         of.begin(block)
         while awaited := of.planner.awaited(of.request(block)):
             of.fill(min(awaited))
@@ -128,9 +151,9 @@ def test_a_pipeline_that_cannot_use_decoded_samples_gets_them_as_they_are_stored
         of.deliver(block)
         hand_in = of.hand_in(block, asked)
         of.land(hand_in.slab)
-    assert of.fetch(100).counts.decoded.samples == 24
-    encoded = of.placements.own(101)
+    assert of.fetch(50).counts.decoded.samples == 24
+    encoded = of.placements.own(51)
     rows = of.fetch(encoded)
     assert (rows.counts.decoded.samples, rows.counts.storage.samples) == (0, 24)
     assert set(rows.length.tolist()) == {BYTES}
-    assert of.fetch(101).counts.decoded.samples == 24
+    assert of.fetch(51).counts.decoded.samples == 24

@@ -6,7 +6,7 @@ from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.state import UNUSED_S, StagingState
 from mbaas.core.staging.streams import STREAM_BITS, Stream, block_name, block_number, in_core, local_block
-from mbaas.core.staging.turns import LEAST_S, Turns
+from mbaas.core.staging.turns import LEAST_S, Progress, Turns
 from mbaas.samples.order import OwnEpoch, Shuffle
 from mbaas.settings import Timeouts
 from mbaas.wire.consumers import Resumption
@@ -250,3 +250,67 @@ def test_a_part_that_was_not_prepared_costs_nothing_and_one_without_time_the_lea
     assert turns.of([1]) == {1: 0.0}
     turns.ended(1, turns.assigned(1), 0.0)
     assert turns.of([1]) == {1: pytest.approx(LEAST_S)}
+
+
+class Race:
+    """Streams that always need parts of 1/100 of an epoch, on one worker.
+
+    Args:
+        part_s: seconds of a part of each stream.
+        ahead: positions at the start, in epochs.
+    """
+
+    def __init__(self, part_s, ahead, weights=(1, 1)):
+        self.turns, self.part_s, self.at = Turns(lambda stream: weights[stream]), part_s, [*ahead]
+        self.spent = [0.0 for _ in part_s]
+
+    def step(self):
+        times = self.turns.of(range(len(self.at)))
+        stream = min(times, key=lambda stream: (times[stream], stream))
+        charge = self.turns.assigned(stream, Progress(self.at[stream], 0.01, 0.01))
+        self.turns.ended(stream, charge, self.part_s[stream])
+        self.spent[stream] += self.part_s[stream]
+        self.at[stream] += 0.01
+
+    def run(self, steps):
+        for _ in range(steps):
+            self.step()
+        return max(self.at) - min(self.at)
+
+
+@pytest.mark.parametrize("ahead", [(0.3, 0.0), (0.3, 0.2, 0.0, 0.1)])
+def test_streams_catch_up_with_those_ahead_and_then_stay_with_them(ahead):
+    race = Race([1.0] * len(ahead), ahead, weights=[1] * len(ahead))
+    race.run(600)
+    assert max(race.run(1) for _ in range(300)) <= 0.03
+    assert max(race.spent) / min(race.spent) < 1.3
+
+
+def test_a_stream_that_catches_up_gets_twice_its_part_of_the_workers():
+    race = Race([1.0, 1.0], (0.4, 0.0))
+    race.run(60)
+    assert race.spent[1] / race.spent[0] == pytest.approx(2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("part_s", "weights", "ahead"),
+    [
+        pytest.param([1.0, 10.0], (1, 1), (0.3, 0.0), id="too slow to stay with it"),
+        pytest.param([1.0, 1.0], (4, 1), (0.3, 0.0), id="the other one has more trials"),
+        pytest.param([1.0, 1.0], (1, 1), (0.7, 0.0), id="too far behind"),
+    ],
+)
+def test_a_stream_that_cannot_stay_with_others_pays_in_full(part_s, weights, ahead):
+    race = Race(part_s, ahead, weights)
+    race.run(40)
+    assert race.spent[0] / race.spent[1] == pytest.approx(weights[0] / weights[1], rel=0.35)
+
+
+def test_a_side_epoch_is_no_place_to_catch_up_with():
+    """It is prepared for one consumer alone, and its number is far beyond all others."""
+    turns = Turns(lambda _: 1)
+    turns.of([1, 2])
+    for _ in range(2):
+        turns.ended(1, turns.assigned(1), 1.0)
+    charge = turns.assigned(2, Progress(0.0, 0.01, 0.01))
+    assert charge.price == 1.0

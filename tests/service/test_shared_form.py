@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("ray_clean")
 SAMPLES, HEIGHT, WIDTH = 211, 96, 128
 DATA = synthetic(SAMPLES, height=HEIGHT, width=WIDTH)
 WHOLE_BYTES = SAMPLES * (HEIGHT * WIDTH * 3 + 128)
-OPTIONS: dict[str, Any] = {"batch_size": 32, "prep_workers": 2, "seed": 3}
+OPTIONS: dict[str, Any] = {"batch_size": 32, "prep_workers": 2, "seed": 3, "cache_bytes": 4 * WHOLE_BYTES}
 PAUSE_S = 0.2
 
 

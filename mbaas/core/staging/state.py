@@ -36,8 +36,8 @@ from mbaas.core.staging.scheduling import Assignment, Scheduler
 from mbaas.core.staging.streams import FEED_STREAM, Stream, StreamTable, block_name, shown_block, stream_number
 from mbaas.core.staging.tasks import Task, TaskTable, Worker
 from mbaas.core.staging.transitions import BlockState, ConsumerState, PartState
-from mbaas.core.staging.turns import Turns
-from mbaas.core.staging.window import Window
+from mbaas.core.staging.turns import Charge, Progress, Turns
+from mbaas.core.staging.window import StagedBlock, Window
 from mbaas.core.story import Clock, InvariantError, Stories, Story, seconds, unknown_thing
 from mbaas.samples.order import ASIDE, Shuffle
 from mbaas.samples.placement import WHOLE, BlockPart
@@ -121,7 +121,7 @@ class StagingState:
         self.failed: str | None = None
         self._cut = cut
         self._turns = Turns(self.consumers.trials_in)
-        self._charged: dict[int, float] = {}  # task -> seconds charged to its stream in advance
+        self._charged: dict[int, Charge] = {}  # task -> charge to its stream, in advance
         self._unused_since: dict[int, float] = {}  # stream without consumers -> since when
         self._scheduler = Scheduler(
             self.consumers,
@@ -806,11 +806,19 @@ class StagingState:
         if not self.epochs.is_aside(number):
             self.next_epoch = max(self.next_epoch, self.epochs.number_of(number) + 1)
         task = self.tasks.assign(worker, number, part, now)
-        self._charged[task.number] = self._turns.assigned(stream_number(number))
         block = self.window.blocks[number]
+        self._charged[task.number] = self._turns.assigned(stream_number(number), self._progress_of(block))
         block.begin(part, task.number, worker.name)
         shuffle = self.epochs.shuffle_of(number)
         self._out.append(ev.Prepare(task.number, worker.name, number, part, block.parts[part].block_part, shuffle))
+
+    def _progress_of(self, block: StagedBlock) -> Progress | None:
+        if self.epochs.is_aside(block.number):
+            return None
+        stream = self.streams.of(block.number)
+        share = 1 / stream.blocks_per_epoch
+        position = stream.epoch_of(block.number) + stream.index_of(block.number) * share
+        return Progress(position, share, share / len(block.parts))
 
     # ---- diagnostics ----
 

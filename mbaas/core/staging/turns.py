@@ -4,11 +4,15 @@ Workers are shared by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 19
 worker-seconds spent on its blocks divided by its weight, and the stream with the smallest one comes next. A stream's
 weight is the number of its trials. So a pipeline that takes ten times as long slows only the trials that use it, and
 idle workers always get work. A stream that needed nothing for a while saves up no credit.
+
+Streams at the same position need the same samples, which are then read from storage once for all. So a stream that is
+behind others pays less until it has caught up, if it can stay with them at the full price.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 UNKNOWN_S = 0.05
 """Assumed seconds of a stream's first part, until one was prepared."""
@@ -20,6 +24,31 @@ whose parts take no time would always come first.
 """
 
 
+CATCH_UP_PRICE = 0.5
+"""Share of the price for a stream that catches up with others: it gets twice its part of the workers meanwhile."""
+
+IN_REACH = 0.5
+"""Largest distance to a stream ahead, in epochs. Above it, one of them should not wait for the other's reads."""
+
+SIMILAR = 1.25
+"""Streams whose epochs take similar times, up to this factor, can stay together."""
+
+
+class Progress(NamedTuple):
+    """The position of a part in epochs, and the shares of an epoch that its block and the part itself have."""
+
+    position: float
+    block: float
+    part: float
+
+
+class Charge(NamedTuple):
+    """The estimated seconds of a part, and the share of them that its stream pays."""
+
+    part_s: float
+    price: float
+
+
 class Turns:
     """Virtual times of streams; ``weight_of`` returns the weight of a stream, at least 1."""
 
@@ -27,6 +56,7 @@ class Turns:
         self._weight_of = weight_of
         self._times: dict[int, float] = {}
         self._part_s: dict[int, float] = {}  # estimated seconds of one part
+        self._progress: dict[int, Progress] = {}  # of the furthest part of each stream
         self._now = 0.0  # virtual time of the part that was assigned last
 
     def of(self, streams: Iterable[int]) -> dict[int, float]:
@@ -36,25 +66,44 @@ class Turns:
             self._times[stream] = max(self._times.get(stream, 0.0), self._now)
         return {stream: self._times[stream] for stream in streams}
 
-    def assigned(self, stream: int) -> float:
-        """Charge a part that was just assigned, and return the charged seconds for `ended`."""
-        part_s = self._part_s.get(stream, UNKNOWN_S)
-        self._now = max(self._now, self._times.get(stream, 0.0))
-        self._charge(stream, part_s)
-        return part_s
+    def assigned(self, stream: int, progress: Progress | None = None) -> Charge:
+        """Charge a part that was just assigned, and return the charge for `ended`.
 
-    def ended(self, stream: int, charged_s: float, took_s: float | None) -> None:
+        ``progress`` is None for a part of a side epoch, which is prepared for one consumer alone.
+        """
+        part_s, price = self._part_s.get(stream, UNKNOWN_S), 1.0
+        if progress is not None:
+            self._progress[stream] = max(progress, self._progress.get(stream, progress))
+            price = CATCH_UP_PRICE if self._catches_up(stream) else 1.0
+        self._now = max(self._now, self._times.get(stream, 0.0))
+        self._charge(stream, price * part_s)
+        return Charge(part_s, price)
+
+    def ended(self, stream: int, charge: Charge, took_s: float | None) -> None:
         """Correct the charge of a part to the seconds that it took; None if it was not prepared."""
         if took_s is None:
-            self._charge(stream, -charged_s)
+            self._charge(stream, -charge.price * charge.part_s)
             return
         took_s = max(took_s, LEAST_S)
-        self._charge(stream, took_s - charged_s)
+        self._charge(stream, charge.price * (took_s - charge.part_s))
         self._part_s[stream] = (self._part_s.get(stream, took_s) + took_s) / 2
+
+    def _catches_up(self, stream: int) -> bool:
+        own, speed = self._progress[stream], self._speed(stream)
+        return any(
+            own.block < other.position - own.position <= IN_REACH and self._speed(ahead) <= SIMILAR * speed
+            for ahead, other in self._progress.items()
+        )
+
+    def _speed(self, stream: int) -> float:
+        # Epochs per second of its workers, if these are divided by weight.
+        part_s = self._part_s.get(stream, UNKNOWN_S)
+        return self._weight_of(stream) * self._progress[stream].part / part_s
 
     def forget(self, stream: int) -> None:
         """Forget a stream that has ended."""
         self._times.pop(stream, None)
+        self._progress.pop(stream, None)
         self._part_s.pop(stream, None)
 
     def _charge(self, stream: int, seconds: float) -> None:
