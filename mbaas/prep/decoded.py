@@ -8,6 +8,7 @@ transforms already applied.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -149,6 +150,7 @@ def image_header(decoded: Decoded, max_pixels: int) -> Header:
     return Header("decoded", height, width, channels=3, bits=8)
 
 
+@functools.cache
 def _dtype(kind: bytes, itemsize: int) -> np.dtype[Any] | None:
     """Return the numeric dtype named by a header, in native byte order; None if it is invalid."""
     dtypes = (np.dtype(code) for code in np.typecodes["All"] if is_numeric(np.dtype(code)))
