@@ -46,6 +46,9 @@ SIZE = 48
 PHOTO = (576, 768)
 """Height and width of the photographs."""
 
+SMALL = 128
+"""Height of the photographs before they are cropped. All pipelines begin with this, so the feed keeps them so."""
+
 BATCH, AT_ONCE = 32, 4
 """Samples in a minibatch; trials at a time, with half a CPU each."""
 
@@ -70,7 +73,7 @@ PLAIN = T.Pipeline([T.DecodeImage(), T.Resize((SIZE, SIZE)), T.ToFloat()])
 """Pipeline of the evaluation."""
 
 USUAL = dict.fromkeys(SPACE, 0.1)
-"""Parameters of the feed's own pipeline. Trials use what the feed keeps decoded, because they begin in the same way."""
+"""Parameters of the feed's own pipeline."""
 
 
 def augmentation(config: dict[str, Any]) -> T.Pipeline:
@@ -79,6 +82,7 @@ def augmentation(config: dict[str, Any]) -> T.Pipeline:
     return T.Pipeline(
         [
             T.DecodeImage(),
+            T.Resize(SMALL),
             T.RandomResizedCrop(SIZE, scale=(config["smallest"], 1.0)),
             T.RandomHorizontalFlip(config["flip"]),
             T.RandomAffine(config["degrees"], translate=(config["translate"],) * 2, shear=config["shear"]),

@@ -30,6 +30,7 @@ def chaos(
     every: Annotated[float, typer.Option(metavar="SECONDS")] = 6.0,
     kinds: Annotated[str | None, typer.Option(metavar="KIND,KIND")] = None,
     ranks: Annotated[int, typer.Option(metavar="RANKS")] = 0,
+    pipelines: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a search on a separate Ray cluster, kill and disturb its parts, and check the samples that trials
@@ -47,12 +48,14 @@ def chaos(
         every: Mean time between two faults, in seconds.
         kinds: Kinds of faults, as names or patterns. Default: all kinds that are possible here.
         ranks: Ranks of a data-parallel trial in the search, with newcomers that join in the middle of epochs.
+        pipelines: Trials bring pipelines of their own, and one changes its pipeline with each epoch.
 
     Examples:
         mbaas chaos                            [dim]20 faults, in about three minutes[/]
         mbaas chaos --seed 7 --minutes 60 --json > chaos.json
         mbaas chaos --kinds 'kill-*,pause-coordinator' --every 3
         mbaas chaos --ranks 2 --kinds 'kill-*'
+        mbaas chaos --ranks 2 --pipelines
         mbaas chaos --faults 50 -- python my_search.py
     """
     from mbaas.tools.chaos.runner import ChaosSettings, run
@@ -66,6 +69,7 @@ def chaos(
         every_s=every,
         kinds=tuple(kind.strip() for kind in kinds.split(",")) if kinds is not None else (),
         ranks=ranks,
+        with_pipelines=pipelines,
         command=tuple(program or ()),
     )
     with end_as_ctrl_c():

@@ -61,8 +61,8 @@ class JoinOptions:
 
     batch_fn: BatchFunction | None = None
     """A function that is called with each minibatch in this process, after ``columns``; the loop gets its result. An
-    example is a cast to float16. Or `mbaas.transforms.MixUp` or `mbaas.transforms.CutMix`. Use `mbaas.transforms.Map`
-    for work that all trials share."""
+    example is a cast to float16. Or `mbaas.transforms.MixUp`, `mbaas.transforms.CutMix` or `mbaas.transforms.Mosaic`.
+    Use `mbaas.transforms.Map` for work that all trials share."""
 
     start: JoinStart | None = None
     """"epoch" waits for the next epoch that other consumers begin. "now" begins immediately, in the middle of their
@@ -105,7 +105,7 @@ class JoinOptions:
             )
         if not (self.batch_fn is None or callable(self.batch_fn) or isinstance(self.batch_fn, BatchTransform)):
             raise ConfigError(
-                f"batch_fn must be a function of a minibatch, MixUp or CutMix, got {shown(self.batch_fn)}",
+                f"batch_fn must be a function of a minibatch, MixUp, CutMix or Mosaic, got {shown(self.batch_fn)}",
                 option="batch_fn",
             )
         if self.start == "now" and world_size > 1:

@@ -21,11 +21,7 @@ from mbaas.samples.fields import Arrays, Column, Packed
 from mbaas.samples.order import uniforms
 from mbaas.transforms import Map, Pipeline, Transform
 from mbaas.transforms.base import BoxState, DrawInputs, Flips, ImageTransform, Step, Warps, Windows
-from mbaas.transforms.on_image import Boxes, BoxFormat, Keypoints, moved_dtype
-
-Edges = NDArray[np.float64]
-"""[total, 4]: left, top, right and bottom of each box, in pixels."""
-
+from mbaas.transforms.on_image import Boxes, Edges, Keypoints, boxes_of, edges_of, moved_dtype
 
 Stage = tuple[int, Transform]
 """A transform and its index in the pipeline, which is also its substream of random numbers."""
@@ -96,7 +92,7 @@ def move_boxes(
     np.cumsum(np.bincount(now.owner[kept], minlength=len(sizes)), out=bounds[1:])
     fields = {name: packed(known[name]) for name in (boxes.field, *boxes.beside)}
     new = {name: Packed(column.own()[0][kept], bounds) for name, column in fields.items()}
-    written = _written(now.edges[kept], boxes.format)
+    written = boxes_of(now.edges[kept], boxes.format)
     new[boxes.field] = Packed(written.astype(moved_dtype(fields[boxes.field].dtype)), bounds)
     return {**known, **new}, kept
 
@@ -169,25 +165,6 @@ def packed(column: Column) -> Packed:
 
 def _clipped(edges: Edges, sizes: NDArray[np.int64]) -> Edges:
     return np.clip(edges, 0.0, sizes[:, [1, 0, 1, 0]])
-
-
-def edges_of(values: NDArray[Any], format: BoxFormat) -> Edges:
-    """Return the edges [total, 4] of boxes stored in ``format``."""
-    edges = values.astype(np.float64)
-    if format == "cxcywh":
-        edges[:, :2] -= edges[:, 2:] / 2
-    if format != "xyxy":
-        edges[:, 2:] += edges[:, :2]
-    return edges
-
-
-def _written(edges: Edges, format: BoxFormat) -> Edges:
-    written = edges.copy()
-    if format != "xyxy":
-        written[:, 2:] -= written[:, :2]
-    if format == "cxcywh":
-        written[:, :2] += written[:, 2:] / 2
-    return written
 
 
 _LONGEST_COUNT = 7  # characters of one compressed run length

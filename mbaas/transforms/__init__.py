@@ -24,6 +24,7 @@ from mbaas.transforms.geometry import (
 )
 from mbaas.transforms.libraries import Albumentations, Torchvision
 from mbaas.transforms.mixing import CutMix, MixUp
+from mbaas.transforms.mosaic import Mosaic
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.operations import (
     GaussianBlur,
@@ -59,6 +60,7 @@ __all__ = [
     "Masks",
     "MelSpectrogram",
     "MixUp",
+    "Mosaic",
     "Normalize",
     "Pad",
     "Pipeline",

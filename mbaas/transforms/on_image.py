@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from annotated_types import Ge
+from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError, shown
 from mbaas.samples.fields import Field
@@ -17,6 +18,29 @@ from mbaas.transforms.base import Parameters, Size
 
 BoxFormat: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]
 """Left, top, right, bottom; left, top, width, height (as in COCO); centre x, centre y, width, height."""
+
+Edges: TypeAlias = NDArray[np.float64]
+"""Left, top, right and bottom of boxes: [k, 4]."""
+
+
+def edges_of(values: NDArray[Any], format: BoxFormat) -> Edges:
+    """Return the edges of boxes stored in ``format``, [k, 4]."""
+    edges = values.astype(np.float64)
+    if format == "cxcywh":
+        edges[:, :2] -= edges[:, 2:] / 2
+    if format != "xyxy":
+        edges[:, 2:] += edges[:, :2]
+    return edges
+
+
+def boxes_of(edges: Edges, format: BoxFormat) -> NDArray[np.float64]:
+    """Return boxes in ``format``, [k, 4], from their edges."""
+    boxes = edges.copy()
+    if format != "xyxy":
+        boxes[:, 2:] -= boxes[:, :2]
+    if format == "cxcywh":
+        boxes[:, :2] += boxes[:, 2:] / 2
+    return boxes
 
 
 @dataclass(frozen=True)

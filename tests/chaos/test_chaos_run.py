@@ -37,3 +37,14 @@ def test_ranks_miss_nothing_under_faults_while_others_join_in_the_middle_of_epoc
     assert report.is_sound, f"{report}\n{story}"
     assert report.checked.cut_epochs > 0, story
     assert report.checked.trials >= 5
+
+
+@pytest.mark.long
+def test_trials_with_pipelines_of_their_own_miss_nothing_under_faults(no_ray: None) -> None:
+    said: list[str] = []
+    kinds = ("kill-worker", "kill-coordinator", "kill-cache", "kill-trial", "kill-two")
+    report = run(ChaosSettings(seed=2, faults=10, every_s=3.0, kinds=kinds, with_pipelines=True), said.append)
+    story = "\n".join(said)
+    assert report.is_sound, f"{report}\n{story}"
+    assert "each of 3 pipelines" in story
+    assert report.checked.trials == 3

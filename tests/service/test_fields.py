@@ -192,7 +192,7 @@ def shrunk(batch: dict[str, Any], keys: tuple[str, ...]) -> list[Any]:
         ({"columns": {"x": "boxes_length"}}, r"columns\['x'\] must be a field of minibatches"),
         ({"columns": ["image"]}, r"columns must be a dict of keys and fields, such as .*, got \['image'\]"),
         ({"columns": {}}, r"columns must be a dict of keys and fields"),
-        ({"batch_fn": "half"}, r"batch_fn must be a function of a minibatch, MixUp or CutMix, got 'half'"),
+        ({"batch_fn": "half"}, r"batch_fn must be a function of a minibatch, MixUp, CutMix or Mosaic, got 'half'"),
     ],
 )
 def test_columns_and_functions_that_cannot_be_are_refused(

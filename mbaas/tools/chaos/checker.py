@@ -31,12 +31,14 @@ class Delivery:
         order: the epoch's shuffle, as text; "" for an epoch shuffled as a whole, as in the reference.
         begin: position in the feed's epoch at which the trial's own epoch began. Above 0, the trial's epoch ends in the
             feed's next one.
+        pipeline: number of the pipeline that it was prepared with; 0 for the feed's own.
     """
 
     epoch: int
     rows: tuple[Row, ...]
     order: str = ""
     begin: int = 0
+    pipeline: int = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,6 +168,23 @@ def _check_epoch(
 
 def _flaws(trial: str, epoch: int, found: Mapping[FlawKind, set[int]]) -> list[Flaw]:
     return [Flaw(kind, trial, epoch, tuple(sorted(samples))) for kind, samples in found.items() if samples]
+
+
+def with_pipelines(
+    ranks: Sequence[Sequence[Delivery]], references: Mapping[int, Mapping[int, Sequence[Row]]]
+) -> dict[int, Sequence[Row]]:
+    """Return the reference for a trial that may have other pipelines than the feed's, one in each epoch.
+
+    ``references`` is pipeline -> reference for it.
+    """
+    pipelines = {delivery.epoch: delivery.pipeline for history in ranks for delivery in history}
+    found: dict[int, Sequence[Row]] = {}
+    for epoch in {epoch for reference in references.values() for epoch in reference}:
+        # After an epoch of its own that began in the feed's last one, a trial has the pipeline of that one.
+        pipeline = pipelines.get(epoch, pipelines.get(epoch - 1, 0))
+        if epoch in references.get(pipeline, {}):
+            found[epoch] = references[pipeline][epoch]
+    return found
 
 
 def orders_of(histories: Iterable[Sequence[Delivery]], samples: int) -> dict[str, list[int]]:

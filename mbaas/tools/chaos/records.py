@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from mbaas.errors import ConfigError
 from mbaas.tools.chaos.checker import Delivery
@@ -72,12 +72,14 @@ def history(incarnations: Sequence[Incarnation]) -> list[Step]:
 class Writer:
     """Writes a trial's file, each line at once, so that it survives the process.
 
-    `state` is the loader state to continue from; None at the start of the trial.
+    `state` is the loader state to continue from; None at the start of the trial. `pipeline` is the number of the
+    pipeline that the loader had then.
     """
 
     trial: str
     _descriptor: int
     state: Mapping[str, Any] | None
+    pipeline: int = 0
 
     @classmethod
     def open(cls, folder: Path, trial: str) -> Writer:
@@ -85,7 +87,8 @@ class Writer:
         steps = history(read(folder, trial).get(trial, []))
         path = folder / f"{trial}.{len(_paths(folder, trial))}{SUFFIX}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC)
-        writer = cls(trial, descriptor, steps[-1].state if steps else None)
+        last = steps[-1] if steps else None
+        writer = cls(trial, descriptor, last.state if last else None, last.delivery.pipeline if last else 0)
         writer._write({"trial": trial, "pid": os.getpid(), "builds_on": len(steps)})
         return writer
 
@@ -99,6 +102,7 @@ class Writer:
             "asked_at": asked_at,
             "got_at": got_at,
             "state": state,
+            "pipeline": self.pipeline,
         }
         self._write(line)
         self.state = state
@@ -175,7 +179,8 @@ def _parse(path: Path) -> Incarnation | None:
                     f"{len(line['digests'])}"
                 )
             rows, state = tuple(zip(line["ids"], line["digests"], strict=True)), line["state"]
-            delivery = Delivery(line["epoch"], rows, _order(line["epoch"], state), state.get("begin", 0))
+            order, begin = _order(line["epoch"], state), state.get("begin", 0)
+            delivery = Delivery(line["epoch"], rows, order, begin, line.get("pipeline", 0))
             steps.append(Step(delivery, line["asked_at"], line["got_at"], state))
     return Incarnation(
         **head,
@@ -203,6 +208,7 @@ class _Made(TypedDict):
     asked_at: float
     got_at: float
     state: dict[str, Any]
+    pipeline: NotRequired[int]
 
 
 class _Raised(TypedDict):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mbaas.tools.chaos.checker import Flaw, FlawKind, Row, agreed, by_epoch, check, orders_of
+from mbaas.tools.chaos.checker import Flaw, FlawKind, Row, agreed, by_epoch, check, orders_of, with_pipelines
 from mbaas.tools.chaos.injector import FaultOutcome
 from mbaas.tools.chaos.plan import Fault
 from mbaas.tools.chaos.records import Incarnation, history
@@ -140,13 +140,16 @@ def longest_waits(
 
 
 def check_records(
-    incarnations: Mapping[str, Sequence[Incarnation]], reference: Mapping[int, Sequence[Row]] | None, *, samples: int
+    incarnations: Mapping[str, Sequence[Incarnation]],
+    references: Mapping[int, Mapping[int, Sequence[Row]]] | None,
+    *,
+    samples: int,
 ) -> Checked:
     """Check the records of all trials, whose epochs have ``samples`` samples each.
 
     Args:
         incarnations: processes of each trial, in order. "ranks[0]" and "ranks[1]" are the ranks of one trial.
-        reference: samples of a run without faults; None to compare the trials with each other.
+        references: pipeline -> samples of a run without faults; None to compare the trials with each other.
     """
     steps = {trial: history(processes) for trial, processes in incarnations.items()}
     histories = {trial: [step.delivery for step in each] for trial, each in steps.items()}
@@ -154,12 +157,18 @@ def check_records(
     for name in histories:
         trials.setdefault(name.partition("[")[0], []).append(name)
     singles = [histories[names[0]] for names in trials.values() if len(names) == 1]
-    against = agreed(singles, samples) if reference is None else reference
+    if references is None:
+        pipelines = {each.pipeline for history in singles for each in history}
+        of = {number: [[d for d in history if d.pipeline == number] for history in singles] for number in pipelines}
+        against: Mapping[int, Mapping[int, Sequence[Row]]] = {n: agreed(each, samples) for n, each in of.items()}
+    else:
+        against = references
     orders = orders_of(singles, samples)
     flaws: list[Flaw] = []
     for trial, names in trials.items():
         was_cut_off = not all(incarnations[name][-1].is_closed for name in names)
-        flaws += check(trial, [histories[name] for name in names], against, orders=orders, was_cut_off=was_cut_off)
+        ranks = [histories[name] for name in names]
+        flaws += check(trial, ranks, with_pipelines(ranks, against), orders=orders, was_cut_off=was_cut_off)
     errors = [error for processes in incarnations.values() for process in processes for error in process.errors]
     return Checked(
         trials=len(trials),
@@ -169,7 +178,7 @@ def check_records(
         cut_epochs=sum(bool(each[0].order) for history in histories.values() for each in by_epoch(history).values()),
         incarnations=sum(map(len, incarnations.values())),
         flaws=tuple(flaws),
-        is_independent=reference is not None,
+        is_independent=references is not None,
         errors=dict(Counter(kind for _, kind, _ in errors)),
         told=tuple(f"{kind}: {message}" for _, kind, message in sorted(errors)[:SHOWN]),
     )

@@ -96,6 +96,7 @@ class ChaosSettings:
         kinds: patterns of kinds, such as ``kill-*``; empty for all kinds possible here.
         ranks: ranks of a data-parallel trial that reads the feed next to the others, while newcomers join mid-epoch; 0
             for none.
+        with_pipelines: whether readers bring pipelines of their own.
         command: program and arguments to run instead of the default search, on the cluster in RAY_ADDRESS.
     """
 
@@ -104,6 +105,7 @@ class ChaosSettings:
     every_s: float = 6.0
     kinds: tuple[str, ...] = ()
     ranks: int = 0
+    with_pipelines: bool = False
     command: tuple[str, ...] = ()
 
     def plan(self) -> tuple[Fault, ...]:
@@ -112,6 +114,8 @@ class ChaosSettings:
             raise ConfigError(f"--ranks must be 0 or at least 2, got {self.ranks}")
         if self.ranks and self.command:
             raise ConfigError(f"--ranks {self.ranks} is for the search that runs without a command")
+        if self.with_pipelines and self.command:
+            raise ConfigError("--pipelines is for the search that runs without a command")
         kinds = chosen_kinds(self.kinds or ("*",))
         named = chosen_kinds([pattern for pattern in self.kinds if pattern != "*"])
         for impossible, reason in (
@@ -248,28 +252,29 @@ class _Run:
 
     def _checked(self, incarnations: Mapping[str, Sequence[Incarnation]]) -> Checked:
         """Check the trials' records. After Ctrl-C, which may also arrive in here, the fault-free run is omitted."""
-        reference = None
-        epochs = {
-            step.delivery.epoch + bool(step.delivery.begin)
-            for each in incarnations.values()
-            for process in each
-            for step in process.steps
-        }
-        if epochs and not self.report.was_interrupted:
+        references = None
+        deliveries = [step.delivery for each in incarnations.values() for process in each for step in process.steps]
+        if deliveries and not self.report.was_interrupted:
+            epochs = 1 + max(each.epoch + bool(each.begin) for each in deliveries)
+            pipelines = sorted({each.pipeline for each in deliveries})
             try:
                 # Afterwards, on a separate cluster: next to the faults it would also be hit.
                 with self._cluster("calm", 1):
-                    self._say(f"the same without faults: {counted(max(epochs) + 1, 'epoch')}")
-                    reference = search.reference(self._folder / "reference", self._data, max(epochs) + 1)
+                    with_each = f", with each of {len(pipelines)} pipelines" if len(pipelines) > 1 else ""
+                    self._say(f"the same without faults: {counted(epochs, 'epoch')}{with_each}")
+                    references = {
+                        number: search.reference(self._folder / f"reference-{number}", self._data, epochs, number)
+                        for number in pipelines
+                    }
             except KeyboardInterrupt:
                 self.report.was_interrupted = True
-        return check_records(incarnations, reference, samples=search.SAMPLES)
+        return check_records(incarnations, references, samples=search.SAMPLES)
 
     # ---- searches under faults ----
 
     def _run_search(self, nodes: Nodes, injector: Injector) -> None:
         self._data = search.dataset(self._folder)
-        readers = search.readers(self._settings.ranks)
+        readers = search.readers(self._settings.ranks, with_pipelines=self._settings.with_pipelines)
         with search.Server(self._folder, nodes.address) as injector.server:
             trials = search.Trials(self._records, readers)
             self._wait_for_trials(len(readers))

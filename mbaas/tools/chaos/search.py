@@ -72,31 +72,45 @@ class Reader:
         rank, world_size: rank within a data-parallel trial, and number of ranks.
         is_newcomer: joins mid-epoch, leaves after one epoch of its own, and returns as another consumer. The orders of
             the surrounding epochs therefore have cuts.
+        pipelines: numbers in `PIPELINES`, one for each of its epochs, again and again.
     """
 
     name: str
     rank: int = 0
     world_size: int = 1
     is_newcomer: bool = False
+    pipelines: tuple[int, ...] = (0,)
 
 
-def readers(ranks: int = 0) -> list[Reader]:
-    """Return the readers: three trials, or with ranks two trials, a data-parallel trial and a newcomer."""
+PIPELINES = (
+    T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16), T.RandomHorizontalFlip()]),
+    T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(24), T.RandomVerticalFlip()]),
+    T.Pipeline([T.DecodeImage(), T.Resize(20), T.RandomCrop(16), T.ColorJitter(0.3)]),
+)
+"""The feed's own pipeline, and those that readers bring."""
+
+
+def readers(ranks: int = 0, *, with_pipelines: bool = False) -> list[Reader]:
+    """Return the readers: three trials, or with ranks two trials, a data-parallel trial and a newcomer.
+
+    With pipelines, the first trial has the feed's own, the second one changes its pipeline with each epoch, and all
+    others have one of their own.
+    """
+    own = ((0,), (0, 1, 2), (2,)) if with_pipelines else ((0,),) * TRIALS
     if not ranks:
-        return [Reader(f"trial-{number}") for number in range(TRIALS)]
+        return [Reader(f"trial-{number}", pipelines=own[number]) for number in range(TRIALS)]
     return [
-        *(Reader(f"trial-{number}") for number in range(TRIALS - 1)),
-        *(Reader(f"ranks[{rank}]", rank, ranks) for rank in range(ranks)),
-        Reader("newcomer", is_newcomer=True),
+        *(Reader(f"trial-{number}", pipelines=own[number]) for number in range(TRIALS - 1)),
+        *(Reader(f"ranks[{rank}]", rank, ranks, pipelines=(1,) if with_pipelines else (0,)) for rank in range(ranks)),
+        Reader("newcomer", is_newcomer=True, pipelines=own[-1]),
     ]
 
 
-def serve_search(data: Dataset) -> Feed:
-    pipeline = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
+def serve_search(data: Dataset, pipeline: int = 0) -> Feed:
     return serve(
         FEED,
         data,
-        pipeline,
+        PIPELINES[pipeline],
         batch_size=BATCH_SIZE,
         cache_bytes=int(CACHED * data.total_bytes),
         staging_bytes=STAGED * BATCH_SIZE * (16 * 16 * 3 + 16),
@@ -240,13 +254,20 @@ class _Trial:
         # Different steps per process: readers with the same steps would never get out of step.
         chance = random.Random(f"{reader.name} {os.getpid()}")
         pace = chance.choice(RANK_PACES) if reader.world_size > 1 else 1.0
+        if writer.state is None:
+            writer.pipeline = reader.pipelines[0]
         while not _may_end(reader, writer.state, stop):
             try:
                 with _joined(reader, writer) as loader:
                     # If an epoch's last minibatch was recorded, the first loop yields nothing.
-                    is_at_end = _is_at_end(writer.state)
+                    is_first, is_at_end = True, _is_at_end(writer.state)
                     while not _may_end(reader, writer.state, stop):
-                        got_any = False
+                        if len(reader.pipelines) > 1 and not is_first:
+                            after = reader.pipelines.index(writer.pipeline) + 1
+                            following = reader.pipelines[after % len(reader.pipelines)]
+                            loader.set_pipeline(PIPELINES[following])
+                            writer.pipeline = following
+                        is_first, got_any = False, False
                         for _ in _written(loader, writer):
                             got_any = True
                             time.sleep(pace * chance.uniform(*STEP_S))
@@ -280,6 +301,8 @@ def _may_end(reader: Reader, state: Mapping[str, Any] | None, stop: Path) -> boo
 
 def _joined(reader: Reader, writer: records.Writer) -> Loader:
     options: dict[str, Any] = {"format": "numpy", "wait_timeout_s": WAIT_S}
+    if writer.pipeline or len(reader.pipelines) > 1:
+        options["pipeline"] = PIPELINES[writer.pipeline]
     if reader.world_size > 1:
         loader = join(FEED, "ranks", rank=reader.rank, world_size=reader.world_size, **options)
     else:
@@ -302,11 +325,14 @@ def _written(loader: Loader, writer: records.Writer) -> Iterable[None]:
         asked_at = time.monotonic()
 
 
-def reference(folder: Path, data: Dataset, epochs: int) -> dict[int, list[Row]]:
-    """Return the first epochs of a feed without faults, on the connected cluster, digested like the trials' epochs."""
+def reference(folder: Path, data: Dataset, epochs: int, pipeline: int = 0) -> dict[int, list[Row]]:
+    """Return the first epochs of a feed without faults, on the connected cluster, digested like the trials' epochs.
+
+    The feed has only this pipeline.
+    """
     folder.mkdir()
     writer = records.Writer.open(folder, "reference")
-    with serve_search(data), join(FEED, "reference", format="numpy") as loader:
+    with serve_search(data, pipeline), join(FEED, "reference", format="numpy") as loader:
         for _ in range(epochs):
             for _ in _written(loader, writer):
                 pass

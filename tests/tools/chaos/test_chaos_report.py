@@ -54,7 +54,7 @@ def test_what_trials_wrote_is_checked_against_the_reference() -> None:
         "a": [Incarnation("a", 1, 0, (steps[0],)), Incarnation("a", 2, 1, (steps[1],), is_closed=True)],
         "b": [Incarnation("b", 3, 0, (steps[0],), errors=((1.0, "E", "no"),), is_closed=True)],
     }
-    result = check_records(found, reference, samples=2)
+    result = check_records(found, {0: reference}, samples=2)
     assert result.flaws == (Flaw("missing", "b", 0, (6,)),)
     assert (result.trials, result.minibatches, result.samples, result.epochs, result.incarnations) == (2, 3, 3, 2, 3)
     assert (result.errors, result.told, result.is_independent) == ({"E": 1}, ("E: no",), True)

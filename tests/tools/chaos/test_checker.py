@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.tools.chaos.checker import Delivery, Flaw, Row, agreed, check, orders_of
+from mbaas.tools.chaos.checker import Delivery, Flaw, Row, agreed, check, orders_of, with_pipelines
 
 Epochs = dict[int, list[Row]]
 
@@ -215,3 +215,37 @@ def test_a_flaw_names_the_first_samples(lost: int) -> None:
     flaw = Flaw("missing", "trial-1", 4, tuple(range(lost)))
     assert str(flaw).startswith(f"trial-1, epoch 4: {lost} samples missing: 0")
     assert str(flaw).endswith(", ...") == (lost > 8)
+
+
+# ---- pipelines of trials ----
+
+PIPELINES: dict[int, Epochs] = {
+    number: {epoch: [(sample, f"{number}-{epoch}-{sample}") for sample in (2, 0, 1)] for epoch in range(3)}
+    for number in range(2)
+}
+
+
+def with_pipeline(number: int, epoch: int, rows: list[Row] | None = None) -> Delivery:
+    """An epoch, prepared with a pipeline."""
+    return Delivery(epoch, tuple(PIPELINES[number][epoch] if rows is None else rows), pipeline=number)
+
+
+def flaws_with_pipelines(history: list[Delivery]) -> list[Flaw]:
+    return flaws_of(
+        history, {e: [*rows] for e, rows in with_pipelines([history], PIPELINES).items()}, was_cut_off=False
+    )
+
+
+def test_a_trial_may_change_its_pipeline_with_each_epoch() -> None:
+    assert flaws_with_pipelines([with_pipeline(0, 0), with_pipeline(1, 1), with_pipeline(0, 2)]) == []
+
+
+def test_samples_of_another_pipeline_than_the_trial_has_are_different() -> None:
+    wrong = with_pipeline(1, 1, PIPELINES[0][1])
+    assert flaws_with_pipelines([with_pipeline(0, 0), wrong]) == [Flaw("different", "t", 1, (0, 1, 2))]
+
+
+def test_an_epoch_of_two_pipelines_has_different_samples() -> None:
+    begin, end = PIPELINES[0][0][:1], PIPELINES[1][0][1:]
+    flaws = flaws_with_pipelines([with_pipeline(0, 0, begin), with_pipeline(1, 0, end)])
+    assert flaws == [Flaw("different", "t", 0, (2,))]
