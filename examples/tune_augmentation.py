@@ -304,7 +304,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=32, help="configurations to try (default: 32)")
     parser.add_argument("--epochs", type=int, default=8, help="of the longest trial (default: 8)")
-    parser.add_argument("--photos", type=int, default=400, help="to train on (default: 400)")
+    parser.add_argument("--photos", type=int, default=800, help="to train on (default: 800)")
     parser.add_argument("--scheduler", choices=("asha", "pbt"), default="asha")
     parser.add_argument("--compare", action="store_true", help="search again without sharing, and show all")
     args = parser.parse_args()

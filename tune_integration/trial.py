@@ -42,7 +42,7 @@ def get_loader(asked: JoinRequest) -> mbaas.Loader:
     - ``pipeline``: fingerprint of the trial's own pipeline; "" for the feed's.
     - ``time_to_first_batch_s``: seconds from ``get_loader`` to the first minibatch.
     - ``cpu_hours``: the trial's part of the CPU time of the feed's prep workers, cache nodes and coordinators. Each
-      delivered sample has the same cost, whichever trial it went to.
+      delivered sample of a pipeline has the same cost, whichever trial it went to.
     - ``dataloader_cpu_hours``: lower bound for a DataLoader of the trial's own: the time to prepare each delivered
       sample.
     - ``cost`` and ``dataloader_cost``: the same in money, if ``cpu_price_per_h`` of `mbaas.serve` is set.
@@ -189,13 +189,13 @@ def _report_stalls(session: Any) -> None:
 def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str, Any]) -> dict[str, Any]:
     """Return one trial's metrics from its loaders, by (feed, consumer), and its feeds' costs."""
     feeds: dict[str, dict[str, Any]] = {}
-    samples: dict[str, int] = {}
+    samples: dict[str, list[tuple[int, str]]] = {}
     wait_s = total_s = 0.0
     for (feed, _), loader in loaders.items():
         report = loader.report()
         busy_s = report.wait_s + report.step_s
         wait_s, total_s = wait_s + report.wait_s, total_s + busy_s
-        samples[feed] = samples.get(feed, 0) + report.samples
+        samples.setdefault(feed, []).append((report.samples, loader.pipeline))
         feeds[feed] = {
             "stall_share": _share(report.wait_s, busy_s),
             "fetch_stall_share": _share(report.fetch_stall_s, busy_s),
@@ -217,10 +217,10 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
     return {"mbaas/stall_share": _share(wait_s, total_s), **sums, "mbaas": feeds}
 
 
-def _costs(known: Any, samples: int) -> dict[str, float]:
-    """Return the costs of a number of a feed's samples, by the feed's `mbaas.model.costs.LoadingCosts`."""
-    hours = {"": known.cpu_hours(samples)}
-    if alone := known.alone_cpu_hours(samples):  # 0 means unknown
+def _costs(known: Any, delivered: list[tuple[int, str]]) -> dict[str, float]:
+    """Return the costs of samples of some pipelines, by the feed's `mbaas.model.costs.LoadingCosts`."""
+    hours = {"": sum(known.cpu_hours(samples, pipeline) for samples, pipeline in delivered)}
+    if alone := known.alone_cpu_hours(sum(samples for samples, _ in delivered)):  # 0 means unknown
         hours["dataloader_"] = alone
     prices = {f"{who}cost": price for who, each in hours.items() if (price := known.price(each)) is not None}
     return {**{f"{who}cpu_hours": each for who, each in hours.items()}, **prices}

@@ -40,7 +40,7 @@ from mbaas.core.kept_form import KeptForm
 from mbaas.core.ranks import RankTable
 from mbaas.core.staging import calls
 from mbaas.core.staging import events as ev
-from mbaas.core.staging.streams import block_number
+from mbaas.core.staging.streams import FEED_STREAM, block_number, stream_number
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
 from mbaas.model.costs import LoadingCosts
@@ -396,7 +396,8 @@ class FeedCoordinator(ConsumerApi):
             running.service.send(event)
 
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
-        self._counters.report(consumer, report)
+        member = None if self._running is None else self._running.service.core.consumers.by_name.get(consumer)
+        self._counters.report(consumer, report, FEED_STREAM if member is None else stream_number(member.cursor))
 
     async def relaying(self, node: str, may_start: bool) -> Any | None:
         """Return the actor that relays calls on a node: its cache node or a relay."""
@@ -473,8 +474,8 @@ class FeedCoordinator(ConsumerApi):
 
     async def costs(self) -> LoadingCosts:
         """Return the cost so far of loading samples for trials. Cache counters may be a few seconds old."""
-        await self._until_running(STATUS_S)
-        return self._counters.costs(self._settings.cpu_price_per_h)
+        running = await self._until_running(STATUS_S)
+        return self._counters.costs(self._settings.cpu_price_per_h, running.service.pipelines.by_stream())
 
     async def story(self, thing: str) -> list[str]:
         """Return the history of a block, consumer or worker; see `mbaas.coordinator.control.FeedControl.story`.

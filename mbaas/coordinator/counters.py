@@ -6,17 +6,17 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mbaas.base.units import percent, seconds
 from mbaas.core.ledgers import LedgerBook
 from mbaas.core.staging.streams import FEED_STREAM, stream_number
-from mbaas.model.costs import LoadingCosts
+from mbaas.model.costs import LoadingCosts, PipelineCosts
 from mbaas.samples.order import SampleOrder
 from mbaas.status import SkippedSample
 from mbaas.wire.blocks import BlockMeta
 from mbaas.wire.consumers import ConsumerReport
-from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, EpochLedger, FetchCounts, LedgerEntry
+from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, EpochLedger, FetchCounts, LedgerEntry, Sum
 
 KEPT_NOTES = 200
 KEPT_SKIPPED = 1000
@@ -84,13 +84,22 @@ class Reports:
                 del self.latest[name]
 
 
+@dataclass(frozen=True)
+class StreamCounts(Sum):
+    """Samples prepared for a stream, seconds of workers, and samples delivered to its consumers."""
+
+    samples: int = 0
+    prep_s: float = 0.0
+    delivered: int = 0
+
+
 class Counters:
     """Counters of one feed.
 
     Attributes:
         samples, fetch_s, prep_s, fetched: sums over all prepared parts, as in `BlockMeta`.
         parts: prepared parts.
-        by_stream: stream -> samples prepared for it, and seconds; see `mbaas.core.staging.streams`.
+        by_stream: stream -> counts of its samples; see `mbaas.core.staging.streams`.
         rows_made: block -> its prepared rows, including repetitions; recent epochs only.
         remade: parts that were prepared again, counted each time.
         internal_errors: bugs that coordinators survived.
@@ -107,7 +116,7 @@ class Counters:
         self.fetched = FetchCounts()
         self.parts = 0
         self.remade = 0
-        self.by_stream: dict[int, tuple[int, float]] = {}
+        self.by_stream: dict[int, StreamCounts] = {}
         self.rows_made: dict[int, int] = {}
         self.worker_samples: Counter[str] = Counter()
         self.worker_prep_s: Counter[str] = Counter()
@@ -140,8 +149,7 @@ class Counters:
         if spent_s is not None and not meta.fetched.decoded.samples:
             self.encoded_cpu_s += spent_s
             self.encoded_samples += meta.samples
-        samples, prep_s = self.by_stream.get(stream_number(block), (0, 0.0))
-        self.by_stream[stream_number(block)] = samples + meta.samples, prep_s + meta.prep_s
+        self._count(stream_number(block), StreamCounts(meta.samples, meta.prep_s))
         self.samples += meta.samples
         self.fetch_s += meta.fetch_s
         self.prep_s += meta.prep_s
@@ -200,9 +208,11 @@ class Counters:
         """Return the samples, with reasons, that were bad when the block was first prepared."""
         return self._left_out.get(block, ())
 
-    def report(self, consumer: str, report: ConsumerReport) -> None:
-        """Record a consumer's report and the ledgers of its finished epochs."""
+    def report(self, consumer: str, report: ConsumerReport, stream: int = FEED_STREAM) -> None:
+        """Record the report of a consumer that uses a stream now, and the ledgers of its finished epochs."""
+        before = self.reports.total.samples
         self.reports.enter(consumer, replace(report, ledgers=()))  # ledgers, possibly thousands, are recorded below
+        self._count(stream, StreamCounts(delivered=self.reports.total.samples - before))
         for number, ledger in enumerate(report.ledgers, report.first_ledger):
             if not self.ledgers.add(LedgerEntry(consumer, report.loader, number, time.time(), ledger)):
                 continue
@@ -226,8 +236,19 @@ class Counters:
                 f"an epoch took {took}; {predicted} were predicted ({percent(self.prediction_error, signed=True)})"
             )
 
-    def costs(self, cpu_price_per_h: float | None) -> LoadingCosts:
-        """Return the cost so far of loading samples for trials."""
+    def _count(self, stream: int, counts: StreamCounts) -> None:
+        self.by_stream[stream] = self.by_stream.get(stream, StreamCounts()) + counts
+
+    def costs(self, cpu_price_per_h: float | None, pipelines: Mapping[int, str] | None = None) -> LoadingCosts:
+        """Return the cost so far of loading samples for trials.
+
+        ``pipelines`` are the fingerprints of several pipelines, by stream.
+        """
+        several = {
+            fingerprint: PipelineCosts(counts.prep_s / self.prep_s if self.prep_s else 0.0, counts.delivered)
+            for stream, fingerprint in (pipelines or {}).items()
+            if (counts := self.by_stream.get(stream)) is not None
+        }
         self.coordinators_cpu_s.enter("this one", time.process_time())
         return LoadingCosts(
             prep_cpu_s=self.workers_cpu_s.total,
@@ -237,6 +258,7 @@ class Counters:
             encoded_cpu_s=self.encoded_cpu_s,
             encoded_samples=self.encoded_samples,
             cpu_price_per_h=cpu_price_per_h,
+            pipelines=several,
         )
 
 

@@ -99,6 +99,11 @@ class OwnPipelines:
         """Return the pipeline of a stream; None for the feed's own."""
         return self._own.get(number)
 
+    def by_stream(self) -> dict[int, str]:
+        """Return the fingerprint of each stream's pipeline, "" for the feed's own; empty if it is the only one."""
+        own = {number: pipeline.fingerprint for number, pipeline in self._own.items()}
+        return {FEED_STREAM: "", **own} if own else {}
+
     async def add(self, fingerprint: str, payload: bytes) -> Stream | None:
         """Add a pipeline; return its stream, or None if it is known.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from mbaas.cache.stats import CacheStats
-from mbaas.coordinator.counters import Counters
+from mbaas.coordinator.counters import Counters, StreamCounts
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerHandle
@@ -72,7 +72,7 @@ def snapshot(
         fetched=counters.fetched,
         fetch_s=counters.fetch_s,
         prep_s=counters.prep_s,
-        costs=counters.costs(settings.cpu_price_per_h),
+        costs=counters.costs(settings.cpu_price_per_h, service.pipelines.by_stream()),
         prediction_error=counters.prediction_error,
         internal_errors=counters.internal_errors,
         restarts=counters.restarts,
@@ -142,13 +142,13 @@ def _pipeline(counters: Counters, service: ConsumerService, stream: int) -> Pipe
     own = service.pipelines.own(stream)
     consumers = service.core.consumers.by_name.values()
     trials = {each.trial for each in consumers if each.session and stream_number(each.cursor) == stream}
-    samples, prep_s = counters.by_stream.get(stream, (0, 0.0))
+    counts = counters.by_stream.get(stream, StreamCounts())
     return PipelineStatus(
         pipeline="" if own is None else own.fingerprint[:SHOWN_DIGITS],
         difference="" if own is None else own.report.difference,
         trials=tuple(sorted(trials)),
-        samples=samples,
-        prep_s=prep_s,
+        samples=counts.samples,
+        prep_s=counts.prep_s,
     )
 
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class PipelineCosts:
+    """A pipeline's part of the time of workers, 0 to 1, and the number of its samples delivered to its trials."""
+
+    prep_share: float
+    delivered_samples: int
 
 
 @dataclass(frozen=True)
@@ -15,9 +24,10 @@ class LoadingCosts:
     a borrowed prep worker, since it started to work for this feed. They include samples prepared ahead and not
     delivered yet. The trials' processes and Ray's daemons are not included.
 
-    Every delivered sample has the same cost, whichever trial received it. ``encoded_cpu_s`` is the part of
-    ``prep_cpu_s`` for blocks of which no sample was already decoded, without the start of workers, for
-    ``encoded_samples``.
+    Every delivered sample of a pipeline has the same cost, whichever trial received it. ``encoded_cpu_s`` is the part
+    of ``prep_cpu_s`` for blocks of which no sample was already decoded, without the start of workers, for
+    ``encoded_samples``. ``pipelines`` has the pipelines in use by fingerprint, if there are several; "" is the feed's
+    own.
     """
 
     prep_cpu_s: float = 0.0
@@ -27,6 +37,7 @@ class LoadingCosts:
     encoded_cpu_s: float = 0.0
     encoded_samples: int = 0
     cpu_price_per_h: float | None = None
+    pipelines: Mapping[str, PipelineCosts] = field(default_factory=dict)
 
     @property
     def cpu_s(self) -> float:
@@ -46,8 +57,17 @@ class LoadingCosts:
         """
         return self.encoded_cpu_s / self.encoded_samples if self.encoded_samples else 0.0
 
-    def cpu_hours(self, samples: int) -> float:
-        return samples * self.sample_cpu_s / HOUR_S
+    def cpu_hours(self, samples: int, pipeline: str = "") -> float:
+        """Return the CPU-hours of a number of delivered samples of a pipeline."""
+        return samples * self._sample_cpu_s_of(pipeline) / HOUR_S
+
+    def _sample_cpu_s_of(self, pipeline: str) -> float:
+        own = self.pipelines.get(pipeline)
+        if own is None or not own.delivered_samples or not self.delivered_samples:
+            return self.sample_cpu_s
+        # All samples share what is read and decided; only preparation differs.
+        common_s = (self.cache_cpu_s + self.coordinator_cpu_s) / self.delivered_samples
+        return common_s + self.prep_cpu_s * own.prep_share / own.delivered_samples
 
     def alone_cpu_hours(self, samples: int) -> float:
         return samples * self.alone_sample_cpu_s / HOUR_S

@@ -11,6 +11,8 @@ from msgspec import structs
 from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters, Reports, Sums
 from mbaas.coordinator.status_report import metric_values
+from mbaas.core.staging.streams import STREAM_BITS
+from mbaas.model.costs import PipelineCosts
 from mbaas.ray_cluster.metrics import METRICS
 from mbaas.samples.order import ASIDE, SampleOrder
 from mbaas.wire.blocks import BlockMeta
@@ -203,3 +205,15 @@ def test_a_dataloader_is_compared_with_blocks_that_were_decoded() -> None:
     costs = counted.costs(None)
     assert (costs.prep_cpu_s, costs.encoded_cpu_s, costs.encoded_samples) == (7.0, 1.5, 6)
     assert costs.alone_sample_cpu_s == 0.25
+
+
+def test_what_streams_take_and_give_is_counted_for_each() -> None:
+    """A consumer that changes its pipeline has samples of both."""
+    counted, other = Counters(), 1 << STREAM_BITS
+    for block, prep_s in ((0, 1.0), (other, 3.0)):
+        counted.finished("prep-0", block, structs.replace(made(0), prep_s=prep_s), ORDER)
+    for samples, stream in ((10, 0), (25, 0), (30, 1)):
+        counted.report("a", ConsumerReport(loader="x", samples=samples), stream)
+    costs = counted.costs(None, {0: "", 1: "own", 2: "without samples"})
+    assert costs.pipelines == {"": PipelineCosts(0.25, 25), "own": PipelineCosts(0.75, 5)}
+    assert counted.costs(None).pipelines == {}

@@ -129,5 +129,5 @@ def test_what_a_trial_reports_itself_wins(reported: list[dict[str, Any]]) -> Non
 
 def test_what_a_dataloader_would_take_is_missing_while_it_is_not_known() -> None:
     """As after a first block: 0 would mean that loading alone is free."""
-    known = trial._costs(LoadingCosts(prep_cpu_s=36.0, delivered_samples=100, cpu_price_per_h=2.0), 50)
+    known = trial._costs(LoadingCosts(prep_cpu_s=36.0, delivered_samples=100, cpu_price_per_h=2.0), [(50, "")])
     assert known == {"cpu_hours": pytest.approx(0.005), "cost": pytest.approx(0.01)}
