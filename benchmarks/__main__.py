@@ -53,6 +53,25 @@ def bookkeeping(as_json: AsJson = False) -> None:
 
 
 @command(app)
+def pipelines(
+    samples: Annotated[int, typer.Option(help="Number of generated images.")] = 40_000,
+    cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds for the reads.")] = 0.5,
+    numbers_of: Annotated[str, typer.Option("--pipelines", help="Pipelines at a time.", metavar="N,N")] = "1,2,4",
+    epochs: Annotated[int, typer.Option(help="Epochs of each trial.", min=2)] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Measure trials with pipelines of their own: reads from storage, equal pipelines, an expensive one.
+
+    Examples:
+        python -m benchmarks pipelines
+    """
+    from benchmarks.pipelines import measure, table
+
+    sizes = numbers("--pipelines", numbers_of)
+    _show(lambda: measure(samples=samples, cached=cached, pipelines=sizes, epochs=epochs), table, as_json)
+
+
+@command(app)
 def ready(
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64",
     rounds: Rounds = 7,

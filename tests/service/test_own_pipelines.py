@@ -249,3 +249,19 @@ def test_ranks_divide_the_minibatches_of_their_pipeline(feed_name: str) -> None:
             batches = [batch for each in ranks for batch in each[epoch]]
             assert {batch["image"].shape[1] for batch in batches} == {size}
             assert sorted(np.concatenate([b["sample_id"] for b in batches]).tolist()) == [*range(SAMPLES)]
+
+
+@pytest.mark.parametrize("name", ["size", "another first transform"])
+def test_dali_prepares_pipelines_of_consumers_as_their_own_feeds_would(feed_name: str, name: str) -> None:
+    """The first one can use the feed's decoded samples, the second one cannot."""
+    options = {**OPTIONS, "engine": "dali", "prep_workers": 1, "cache_bytes": 2 * DECODED_BYTES}
+    with mbaas.serve(f"{feed_name}-alone", DATA, OTHERS[name], **options) as feed:
+        wanted = digests(feed.name, 8)
+    with mbaas.serve(feed_name, DATA, crop(), **options) as feed:
+        plain = digests(feed.name, 2)
+        found = digests(feed.name, 2, pipeline=OTHERS[name])
+        assert feed.status().engine == "dali"
+    assert len(plain) == len(found) == 2
+    again = found.keys() & wanted.keys()
+    assert again
+    assert {epoch: found[epoch] for epoch in again} == {epoch: wanted[epoch] for epoch in again}
