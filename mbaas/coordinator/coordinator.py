@@ -344,7 +344,8 @@ class FeedCoordinator(ConsumerApi):
 
     def _choose_form(self, kept_form: KeptForm, running: _Running) -> None:
         caches, pipelines = running.supervision.caches, running.service.forms_in_use()
-        budgets = [caches.budgets[node] for node in caches.actors]
+        # A cache node may have been found whose node died before its memory was known.
+        budgets = [caches.budgets[node] for node in caches.actors if node in caches.budgets]
         if not budgets:
             return
         samples = caches.stored_samples / len(budgets)
