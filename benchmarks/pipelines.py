@@ -1,6 +1,6 @@
-"""Trials with pipelines of their own on one feed: reads from storage, equal pipelines, and an expensive one.
+"""Trials with their own pipelines on one feed: storage reads, equal pipelines, and an expensive pipeline.
 
-Images are made in memory, so storage takes no time; its reads are counted.
+Images are generated in memory, so storage reads take no time. They are only counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.table import Table
 import mbaas
 from benchmarks.local_cluster import answers
 from mbaas import transforms as T
-from mbaas.base.units import count, percent
+from mbaas.base.units import count, counted, percent
 from mbaas.dataset import synthetic
 from mbaas.ray_cluster import connection
 from mbaas.tools.bench.render import figure_table
@@ -29,10 +29,10 @@ STAGING_BYTES = 100_000_000
 """A quarter of an epoch of 40,000 samples."""
 
 SAMPLE_S = 0.0002
-"""CPU time that a sample of the expensive pipeline takes in addition, for each time that it is more expensive."""
+"""Extra CPU time for a sample of `slow(1)`; `slow(n)` takes n times as much."""
 
 STEP_S = 0.06
-"""Time of a training step beside the expensive pipeline."""
+"""Time of a training step in the runs with an expensive pipeline."""
 
 LIMIT_S = 600.0
 
@@ -45,9 +45,9 @@ class Found:
         samples, cached: size of the dataset, and the share of it that fits in the cache.
         reads: number of pipelines -> share of the dataset read from storage in an epoch, after the first.
         rates: number of pipelines -> rate of all trials together, in all epochs.
-        prepared_alone, prepared_equal: samples prepared for a pipeline of one trial, and of four equal trials.
-        beside, without: rate of seven trials that share a pipeline, with and without a trial whose pipeline takes ten
-            times as long.
+        prepared_alone, prepared_equal: samples prepared for a pipeline that one trial uses, and that four share.
+        beside, without: rate of seven trials that share a pipeline, with and without an eighth trial whose pipeline
+            takes ten times as long.
     """
 
     samples: int
@@ -61,7 +61,7 @@ class Found:
 
 
 def flipped(number: int) -> T.Pipeline:
-    """Return one of many pipelines that differ in a probability."""
+    """Return a pipeline with a flip probability of ``number`` percent."""
     return T.Pipeline([T.DecodeImage(), T.RandomCrop(SIZE), T.RandomHorizontalFlip(number / 100)])
 
 
@@ -79,8 +79,8 @@ def slow(times: int) -> T.Pipeline:
 
 class _Trial:
     def read(self, name: str, pipeline: T.Pipeline, *, samples: int, step_s: float = 0.0) -> float:
-        """Read this number of samples and return the rate."""
-        with mbaas.join(FEED, name, pipeline=pipeline, format="numpy") as loader:
+        """Read this many samples from the others' position, as in a search, and return the rate."""
+        with mbaas.join(FEED, name, pipeline=pipeline, start="now", format="numpy") as loader:
             began, received = time.perf_counter(), 0
             while True:
                 for batch in loader:
@@ -124,7 +124,7 @@ def _served(data: mbaas.Dataset, **options: Any) -> mbaas.Feed:
 
 
 def _run(pipelines: Sequence[T.Pipeline], **options: Any) -> list[float]:
-    """Run a trial with each pipeline at once; return their rates."""
+    """Run one trial per pipeline, all at once, and return their rates."""
     trials = [_TrialActor.remote() for _ in pipelines]
     try:
         calls = [
@@ -142,8 +142,8 @@ def table(found: Found) -> Table:
     title = f"{count(found.samples)} images, {percent(found.cached)} of them cached for the reads"
     shown = figure_table(title, ("what", "result"), words=("what",))
     for number, share in found.reads.items():
-        shown.add_row(f"read in an epoch, {number} pipelines", percent(share))
-        shown.add_row(f"samples/s, {number} pipelines", count(found.rates[number]))
+        shown.add_row(f"read in an epoch, {counted(number, 'pipeline')}", percent(share))
+        shown.add_row(f"samples/s, {counted(number, 'pipeline')}", count(found.rates[number]))
     shown.add_row("prepared for one trial", count(found.prepared_alone))
     shown.add_row("prepared for four with equal pipelines", count(found.prepared_equal))
     shown.add_row("seven trials, beside an expensive one", percent(found.beside / found.without))

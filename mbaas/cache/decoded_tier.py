@@ -2,12 +2,12 @@
 
 Prep workers decode every sample anyway. In its reply to a worker's fetch, the node requests some samples and reserves
 space for them (a *promise*). The worker then hands in the output of a deterministic prefix of its pipeline. Encoded and
-decoded samples have a share of memory each (`mbaas.model.forms`), and may use free space beyond it until the others
-need it.
+decoded samples each have a share of memory (`mbaas.model.forms`), and may use free space beyond it until the other kind
+needs it.
 
-Pipelines that consumers bring may have a shorter prefix in common than before. Then samples are to be kept in another
-*form*: after fewer transforms. Samples in the form of before stay readable for pipelines that can use them, until they
-are handed in in the new form, or until their memory is needed.
+When consumers bring new pipelines, the common prefix may become shorter. Samples are then cached in another *form*:
+after fewer transforms. Samples in the old form stay readable for pipelines that can use them, until workers hand in
+the new form or their memory is needed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LAPSE_FETCHES = 256
 
 
 class HandIn(Struct, frozen=True, eq=False):
-    """Decoded samples to be cached in one slab, whose number is positive, in one ``form``.
+    """Decoded samples of one ``form`` to cache in one slab, whose number is positive.
 
-    ``chosen`` and ``to_disk``, bool[n], are the samples of the hand-in to cache in memory, and others that may go to
-    disk. ``sample_ids`` and ``lengths``, int64[k], are those cached in memory, and their bytes.
+    ``chosen`` and ``to_disk``, bool[n], mark the samples of the hand-in to cache in memory, and others that may go to
+    disk. ``sample_ids`` and ``lengths``, int64[k], are the ids and bytes of those cached in memory.
     """
 
     slab: int
@@ -66,7 +66,7 @@ class DecodedTier:
     """Byte counts of one node's decoded samples."""
 
     minio: MinIO  # the node's byte budget, charged with promises and hand-ins
-    form: int = ENCODED  # form in which samples are to be handed in; ENCODED if none are
+    form: int = ENCODED  # form that workers should hand in; ENCODED for none
     sample_bytes: float = 0.0  # mean bytes of a decoded sample; 0 if none are to be cached
     # target_bytes, disk_free_bytes: memory for decoded samples, and free disk space
     target_bytes: int = 0
@@ -95,11 +95,11 @@ class DecodedTier:
         return max(0, self.used_bytes - self.target_bytes)
 
     def outdated(self) -> list[int]:
-        """Return the slabs with samples in another form than samples are handed in now."""
+        """Return the slabs whose samples are not in the current form."""
         return [slab for slab, form in self.forms.items() if form != self.form]
 
     def set_form(self, form: int) -> None:
-        """Have samples handed in in another form from now on. Promises of the old form end."""
+        """Set the form that workers should hand in. Promises of the old form end."""
         if form != self.form:
             for request in [*self._promises]:
                 self.release(request)

@@ -31,8 +31,8 @@ MIN_MEASURED = 32
 
 RECENT_SHARE = 8
 RECENT_READAHEADS = 2
-"""Recent samples may take the smaller of this part of the cache and this multiple of the read-ahead budget, even for
-pipelines at the same position: their workers fetch slightly out of order.
+"""Recent samples may take min(cache / RECENT_SHARE, RECENT_READAHEADS x read-ahead budget) even for pipelines at the
+same position, because their workers fetch slightly out of order.
 """
 
 Lengths = Callable[[Ids], NDArray[np.int64]]
@@ -40,7 +40,7 @@ Lengths = Callable[[Ids], NDArray[np.int64]]
 
 
 class _Sources(NamedTuple):
-    """Sources and form of n samples to read."""
+    """Sources and forms of n samples to read."""
 
     sample_ids: Ids
     lengths: NDArray[np.int64]  # int64[n], bytes to read
@@ -53,7 +53,7 @@ class _Sources(NamedTuple):
 
 
 class _Recent(NamedTuple):
-    """A slab's bytes, the samples that it was read with, and the end of their part in epochs."""
+    """A slab's bytes, the samples that were read into it, and the end of their part in epochs."""
 
     nbytes: int
     sample_ids: Ids
@@ -84,7 +84,7 @@ class Planner:
             placements: by default, this is the only node.
             num_samples: stored samples of the dataset; by default, the order's samples.
             decoded_on_disk: bytes of samples cached decoded on this node's disk, 0 for others; by default 0 for all.
-            form_on_disk: their form.
+            form_on_disk: form of those samples.
             undecoded_share: fraction of samples that are never cached decoded; see `DecodedSamples`.
         """
         self._num_samples = order.num_samples if num_samples is None else num_samples
@@ -110,12 +110,12 @@ class Planner:
         self._other_forms: dict[int, OtherForm] = {}  # sample -> form on another node; reset by each placement
         self._interim: set[int] = set()  # permanent slabs whose samples were to be handed in decoded, when filled
         self._dropped: list[int] = []  # until `take_dropped`
-        # Permanent slabs of samples that do not fit in the cache, oldest first. They are kept for a while because
-        # consumers with other pipelines need the same samples soon.
+        # Permanent slabs that stay only for a while, oldest first. Their samples do not fit in the cache for good, but
+        # consumers with other pipelines need them soon.
         self._recent: dict[int, _Recent] = {}
         self._least_recent_bytes = min(cache_bytes // RECENT_SHARE, RECENT_READAHEADS * readahead_bytes)
         self.shared = SharedReads(self._share_that_fits)
-        self._home: Amount | None = None  # all samples with their home here, as they are stored, if known
+        self._home: Amount | None = None  # stored samples whose home is this node, if known
 
     # ---- fetches ----
 
@@ -364,16 +364,16 @@ class Planner:
         self.directory.publish(slab, ids, offsets=offsets, lengths=lengths, form=compaction.form, slab_bytes=nbytes)
 
     def placement_changed(self) -> None:
-        """Forget the sample forms found on other nodes under the previous placement, and what follows from homes."""
+        """Forget sample forms on other nodes and the home samples, which the previous placement determined."""
         self._other_forms.clear()
         self._home = None
 
     # ---- the decoded tier ----
 
     def set_decoded_target(self, form: int, target_bytes: int, sample_bytes: float) -> None:
-        """Set the form of decoded samples, the memory for them, and their mean size, in bytes.
+        """Set the form of decoded samples, their memory and their mean size, in bytes.
 
-        Samples in another form, or beyond a share of memory, are evicted only when others need the space.
+        Samples in another form, or beyond their share of memory, are evicted only when others need the space.
         """
         self.tier.set_form(form)
         self.tier.target_bytes, self.tier.sample_bytes = min(target_bytes, self.minio.budget_bytes), sample_bytes
@@ -397,7 +397,7 @@ class Planner:
             sample_ids, lengths: int64[n], its decoded samples, each once, and their bytes.
             unfit: requested samples that cannot be cached decoded.
         """
-        if form != self.tier.form:  # samples are to be kept in another form since the worker was asked
+        if form != self.tier.form:  # the form has changed since samples were requested
             none = np.zeros(len(sample_ids), np.bool_)
             return HandIn(next(self._numbers), none, none, sample_ids[none], lengths[none], form)
         done = np.array([*sample_ids.tolist(), *unfit], np.int64)
@@ -494,7 +494,7 @@ class Planner:
         found, admits, lent = self._sources(plan.request, ids)
         # Samples of this part that a worker will hand in are cached encoded until then, space permitting. Samples that
         # another part's worker will hand in are not cached for this part as well.
-        admits &= self._absent(ids)  # it may be cached in a form that this pipeline cannot use
+        admits &= self._absent(ids)  # excludes those cached in a form that this pipeline cannot use
         interim = self.tier.expects(ids)
         own = member_mask(ids, self.tier.for_memory(plan.request))
         keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
@@ -523,7 +523,7 @@ class Planner:
     ) -> DecodedSizes:
         """Return the samples that are decoded on this disk or probably on another node, in forms that a part can use.
 
-        A sample that a holder has in another form must be read encoded; then its holder is set to -1.
+        If a holder has another form, the sample must be read encoded, and its holder is set to -1.
         """
         found = DecodedSizes.none(len(sample_ids))
         if request is None or self._form_on_disk in request.forms:
@@ -541,7 +541,7 @@ class Planner:
         return found
 
     def _found_at(self, request: PartRequest | None, holders: NDArray[np.integer[Any]], sample_ids: Ids) -> _Sources:
-        """Find the forms of samples at their holders, as a part can use them; for no part, in any form."""
+        """Find samples at their holders, in forms that the part can use; in any form if there is no part."""
         decoded = self._decoded_at(request, holders, sample_ids)
         lengths = np.where(decoded.nbytes > 0, decoded.nbytes, self.lengths(sample_ids))
         return _Sources(sample_ids, lengths, holders, decoded.forms)
@@ -555,7 +555,7 @@ class Planner:
             if not len(chosen):
                 continue
             lengths = found.lengths[chosen]
-            # Room for recent samples is not given to lasting ones.
+            # Lasting samples must not take the room for recent ones.
             reserved = max(0, self._most_recent_bytes - self._recent_bytes)
             if decoded:
                 self._make_room(min(int(lengths.sum()), self.tier.free_bytes), decoded=True)
@@ -613,14 +613,14 @@ class Planner:
     def _admit_recent(self, plan: PartPlan, found: _Sources, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Choose samples to cache for a while: bool[n]. None unless other pipelines need them soon.
 
-        Recent samples that all pipelines have passed make room, and while there are few recent ones, lasting samples.
+        Evicts recent samples that all pipelines have passed and, below the limit for recent ones, lasting samples.
         """
         admitted = np.zeros(len(wanted), np.bool_)
         if not wanted.any() or not self.shared.awaited(plan.pipeline, self._span_of(plan.request)):
             return admitted
         chosen = np.flatnonzero(wanted)
         nbytes = min(int(found.lengths[chosen].sum()), self._most_recent_bytes)
-        # Otherwise parts would take each other's samples in turns, for ever.
+        # Otherwise parts would evict each other's samples forever.
         in_use = {load.slab for plan in self._plans.values() for load in plan.loads} | self._loading.keys()
         passed = self.shared.passed
         oldest = [slab for slab, each in self._recent.items() if slab not in in_use and each.end <= passed][::-1]
@@ -642,7 +642,7 @@ class Planner:
 
     @property
     def _most_recent_bytes(self) -> int:
-        """Bytes for recent samples; 0 unless pipelines read together."""
+        """Most bytes for recent samples; 0 unless pipelines share copies."""
         together = self.shared.together
         if not together.pipelines:
             return 0
@@ -650,7 +650,7 @@ class Planner:
         return min(self.minio.budget_bytes, nbytes)
 
     def _share_that_fits(self) -> float:
-        """The share of the samples of this node that the cache can hold, at the mean size of those it holds now."""
+        """The share of this node's samples that the cache can hold, at the mean size of those cached now."""
         home, directory = self._of_home, self.directory
         mean = max(1, directory.nbytes) / directory.samples if directory.samples else home.nbytes / max(1, home.samples)
         return min(1.0, self.minio.budget_bytes / max(1.0, mean * home.samples))
@@ -681,12 +681,12 @@ class Planner:
         return self.tier.form in request.forms and self.placements.is_own(request)
 
     def _lacks_form(self, request: PartRequest, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Return which samples a part's worker does not get in that form or a later one: bool[n]."""
+        """Return which samples a part's worker cannot get in the tier's form or a later one: bool[n]."""
         forms, before = self.directory.lookup(sample_ids)["form"], request.forms.index(self.tier.form)
         return ~request._replace(forms=request.forms[before:]).takes(forms) | (forms == ENCODED)
 
     def _make_room_for_decoded(self, nbytes: int) -> None:
-        """Evict samples in another form than decoded samples have now, and encoded ones beyond their share."""
+        """Evict decoded samples not in the current form, and encoded ones beyond their share."""
         outdated = set(self.tier.outdated()) & self.directory.slab_bytes.keys() if nbytes else set()
         for slab in sorted(outdated, key=lambda slab: (self.directory.live_samples(slab), slab)):
             if min(self.tier.free_bytes, self.minio.free_bytes) >= nbytes:
@@ -695,18 +695,18 @@ class Planner:
         self._make_room(min(nbytes, self.tier.free_bytes), decoded=True)
 
     def _takes_all(self, stream: StreamKey) -> bool:
-        """Return whether a pipeline can use all samples that are cached, in their forms."""
+        """Return whether a pipeline can use all cached forms of decoded samples."""
         return self.directory.by_form.keys() <= {*stream.forms}
 
     def _make_room(self, nbytes: int, *, decoded: bool) -> None:
-        """Evict slabs of the other form until `nbytes` are free, or until that form is within its share."""
+        """Evict slabs of the other kind until `nbytes` are free, or until that kind is within its share."""
         while self.minio.free_bytes < nbytes:
             excess = self._encoded_excess if decoded else self.tier.excess_bytes
             slabs = [slab for slab in self.directory.slab_bytes if (slab in self.tier.slabs) != decoded]
             if excess <= 0 or not slabs:
                 return
-            # The fewest live samples first, because the space of withdrawn samples is wasted.
-            # Before them samples in a form of before, which few pipelines can use.
+            # Slabs in an old form first, because few pipelines can use them. Then those with the fewest live samples,
+            # because the space of withdrawn samples is wasted.
             now = self.tier.form
 
             def order(slab: int, now: int = now) -> tuple[bool, int, int]:
@@ -745,7 +745,7 @@ class Planner:
     def _absent(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples are neither cached nor being read into the cache: bool[n]."""
         absent = self.directory.slabs(sample_ids) == 0
-        if self._awaited_in:  # otherwise without a copy of the uncached samples
+        if self._awaited_in:  # if empty, do not copy the uncached samples
             absent[absent] = ~member_mask(sample_ids[absent], self._awaited_in)
         return absent
 
@@ -765,7 +765,7 @@ class Planner:
     def _end_loading(self, load: Load) -> None:
         del self._loading[load.slab]
         if load.permanent:
-            if load.slab not in self._recent:  # lasting: it is not read in vain, whenever its part is fetched
+            if load.slab not in self._recent:  # lasting: useful whenever its part is fetched
                 self.ahead.release(load.slab)
             for i in load.sample_ids.tolist():
                 del self._awaited_in[i]

@@ -1,14 +1,14 @@
-"""Copies of samples that are kept for a while, because other pipelines need them soon. Pure.
+"""Copies of samples that stay cached for a while, because other pipelines need them soon. Pure.
 
 Pipelines read the same samples in the same order, each at its own position. A sample that is not cached for good is
-read once for all of them if the first one's copy stays until the last one has come by. If they are within a share *s*
-of an epoch, and the cache could hold a share *x* of the samples, such copies take *s* (1 - x) / (1 - s) of the bytes of
-all samples, and as much less stays for good. Then
+read once for all of them if the first reader's copy stays until the last one has passed. Let the pipelines be within a
+share *s* of an epoch, and let the cache have room for a share *x* of the samples. Copies then take
+*s* (1 - x) / (1 - s) of the bytes of all samples, and leave that much less for samples cached for good. A share
 
     (1 - x) / (1 - s)
 
-of the samples are read in an epoch by the pipelines within *s* together, and by each other one. Without copies, each
-pipeline reads 1 - x. The pipelines that share copies are chosen so that the sum is smallest.
+of the samples is read per epoch, once for all pipelines within *s* and once for each other pipeline. Without copies,
+each pipeline reads 1 - x. The pipelines that share copies are chosen to minimize the sum.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 ACTIVE_FETCHES = 256
-"""A pipeline counts until this many fetches after its last one."""
+"""A pipeline is forgotten this many fetches after its own last one."""
 
 SPREAD = 1.25
-"""Spread that copies get room for, relative to the present one, which varies."""
+"""Copies get room for the current spread of positions times this factor, because it varies."""
 
 
 STEADY = 0.8
-"""The room for copies stays as it is until less than this share of it is needed. Samples that stay for good and copies
-would otherwise displace each other with each fetch.
+"""The room for copies shrinks only when less than this share of it is needed. Otherwise copies and samples cached for
+good would displace each other at every fetch.
 """
 
 
@@ -48,14 +48,14 @@ NOBODY = Together(frozenset(), 0.0)
 
 
 class SharedReads:
-    """The positions of pipelines in epochs, and which of them share copies.
+    """The positions of pipelines in epochs, and the choice of those that share copies.
 
     ``fits`` returns the share of the samples that the cache could hold.
     """
 
     def __init__(self, fits: Callable[[], float]) -> None:
         self._fits = fits
-        self._positions: dict[str, Span] = {}  # the part that a pipeline fetched last
+        self._positions: dict[str, Span] = {}  # the last part fetched by each pipeline
         self._newest: dict[str, int] = {}  # pipeline -> number of its newest fetch
         self._fetches = 0
         self.together = NOBODY
@@ -67,7 +67,7 @@ class SharedReads:
         self._positions[pipeline], self._newest[pipeline] = span, self._fetches
         for gone in [each for each, at in self._newest.items() if self._fetches - at >= ACTIVE_FETCHES]:
             del self._positions[gone], self._newest[gone]
-        # Positions change slowly, and the choice takes time for many pipelines.
+        # Positions change slowly, and choosing takes long with many pipelines.
         if is_new or self._fetches % len(self._positions) == 0:
             found = together(self._positions, self._fits()) if len(self._positions) > 1 else NOBODY
             is_same = found.pipelines == self.together.pipelines
@@ -75,20 +75,20 @@ class SharedReads:
                 self.together = found
 
     def awaited(self, pipeline: str, span: Span) -> bool:
-        """Return whether others will need the samples that a pipeline reads."""
+        """Return whether other pipelines still need the samples of a part."""
         members = self.together.pipelines
         others = members - {pipeline} if pipeline in members else ()
         return any(each in self._positions and self._positions[each].end < span.end for each in others)
 
     @property
     def passed(self) -> float:
-        """The position up to which all pipelines have used the copies; infinite without pipelines that share any."""
+        """The position that all pipelines sharing copies have reached; infinite if none share any."""
         members = [self._positions[each] for each in self.together.pipelines if each in self._positions]
         return min((span.begin for span in members), default=math.inf)
 
 
 def together(positions: Mapping[str, Span], fits: float) -> Together:
-    """Choose the pipelines that share copies, from the parts that they fetched last."""
+    """Choose the pipelines that share copies, from the last part that each fetched."""
     best, found = (1 - fits) * len(positions), NOBODY
     if fits >= 1 or len(positions) < 2:
         return found
@@ -96,7 +96,7 @@ def together(positions: Mapping[str, Span], fits: float) -> Together:
     for end in range(2, len(ordered) + 1):
         for begin in range(end - 2, -1, -1):
             spread = SPREAD * (ordered[end - 1][0].end - ordered[begin][0].begin)
-            if spread >= fits:  # all of the cache for copies would not suffice
+            if spread >= fits:  # the whole cache is too small for the copies
                 break
             read = (1 - fits) / (1 - spread) * (1 + len(ordered) - (end - begin))
             if read < best:

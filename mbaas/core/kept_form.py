@@ -1,17 +1,17 @@
-"""The form in which a feed keeps decoded samples, chosen for all pipelines in use. Pure.
+"""The form in which a feed caches decoded samples, chosen for all pipelines in use. Pure.
 
-Pipelines with the same first transforms can go on from the same decoded samples. The longest prefix that all have in
-common serves all of them; a longer one is smaller or saves more, but pipelines without it need the stored bytes. The
-form with the shortest epoch is chosen, for all pipelines together: with U the pipelines that can use a form, and the
-shares x of `mbaas.model.forms.plan_forms`, a sample takes in an epoch of each
+Pipelines with the same first transforms can start from the same decoded samples. The longest common prefix serves all
+of them. A longer prefix is smaller or saves more, but pipelines without it need the stored bytes. The form with the
+shortest epoch for all pipelines together is chosen. Let U be the pipelines that can use a form, and x the shares from
+`mbaas.model.forms.plan_forms`. In an epoch, one sample takes these seconds of each resource:
 
 ========  =====================================================================================
 storage   (1 - x encoded - x decoded) storage_s, or (1 - x encoded) storage_s if not all are in U
 CPUs      (sum of all encoded_s - x decoded (sum over U of encoded_s - decoded_s)) / threads
 ========  =====================================================================================
 
-because all pipelines read a sample together, and each prepares it. A change makes a cache read samples again, so it
-must save some time, and be the best choice for a while: trials of a search come and go.
+Pipelines share one read of a sample, but each prepares it. Caches must read samples again after a change, so a new
+form must save some time, and be the best choice for a while: trials of a search come and go.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class KeptForm:
     def look(
         self, now: float, pipelines: Mapping[str, Forms], *, samples: float, memory_bytes: float
     ) -> DecodedSamples | None:
-        """Return the decoded samples that nodes should keep from now on, or None if nothing changes.
+        """Return the decoded samples that nodes should cache from now on, or None if nothing changes.
 
         Args:
-            now: a time in seconds.
+            now: the current time in seconds.
             pipelines: name of each pipeline in use -> its decoded forms.
-            samples, memory_bytes: samples of an average node, and its memory for them.
+            samples, memory_bytes: number of samples on an average node, and its memory for them.
         """
         seen = frozenset(pipelines), round(samples), memory_bytes
         if seen != self._seen:
@@ -76,7 +76,7 @@ class KeptForm:
         return self.current
 
     def reason(self, pipelines: Mapping[str, Forms]) -> str:
-        """Return a sentence on the form in use."""
+        """Return a message about the form in use."""
         form = ENCODED if self.current is None else self.current.form
         applied = {n for forms in pipelines.values() for n, each in enumerate(forms, 1) if each.form == form}
         if not applied:
@@ -111,7 +111,7 @@ class KeptForm:
         return best
 
     def _choice(self, form: int, pipelines: Sequence[Forms]) -> DecodedSamples:
-        """Return a form with the costs of one sample in all pipelines."""
+        """Return a form with the costs of one sample for all pipelines together."""
         encoded_s = decoded_s = 0.0
         nbytes = []
         for forms in pipelines:
@@ -132,7 +132,7 @@ class KeptForm:
         return plan_forms(choice.costs, samples=samples, threads=choice.threads, memory_bytes=memory_bytes)
 
     def _seconds(self, choice: DecodedSamples, *, is_for_all: bool, room: tuple[float, float]) -> tuple[float, float]:
-        """Return the seconds per sample of the busiest resource, and of both together."""
+        """Return the seconds per sample of the busier resource, and of both together."""
         costs, plan = choice.costs, self._plan(choice, *room)
         unread = plan.kept if is_for_all else plan.memory_encoded
         storage_s = (1 - unread) * costs.storage_s

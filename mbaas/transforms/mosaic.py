@@ -20,7 +20,7 @@ PARTNERS = 3
 
 
 class _Tile(NamedTuple):
-    """A rectangle of a mosaic: rows and columns there and in its own image, and the shift of that image."""
+    """A tile: its rows and columns in the mosaic and in its own image, and the shift of that image."""
 
     rows: slice
     columns: slice
@@ -32,19 +32,19 @@ class _Tile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Mosaic(Parameters, BatchTransform):
-    """Put four images of a minibatch together into one, with their boxes (YOLOv4, Bochkovskiy et al., 2020).
+    """Combine four images of a minibatch into one, with their boxes (YOLOv4, Bochkovskiy et al., 2020).
 
-    A random point divides the result into four tiles. Each shows another image, whose corner is at that point: the
-    upper left tile the image itself, the others images drawn from the minibatch. So no further sample is read. Boxes
-    move with the pixels, and are clipped to their tile. All other fields stay those of the image in the upper left.
+    A random point divides the result into four tiles. Each tile shows an image with a corner at that point: the upper
+    left one the original image, the others images drawn from the minibatch, so no extra samples are read. Boxes move
+    with the pixels, and are clipped to their tile. All other fields remain those of the upper left image.
 
-    Pass it as ``batch_fn`` to `mbaas.join` or `tune_integration.get_loader`, for images of equal size. It draws as
-    `MixUp` does.
+    Pass it as ``batch_fn`` to `mbaas.join` or `tune_integration.get_loader`. Images must have equal size. Random
+    numbers are drawn as in `MixUp`.
 
     Args:
         boxes: the fields with boxes, as in the pipeline. ``min_size`` applies to clipped boxes, too.
         p: probability that an image becomes a mosaic.
-        min_visible: share of a box's area that must remain, 0 to 1; with less, the box is dropped.
+        min_visible: boxes with less than this share of their area left are dropped, 0 to 1.
         image: key of the images, after ``columns``: [n, channels, height, width] in torch, and
             [n, height, width, channels] in NumPy.
 
@@ -86,7 +86,7 @@ class Mosaic(Parameters, BatchTransform):
         is_numpy, count = isinstance(images, np.ndarray), len(images)
         height, width = images.shape[1:3] if is_numpy else images.shape[2:]
         edges = [edges_of(boxes.reshape(-1, 4), self.boxes.format) for boxes in values[self.boxes.field]]
-        # All at once, so that the draws for a row do not depend on the rows before it.
+        # All at once, so that the draws for a row do not depend on earlier rows.
         chosen, points = rng.random(count) < self.p, rng.random((count, 2))
         partners = rng.integers(count, size=(count, PARTNERS))
         made = images.copy() if is_numpy else images.clone()
@@ -125,7 +125,7 @@ class Mosaic(Parameters, BatchTransform):
 def _tiles(down: int, right: int, height: int, width: int) -> Sequence[_Tile]:
     upper, lower = slice(0, down), slice(down, height)
     left, rest = slice(0, right), slice(right, width)
-    # The corner at the point is each image's corner that is opposite to the tile's place.
+    # The upper left tile shows its image's lower right corner, and so on.
     own_upper, own_lower = slice(height - down, height), slice(0, height - down)
     own_left, own_rest = slice(width - right, width), slice(0, width - right)
     return (
@@ -141,7 +141,7 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 def _like(before: Any, column: Sequence[NDArray[Any]]) -> list[Any]:
-    """Return a field's new values, in the dtypes and on the devices of its values before; fractions become float32."""
+    """Return new values with the dtypes and devices of the old ones; floats for integers become float32."""
     made: list[Any] = []
     for old, new in zip(before, column, strict=True):
         if isinstance(old, np.ndarray):

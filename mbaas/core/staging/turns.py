@@ -1,12 +1,12 @@
 """Fair division of workers among the streams of several pipelines.
 
-Workers are shared by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each stream has a virtual time, the
-worker-seconds spent on its blocks divided by its weight, and the stream with the smallest one comes next. A stream's
-weight is the number of its trials. So a pipeline that takes ten times as long slows only the trials that use it, and
-idle workers always get work. A stream that needed nothing for a while saves up no credit.
+Workers are shared by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). A stream's virtual time is the
+worker-seconds spent on its blocks divided by its weight, the number of its trials. The stream with the smallest virtual
+time is next. So a pipeline that takes ten times as long slows only the trials that use it, and idle workers always get
+work. An idle stream does not accumulate credit.
 
-Streams at the same position need the same samples, which are then read from storage once for all. So a stream that is
-behind others pays less until it has caught up, if it can stay with them at the full price.
+Streams at the same position need the same samples, which are then read from storage once for all of them. So a stream
+that is behind others pays less until it catches up, provided that it can keep pace with them at the full price.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 UNKNOWN_S = 0.05
-"""Assumed seconds of a stream's first part, until one was prepared."""
+"""Assumed seconds per part, until a stream's first part has been prepared."""
 
 
 LEAST_S = 0.01
-"""Least seconds charged for a part that was prepared. Room and deliveries cost something, too: without it, a stream
-whose parts take no time would always come first.
+"""Minimum seconds charged for a prepared part, because space and deliveries cost something, too. Without it, a stream
+whose parts take no time would always be first.
 """
 
 
 CATCH_UP_PRICE = 0.5
-"""Share of the price for a stream that catches up with others: it gets twice its part of the workers meanwhile."""
+"""Share of the price that a stream pays while catching up: it gets twice its share of the workers."""
 
 IN_REACH = 0.5
-"""Largest distance to a stream ahead, in epochs. Above it, one of them should not wait for the other's reads."""
+"""Largest distance to catch up, in epochs. Streams further apart do not share reads."""
 
 SIMILAR = 1.25
-"""Streams whose epochs take similar times, up to this factor, can stay together."""
+"""Streams can stay together if their epoch times differ by at most this factor."""
 
 
 class Progress(NamedTuple):
-    """The position of a part in epochs, and the shares of an epoch that its block and the part itself have."""
+    """A part's position in epochs, and the sizes of its block and of the part, as shares of an epoch."""
 
     position: float
     block: float
@@ -43,7 +43,7 @@ class Progress(NamedTuple):
 
 
 class Charge(NamedTuple):
-    """The estimated seconds of a part, and the share of them that its stream pays."""
+    """A part's estimated seconds, and the share of them that its stream pays."""
 
     part_s: float
     price: float
@@ -61,7 +61,7 @@ class Turns:
 
     def of(self, streams: Iterable[int]) -> dict[int, float]:
         """Return the virtual time of each stream that needs a block now."""
-        # A new or idle stream begins at the present.
+        # A new or idle stream starts at the current virtual time.
         for stream in streams:
             self._times[stream] = max(self._times.get(stream, 0.0), self._now)
         return {stream: self._times[stream] for stream in streams}
@@ -80,7 +80,7 @@ class Turns:
         return Charge(part_s, price)
 
     def ended(self, stream: int, charge: Charge, took_s: float | None) -> None:
-        """Correct the charge of a part to the seconds that it took; None if it was not prepared."""
+        """Correct a part's charge to the seconds that it took. Refund it for None: the part was not prepared."""
         if took_s is None:
             self._charge(stream, -charge.price * charge.part_s)
             return
@@ -96,7 +96,7 @@ class Turns:
         )
 
     def _speed(self, stream: int) -> float:
-        # Epochs per second of its workers, if these are divided by weight.
+        # Relative epochs per second, if workers are divided by weight.
         part_s = self._part_s.get(stream, UNKNOWN_S)
         return self._weight_of(stream) * self._progress[stream].part / part_s
 
