@@ -96,11 +96,9 @@ class Mosaic(Parameters, BatchTransform):
             sources, tiles = [row, *partners[row].tolist()], _tiles(down, right, height, width)
             shown_edges, shown_rows = [], []
             for source, tile in zip(sources, tiles, strict=True):
-                here, there = (tile.rows, tile.columns), (tile.own_rows, tile.own_columns)
-                if is_numpy:
-                    made[row][here] = images[source][there]
-                else:
-                    made[row][(slice(None), *here)] = images[source][(slice(None), *there)]
+                whole = () if is_numpy else (slice(None),)  # all channels, which come first in torch
+                here, there = (*whole, tile.rows, tile.columns), (*whole, tile.own_rows, tile.own_columns)
+                made[row][here] = images[source][there]
                 clipped, kept = self._clipped(edges[source], tile)
                 shown_edges.append(clipped)
                 shown_rows.append(kept)
