@@ -78,6 +78,8 @@ USUAL = dict.fromkeys(SPACE, 0.1)
 
 def augmentation(config: dict[str, Any]) -> T.Pipeline:
     """Return a trial's own pipeline."""
+    # PBT multiplies parameters by 1.2, also beyond the space.
+    config = {name: float(np.clip(config[name], domain.lower, domain.upper)) for name, domain in SPACE.items()}
     jitter = {name: config[name] for name in ("brightness", "contrast", "saturation")}
     return T.Pipeline(
         [

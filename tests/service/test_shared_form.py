@@ -25,12 +25,20 @@ SAMPLES, HEIGHT, WIDTH = 211, 96, 128
 DATA = synthetic(SAMPLES, height=HEIGHT, width=WIDTH)
 WHOLE_BYTES = SAMPLES * (HEIGHT * WIDTH * 3 + 128)
 OPTIONS: dict[str, Any] = {"batch_size": 32, "prep_workers": 2, "seed": 3, "cache_bytes": 4 * WHOLE_BYTES}
-PAUSE_S = 0.2
+PAUSE_S, SLOW_S = 0.2, 0.002
 
 
 def resized(size: int) -> T.Pipeline:
-    """Pipelines that differ after the decoder."""
-    return T.Pipeline([T.DecodeImage(), T.Resize(size), T.RandomCrop(40), T.RandomHorizontalFlip()])
+    """Pipelines that differ after two transforms, which take long, so that it pays to keep their result."""
+
+    def slow(image: Any) -> Any:
+        end = time.thread_time() + SLOW_S
+        while time.thread_time() < end:
+            pass
+        return image
+
+    transforms = [T.DecodeImage(), T.Map(slow, deterministic=True), T.Resize(size), T.RandomCrop(40)]
+    return T.Pipeline([*transforms, T.RandomHorizontalFlip()])
 
 
 @contextmanager
@@ -80,7 +88,7 @@ def test_the_form_changes_with_the_pipelines_and_no_byte_does(feed_name: str) ->
             wait_until(lambda: decoded_bytes() == small, "all samples are kept resized")
             with reading(feed.name, "other", pipeline=resized(48)) as other:
                 wait_until(lambda: decoded_bytes() == WHOLE_BYTES, "all samples are kept whole", deadline_s=40)
-                assert any("kept after 1 transform" in note for note in feed.status().notes), feed.status().notes
+                assert any("kept after 2 transforms" in note for note in feed.status().notes), feed.status().notes
                 kill_cache(feed.name)
                 wait_until(lambda: decoded_bytes() < WHOLE_BYTES, "the cache is empty")
                 wait_until(lambda: decoded_bytes() == WHOLE_BYTES, "they are kept whole again")
