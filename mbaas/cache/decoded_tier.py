@@ -80,6 +80,7 @@ class DecodedTier:
     forms: dict[int, int] = field(default_factory=dict)  # slab -> form of its samples
     unfit: set[int] = field(default_factory=set)  # samples that no worker could hand in; not requested again
     coming: dict[int, HandIn] = field(default_factory=dict)  # slab -> a hand-in that is not readable yet
+    _bytes_of: dict[int, int] = field(default_factory=dict)  # form -> bytes of its slabs
     _promises: dict[PartRequest, _Promise] = field(default_factory=dict)
     _expected: set[int] = field(default_factory=set)  # the samples of all promises and of `coming`
     _fetches: int = 0
@@ -94,8 +95,15 @@ class DecodedTier:
         """Bytes used beyond the target, at least 0."""
         return max(0, self.used_bytes - self.target_bytes)
 
+    @property
+    def outdated_bytes(self) -> int:
+        """Bytes of the slabs whose samples are not in the current form."""
+        return self.used_bytes - self._bytes_of.get(self.form, 0)
+
     def outdated(self) -> list[int]:
         """Return the slabs whose samples are not in the current form."""
+        if not self.outdated_bytes:  # the usual case, without a look at all slabs
+            return []
         return [slab for slab, form in self.forms.items() if form != self.form]
 
     def set_form(self, form: int) -> None:
@@ -228,23 +236,28 @@ class DecodedTier:
     def take(self, slab: int, nbytes: int, form: int) -> None:
         """Charge a slab."""
         self.slabs[slab], self.forms[slab] = nbytes, form
-        self.used_bytes += nbytes
+        self._charge(form, nbytes)
 
     def shrunk(self, slab: int, nbytes: int) -> None:
         """Reduce a slab's charge by ``nbytes``; at 0 bytes the slab is removed."""
         self.slabs[slab] -= nbytes
-        self.used_bytes -= nbytes
+        self._charge(self.forms[slab], -nbytes)
         if not self.slabs[slab]:
             del self.slabs[slab], self.forms[slab]
 
     def dropped(self, slab: int) -> None:
-        self.used_bytes -= self.slabs.pop(slab)
-        del self.forms[slab]
+        self._charge(self.forms.pop(slab), -self.slabs.pop(slab))
+
+    def _charge(self, form: int, nbytes: int) -> None:
+        self.used_bytes += nbytes
+        self._bytes_of[form] = self._bytes_of.get(form, 0) + nbytes
 
     def validate(self) -> None:
         """Raise AssertionError if a sum is wrong."""
         assert self.used_bytes == sum(self.slabs.values()), self.used_bytes
         assert self.slabs.keys() == self.forms.keys(), (self.slabs, self.forms)
+        for form, nbytes in self._bytes_of.items():
+            assert nbytes == sum(self.slabs[slab] for slab in self.slabs if self.forms[slab] == form), (form, nbytes)
         assert self.promised_bytes == sum(each.nbytes for each in self._promises.values()), self.promised_bytes
         assert all(each.in_memory <= each.sample_ids for each in self._promises.values()), self._promises
         expected = [i for each in self._promises.values() for i in each.sample_ids]

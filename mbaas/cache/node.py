@@ -155,8 +155,8 @@ class CacheNode:
         self._meter = Meter()
         self._disk: DiskTier | None = None
         if disk is not None:
-            made = "" if decoded is None else decoded.identity
-            self._disk = DiskTier(disk.path, disk.max_bytes, self._dataset, self._placements, self._meter, made)
+            identity = "" if decoded is None else decoded.identity
+            self._disk = DiskTier(disk.path, disk.max_bytes, self._dataset, self._placements, self._meter, identity)
             self._to_close.callback(self._disk.close)
         self._planner = Planner(
             order,

@@ -629,10 +629,11 @@ class Planner:
             self.withdraw(ids[self.directory.slabs(ids) == slab])
         chosen = chosen[fitting(found.lengths[chosen], self._most_recent_bytes - self._recent_bytes)]
         nbytes = int(found.lengths[chosen].sum())
-        lasting = [slab for slab in self.directory.slab_bytes if not (slab in self.tier.slabs or slab in self._recent)]
-        lasting.sort(key=lambda slab: (self.directory.live_samples(slab), slab), reverse=True)
-        while self.minio.free_bytes < nbytes and lasting:
-            self.withdraw(self.directory.samples_in(lasting.pop()))
+        if self.minio.free_bytes < nbytes:
+            others = self.directory.slab_bytes.keys() - self.tier.slabs.keys() - self._recent.keys()
+            lasting = sorted(others, key=lambda slab: (self.directory.live_samples(slab), slab), reverse=True)
+            while self.minio.free_bytes < nbytes and lasting:
+                self.withdraw(self.directory.samples_in(lasting.pop()))
         admitted[chosen[self.minio.admit(found.lengths[chosen])]] = True
         return admitted
 
@@ -646,11 +647,11 @@ class Planner:
         together = self.shared.together
         if not together.pipelines:
             return 0
-        nbytes = int(together.share * self._of_home.nbytes) + self._least_recent_bytes
+        nbytes = max(int(together.share * self._of_home.nbytes), self._least_recent_bytes)
         return min(self.minio.budget_bytes, nbytes)
 
     def _share_that_fits(self) -> float:
-        """The share of this node's samples that the cache can hold, at the mean size of those cached now."""
+        """Return the share of this node's samples that the cache can hold, at the mean size of the cached ones."""
         home, directory = self._of_home, self.directory
         mean = max(1, directory.nbytes) / directory.samples if directory.samples else home.nbytes / max(1, home.samples)
         return min(1.0, self.minio.budget_bytes / max(1.0, mean * home.samples))
@@ -668,7 +669,7 @@ class Planner:
         return Span(request.block / blocks, (request.block + 1) / blocks)
 
     def _decoded_bytes(self, request: PartRequest) -> int:
-        room = self.tier.free_bytes + sum(self.tier.slabs[slab] for slab in self.tier.outdated())
+        room = self.tier.free_bytes + self.tier.outdated_bytes
         if not room or not self._hands_in(request):
             return 0
         ids = self.placements.stored(request)
@@ -700,18 +701,18 @@ class Planner:
 
     def _make_room(self, nbytes: int, *, decoded: bool) -> None:
         """Evict slabs of the other kind until `nbytes` are free, or until that kind is within its share."""
+        now = self.tier.form
+
+        def order(slab: int) -> tuple[bool, int, int]:
+            # Slabs in an old form first, because few pipelines can use them. Then those with the fewest live samples,
+            # because the space of withdrawn samples is wasted.
+            return self.tier.forms.get(slab, now) == now, self.directory.live_samples(slab), slab
+
         while self.minio.free_bytes < nbytes:
             excess = self._encoded_excess if decoded else self.tier.excess_bytes
             slabs = [slab for slab in self.directory.slab_bytes if (slab in self.tier.slabs) != decoded]
             if excess <= 0 or not slabs:
                 return
-            # Slabs in an old form first, because few pipelines can use them. Then those with the fewest live samples,
-            # because the space of withdrawn samples is wasted.
-            now = self.tier.form
-
-            def order(slab: int, now: int = now) -> tuple[bool, int, int]:
-                return self.tier.forms.get(slab, now) == now, self.directory.live_samples(slab), slab
-
             slab = min(slabs, key=order)
             self.withdraw(self.directory.samples_in(slab))
 
@@ -790,6 +791,8 @@ class Planner:
         self.directory.validate()
         assert self._interim <= self.directory.slab_bytes.keys(), self._interim
         assert self._recent.keys() <= self.directory.slab_bytes.keys() | self._loading.keys(), self._recent
+        for slab, recent in self._recent.items():
+            assert recent.nbytes == self.directory.slab_bytes.get(slab, recent.nbytes), (slab, recent)
         self.ahead.validate()
         permanent = [load for load in self._loading.values() if load.permanent]
         awaited_in = {int(i): load.slab for load in permanent for i in load.sample_ids}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played_node import FORM, GROWTHS, SMALLER, Node
+from played_node import FORM, SMALLER, Node
 
 from mbaas.samples.placement import ENCODED, PartRequest, StreamKey
 
@@ -193,8 +193,3 @@ def test_any_schedule_with_several_forms_keeps_every_invariant(
                 of.end(request)
             else:
                 of.deliver(request)
-
-
-def test_growths_differ() -> None:
-    """Otherwise the checks of a played node could not tell forms apart."""
-    assert len({*GROWTHS.values()}) == len(GROWTHS)

@@ -12,11 +12,11 @@ from played_node import FORM, SMALLER, Node
 from mbaas.cache.shared_reads import ACTIVE_FETCHES, SPREAD
 from mbaas.samples.placement import PartRequest, StreamKey
 
-SAMPLES, BYTES = 960, 10
+SAMPLES, BYTES = 2400, 10
 
 
 def node(share: float, *, readahead: int = 0, block_samples: int = 24) -> Node:
-    """A node whose cache holds a part of 960 samples of 10 bytes."""
+    """A node whose cache holds a part of 2,400 samples of 10 bytes."""
     return Node([BYTES] * SAMPLES, block_samples=block_samples, cache=int(share * SAMPLES * BYTES), readahead=readahead)
 
 
@@ -41,34 +41,33 @@ def read_in(of: Node, epoch: int) -> float:
 
 @pytest.mark.parametrize("share", [0.35, 0.5, 0.75])
 def test_pipelines_at_one_position_read_each_sample_from_storage_once(share: float) -> None:
-    """Apart from copies for the others: twice the read-ahead, and a few blocks."""
-    of = node(share, readahead=160)
+    """Twice the read-ahead, 80 samples, are kept for a while; the rest of the cache holds lasting ones."""
+    of = node(share, readahead=400)
     of.epoch(0)
-    read_together(of, range(1, 4), dict.fromkeys((24, 12, 8, 6), 0.0))
-    assert read_in(of, 3) <= 1.25 * (1 - share)
+    read_together(of, range(1, 5), dict.fromkeys((24, 12, 8, 6), 0.0))
+    assert of.reads[4] <= (1 - share) * SAMPLES + 80 + 1
     assert of.planner.minio.used_bytes <= of.planner.minio.budget_bytes
 
 
-@pytest.mark.parametrize("share", [0.35, 0.5, 0.75])
-@pytest.mark.parametrize("spread", [0.05, 0.2])
+@pytest.mark.parametrize(("share", "spread"), [(0.35, 0.2), (0.5, 0.05), (0.75, 0.2)])
 def test_copies_stay_until_the_last_pipeline_has_come_by(share: float, spread: float) -> None:
     """Without copies, four pipelines read four times as much as one."""
-    of = node(share, readahead=80)
+    of = node(share, readahead=200)
     of.epoch(0)
     read_together(of, range(1, 4), {24: 0.0, 12: spread / 3, 8: spread / 2, 6: spread})
-    assert read_in(of, 3) <= 1.4 * (1 - share) / (1 - SPREAD * spread)
+    assert read_in(of, 3) == pytest.approx((1 - share) / (1 - SPREAD * spread), abs=0.03)
     assert of.planner.minio.used_bytes <= of.planner.minio.budget_bytes
 
 
 def test_a_pipeline_far_from_the_others_reads_alone_and_takes_no_copies_from_them() -> None:
-    of = node(0.5, readahead=80)
+    of = node(0.5, readahead=200)
     of.epoch(0)
     read_together(of, range(1, 4), {24: 0.0, 12: 0.02, 8: 0.04, 6: 0.5})
-    assert read_in(of, 3) <= 1.25 * 2 * 0.5
+    assert read_in(of, 3) == pytest.approx(2 * 0.5 / (1 - SPREAD * 0.05), abs=0.03)
 
 
 def test_a_pipeline_alone_reads_what_is_not_cached() -> None:
-    of = node(0.5, readahead=160)
+    of = node(0.5, readahead=400)
     for epoch in range(4):
         of.epoch(epoch)
     assert of.reads[3] == SAMPLES / 2
@@ -76,7 +75,7 @@ def test_a_pipeline_alone_reads_what_is_not_cached() -> None:
 
 
 def test_recent_samples_stay_for_good_when_pipelines_are_gone() -> None:
-    of = node(0.5, readahead=160)
+    of = node(0.5, readahead=400)
     of.epoch(0)
     read_together(of, range(1, 2), {24: 0.0, 12: 0.0})
     assert of.planner._recent
@@ -87,7 +86,7 @@ def test_recent_samples_stay_for_good_when_pipelines_are_gone() -> None:
 
 
 def test_nothing_is_kept_for_a_while_if_everything_fits() -> None:
-    of = node(1.0, readahead=160)
+    of = node(1.0, readahead=400)
     of.epoch(0)
     read_together(of, range(1, 2), {24: 0.0, 12: 0.0})
     assert not of.planner._recent

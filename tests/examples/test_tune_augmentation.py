@@ -34,10 +34,10 @@ def test_trials_with_pipelines_of_their_own_share_what_is_decoded(scheduler: str
 
 @pytest.mark.long
 @pytest.mark.timeout(3 * LIMIT_S)
-def test_sharing_takes_less_cpu_time_than_a_dataloader_for_each() -> None:
+def test_a_third_of_the_cpu_hours_of_a_dataloader_for_each() -> None:
     out, _ = run_program(EXAMPLE, "--compare", limit_s=3 * LIMIT_S - 20, removed="mb*")
     shared, apart, alone = (
         figures(title, out) for title in ("one feed", "a feed for each trial", "a DataLoader for each")
     )
-    assert shared[1] < 0.7 * alone[1]
+    assert shared[1] < alone[1] / 3
     assert shared[3] < 0.1 < apart[3] < alone[3] == 1

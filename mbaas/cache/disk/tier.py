@@ -34,18 +34,24 @@ DISK_SLACK = 1.1
 class DiskTier:
     """The disk tier of one cache node, in the folder ``path``, with up to ``disk_bytes``.
 
-    It stores samples whose home node this is according to ``placements``. ``made`` identifies how decoded samples are
-    made; "" if none are kept.
+    It stores samples whose home node this is according to ``placements``. ``identity`` is that of decoded samples,
+    as in `DecodedSamples`; "" if none are kept.
     """
 
     def __init__(
-        self, path: str, disk_bytes: int, dataset: Dataset, placements: PlacementHistory, meter: Meter, made: str = ""
+        self,
+        path: str,
+        disk_bytes: int,
+        dataset: Dataset,
+        placements: PlacementHistory,
+        meter: Meter,
+        identity: str = "",
     ) -> None:
         self.path = path
         self._store = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
         self._decoded: DiskStore | None = None
-        if made:
-            named = hashlib.blake2b(f"{dataset.fingerprint} {made}".encode(), digest_size=16).hexdigest()
+        if identity:
+            named = hashlib.blake2b(f"{dataset.fingerprint} {identity}".encode(), digest_size=16).hexdigest()
             left = max(0, disk_bytes - self._store.stats().used_bytes)
             try:
                 self._decoded = DiskStore(path, left, f"{named}-decoded", num_samples=len(dataset))
