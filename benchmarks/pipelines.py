@@ -38,7 +38,7 @@ LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
-class Found:
+class PipelineFigures:
     """Results; rates are samples/s.
 
     Attributes:
@@ -46,8 +46,8 @@ class Found:
         reads: number of pipelines -> share of the dataset read from storage in an epoch, after the first.
         rates: number of pipelines -> rate of all trials together, in all epochs.
         prepared_alone, prepared_equal: samples prepared for a pipeline that one trial uses, and that four share.
-        beside, without: rate of seven trials that share a pipeline, with and without an eighth trial whose pipeline
-            takes ten times as long.
+        rate_beside, rate_alone: rate of seven trials that share a pipeline, with and without an eighth trial whose
+            pipeline takes ten times as long.
     """
 
     samples: int
@@ -56,8 +56,8 @@ class Found:
     rates: dict[int, float]
     prepared_alone: int
     prepared_equal: int
-    beside: float
-    without: float
+    rate_beside: float
+    rate_alone: float
 
 
 def flipped(number: int) -> T.Pipeline:
@@ -93,7 +93,7 @@ class _Trial:
 _TrialActor: Any = ray.remote(num_cpus=0)(_Trial)
 
 
-def measure(*, samples: int, cached: float, pipelines: Sequence[int], epochs: int) -> Found:
+def measure(*, samples: int, cached: float, pipelines: Sequence[int], epochs: int) -> PipelineFigures:
     """Measure reads with each number of pipelines, then equal pipelines, then an expensive one."""
     data = synthetic(samples, height=SIDE, width=SIDE)
     connection.start_ray()
@@ -115,7 +115,7 @@ def measure(*, samples: int, cached: float, pipelines: Sequence[int], epochs: in
             beside = sum(_run([*[slow(1)] * 7, slow(10)], **steady)[:7])
     finally:
         ray.shutdown()
-    return Found(samples, cached, reads, rates, prepared[0][1], prepared[-1][1], beside, without)
+    return PipelineFigures(samples, cached, reads, rates, prepared[0][1], prepared[-1][1], beside, without)
 
 
 def _served(data: mbaas.Dataset, **options: Any) -> mbaas.Feed:
@@ -137,7 +137,7 @@ def _run(pipelines: Sequence[T.Pipeline], **options: Any) -> list[float]:
             ray.kill(trial)
 
 
-def table(found: Found) -> Table:
+def table(found: PipelineFigures) -> Table:
     """Return a table of the results."""
     title = f"{count(found.samples)} images, {percent(found.cached)} of them cached for the reads"
     shown = figure_table(title, ("what", "result"), words=("what",))
@@ -146,5 +146,5 @@ def table(found: Found) -> Table:
         shown.add_row(f"samples/s, {counted(number, 'pipeline')}", count(found.rates[number]))
     shown.add_row("prepared for one trial", count(found.prepared_alone))
     shown.add_row("prepared for four with equal pipelines", count(found.prepared_equal))
-    shown.add_row("seven trials, beside an expensive one", percent(found.beside / found.without))
+    shown.add_row("seven trials, beside an expensive one", percent(found.rate_beside / found.rate_alone))
     return shown

@@ -616,13 +616,13 @@ class Planner:
         Evicts recent samples that all pipelines have passed and, below the limit for recent ones, lasting samples.
         """
         admitted = np.zeros(len(wanted), np.bool_)
-        if not wanted.any() or not self.shared.awaited(plan.pipeline, self._span_of(plan.request)):
+        if not wanted.any() or not self.shared.is_awaited(plan.pipeline, self._span_of(plan.request)):
             return admitted
         chosen = np.flatnonzero(wanted)
         nbytes = min(int(found.lengths[chosen].sum()), self._most_recent_bytes)
         # Otherwise parts would evict each other's samples forever.
         in_use = {load.slab for plan in self._plans.values() for load in plan.loads} | self._loading.keys()
-        passed = self.shared.passed
+        passed = self.shared.passed_position
         oldest = [slab for slab, each in self._recent.items() if slab not in in_use and each.end <= passed][::-1]
         while self._recent_bytes + nbytes > self._most_recent_bytes and oldest:
             ids = self._recent[slab := oldest.pop()].sample_ids

@@ -44,7 +44,7 @@ class Together(NamedTuple):
     share: float
 
 
-NOBODY = Together(frozenset(), 0.0)
+NO_SHARING = Together(frozenset(), 0.0)
 
 
 class SharedReads:
@@ -58,7 +58,7 @@ class SharedReads:
         self._positions: dict[str, Span] = {}  # the last part fetched by each pipeline
         self._newest: dict[str, int] = {}  # pipeline -> number of its newest fetch
         self._fetches = 0
-        self.together = NOBODY
+        self.together = NO_SHARING
 
     def fetched(self, pipeline: str, span: Span) -> None:
         """Record a fetch of a pipeline."""
@@ -69,19 +69,19 @@ class SharedReads:
             del self._positions[gone], self._newest[gone]
         # Positions change slowly, and choosing takes long with many pipelines.
         if is_new or self._fetches % len(self._positions) == 0:
-            found = together(self._positions, self._fits()) if len(self._positions) > 1 else NOBODY
+            found = together(self._positions, self._fits()) if len(self._positions) > 1 else NO_SHARING
             is_same = found.pipelines == self.together.pipelines
             if not (is_same and STEADY * self.together.share <= found.share <= self.together.share):
                 self.together = found
 
-    def awaited(self, pipeline: str, span: Span) -> bool:
+    def is_awaited(self, pipeline: str, span: Span) -> bool:
         """Return whether other pipelines still need the samples of a part."""
         members = self.together.pipelines
         others = members - {pipeline} if pipeline in members else ()
         return any(each in self._positions and self._positions[each].end < span.end for each in others)
 
     @property
-    def passed(self) -> float:
+    def passed_position(self) -> float:
         """The position that all pipelines sharing copies have reached; infinite if none share any."""
         members = [self._positions[each] for each in self.together.pipelines if each in self._positions]
         return min((span.begin for span in members), default=math.inf)
@@ -89,7 +89,7 @@ class SharedReads:
 
 def together(positions: Mapping[str, Span], fits: float) -> Together:
     """Choose the pipelines that share copies, from the last part that each fetched."""
-    best, found = (1 - fits) * len(positions), NOBODY
+    best, found = (1 - fits) * len(positions), NO_SHARING
     if fits >= 1 or len(positions) < 2:
         return found
     ordered = sorted((span, pipeline) for pipeline, span in positions.items())

@@ -30,8 +30,8 @@ MOST_BYTES = 64 << 20
 """Largest pickled pipeline. It is kept in the memory of the cluster's head."""
 
 EXPECTED = 8
-"""Pipelines to expect at least. All of them then have blocks of one size, so none goes faster through an epoch because
-its blocks are larger, and fewer samples must be kept until the last one has read them.
+"""Minimum number of pipelines to expect, so that all of them have blocks of equal size. Otherwise those with larger
+blocks would go through an epoch faster, and fewer reads would be shared.
 """
 
 LookAt = Callable[[bytes], Awaitable[PipelineReport]]

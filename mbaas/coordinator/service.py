@@ -25,7 +25,7 @@ from mbaas.coordinator.own_pipelines import OwnPipelines
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.coordinator.written_epochs import EpochWriter
 from mbaas.core.cluster import events as cluster
-from mbaas.core.kept_form import FEEDS_OWN, Forms
+from mbaas.core.kept_form import FEED_PIPELINE, Forms
 from mbaas.core.layout import Layout
 from mbaas.core.staging import calls
 from mbaas.core.staging import events as ev
@@ -173,7 +173,7 @@ class ConsumerService:
         """Return the decoded forms of each pipeline that consumers use now, by fingerprint; "" is the feed's own."""
         consumers = self.core.consumers.by_name.values()
         used = {stream_number(each.cursor) for each in consumers if each.session}
-        found = {FEEDS_OWN: self._forms} if FEED_STREAM in used else {}
+        found = {FEED_PIPELINE: self._forms} if FEED_STREAM in used else {}
         for own in filter(None, map(self.pipelines.own, sorted(used - {FEED_STREAM}))):
             found[own.fingerprint] = own.report.probe.decoded
         return found

@@ -31,7 +31,7 @@ from mbaas.wire.samples import DecodedCosts, DecodedSamples
 STAY_S = 10.0
 """A form must be the best choice for this long before it is used."""
 
-FEEDS_OWN = ""
+FEED_PIPELINE = ""
 """Name of the feed's own pipeline."""
 
 Forms = tuple[DecodedCosts, ...]
@@ -86,7 +86,7 @@ class KeptForm:
         return f"decoded samples are kept after {counted(min(applied), 'transform')} from now on, which {whose} can use"
 
     def _best(self, pipelines: Mapping[str, Forms], samples: float, memory_bytes: float) -> DecodedSamples:
-        if pipelines.keys() <= {FEEDS_OWN}:
+        if pipelines.keys() <= {FEED_PIPELINE}:
             return self._first
         forms = [*pipelines.values()]
         users = Counter(each.form for each in itertools.chain(*forms))

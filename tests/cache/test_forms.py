@@ -122,6 +122,20 @@ def test_a_hand_in_in_the_form_of_before_is_not_kept() -> None:
     assert kept_in(of, FORM) == BLOCK
 
 
+def test_a_sample_that_could_not_be_handed_in_is_asked_for_again_in_another_form() -> None:
+    of = node(6.0)
+    request = of.placements.own(0, None, StreamKey(0, LONG))
+    for form in (SMALLER, FORM):
+        of.aim(6 * SAMPLES * BYTES, form)
+        of.begin(request)
+        while awaited := of.planner.awaited(request):
+            of.fill(min(awaited))
+        asked = of.asked(request)
+        of.deliver(request)
+        assert len(asked) == BLOCK
+        of.hand_in(request, [], asked, form=form)
+
+
 def test_no_form_at_all_frees_memory_for_stored_bytes() -> None:
     """Memory for all samples as they are stored, or for a third decoded."""
     of = node(1.0)

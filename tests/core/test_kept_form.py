@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from mbaas.core.kept_form import FEEDS_OWN, STAY_S, KeptForm
+from mbaas.core.kept_form import FEED_PIPELINE, STAY_S, KeptForm
 from mbaas.model.forms import SampleCosts
 from mbaas.samples.placement import ENCODED
 from mbaas.wire.samples import DecodedCosts, DecodedSamples
@@ -46,16 +46,16 @@ def chosen(pipelines: dict[str, tuple[DecodedCosts, ...]], memory_bytes: float =
 
 
 def test_the_feeds_own_pipeline_alone_keeps_its_own_form() -> None:
-    assert chosen({FEEDS_OWN: FEEDS}) == SMALL
+    assert chosen({FEED_PIPELINE: FEEDS}) == SMALL
     assert chosen({}) == SMALL
 
 
 def test_pipelines_with_the_same_prefix_keep_all_of_it() -> None:
-    assert chosen({FEEDS_OWN: FEEDS, "a": FEEDS, "b": FEEDS}) == SMALL
+    assert chosen({FEED_PIPELINE: FEEDS, "a": FEEDS, "b": FEEDS}) == SMALL
 
 
 def test_pipelines_that_part_after_decoding_keep_whole_images() -> None:
-    assert chosen({FEEDS_OWN: FEEDS, "a": RESIZED_OTHERWISE}) == WHOLE
+    assert chosen({FEED_PIPELINE: FEEDS, "a": RESIZED_OTHERWISE}) == WHOLE
 
 
 def test_a_form_that_the_feeds_own_pipeline_does_not_have_is_kept_if_all_others_have_it() -> None:
@@ -64,16 +64,16 @@ def test_a_form_that_the_feeds_own_pipeline_does_not_have_is_kept_if_all_others_
 
 def test_many_with_a_longer_prefix_outweigh_one_without_it() -> None:
     """Eight times 1 ms and once 10 ms take less than nine times 3 ms."""
-    pipelines = {FEEDS_OWN: FEEDS, **dict.fromkeys("abcdefg", FEEDS), "z": RESIZED_OTHERWISE}
+    pipelines = {FEED_PIPELINE: FEEDS, **dict.fromkeys("abcdefg", FEEDS), "z": RESIZED_OTHERWISE}
     assert chosen(pipelines) == SMALL
-    assert chosen({FEEDS_OWN: FEEDS, "a": FEEDS, "y": RESIZED_OTHERWISE, "z": RESIZED_OTHERWISE}) == WHOLE
+    assert chosen({FEED_PIPELINE: FEEDS, "a": FEEDS, "y": RESIZED_OTHERWISE, "z": RESIZED_OTHERWISE}) == WHOLE
 
 
 def test_nothing_is_kept_decoded_if_everyone_would_wait_for_storage() -> None:
     """There is memory for all files, or for 60 % of the smaller images and the other files. A pipeline that cannot use
     the images reads these 60 % from slow storage.
     """
-    pipelines = {FEEDS_OWN: FEEDS, "z": (costs(OTHER, kilobytes=5000, rest_ms=1),)}
+    pipelines = {FEED_PIPELINE: FEEDS, "z": (costs(OTHER, kilobytes=5000, rest_ms=1),)}
     assert chosen(pipelines, memory_bytes=130e6, storage_s=0.1) == ENCODED
     assert chosen(pipelines, memory_bytes=130e6, storage_s=1e-5) == SMALL
 
@@ -84,11 +84,11 @@ def test_a_pipeline_without_a_common_form_is_counted(without: tuple[DecodedCosts
 
 
 def test_a_form_changes_only_for_pipelines_that_stay() -> None:
-    kept, both = KeptForm(FIRST, is_new=True), {FEEDS_OWN: FEEDS, "a": RESIZED_OTHERWISE}
+    kept, both = KeptForm(FIRST, is_new=True), {FEED_PIPELINE: FEEDS, "a": RESIZED_OTHERWISE}
     room = {"samples": SAMPLES, "memory_bytes": PLENTY}
     assert kept.look(0.0, both, **room) is None
     assert kept.look(STAY_S - 1, both, **room) is None
-    assert kept.look(STAY_S, {FEEDS_OWN: FEEDS}, **room) is None, "it has gone"
+    assert kept.look(STAY_S, {FEED_PIPELINE: FEEDS}, **room) is None, "it has gone"
     assert kept.look(STAY_S + 1, both, **room) is None, "it starts again"
     changed = kept.look(2 * STAY_S + 1, both, **room)
     assert changed is not None
@@ -96,14 +96,14 @@ def test_a_form_changes_only_for_pipelines_that_stay() -> None:
     assert changed.costs.decoded_bytes == 600e3
     assert (changed.costs.encoded_s, changed.costs.decoded_s) == (0.020, 0.006), "one sample in both pipelines"
     assert kept.look(3 * STAY_S, both, **room) is None, "it is in use"
-    assert kept.look(4 * STAY_S, {FEEDS_OWN: FEEDS}, **room) is None
-    back = kept.look(5 * STAY_S, {FEEDS_OWN: FEEDS}, **room)
+    assert kept.look(4 * STAY_S, {FEED_PIPELINE: FEEDS}, **room) is None
+    back = kept.look(5 * STAY_S, {FEED_PIPELINE: FEEDS}, **room)
     assert back == FIRST
 
 
 def test_nobody_there_changes_nothing() -> None:
     kept, room = KeptForm(FIRST, is_new=True), {"samples": SAMPLES, "memory_bytes": PLENTY}
-    both = {FEEDS_OWN: FEEDS, "a": RESIZED_OTHERWISE}
+    both = {FEED_PIPELINE: FEEDS, "a": RESIZED_OTHERWISE}
     kept.look(0.0, both, **room)
     assert kept.look(STAY_S, both, **room) is not None
     for now in (STAY_S + 1, 9 * STAY_S):
@@ -113,13 +113,13 @@ def test_nobody_there_changes_nothing() -> None:
 def test_a_restarted_coordinator_tells_the_nodes_again() -> None:
     """Their present form is unknown to it."""
     kept, room = KeptForm(FIRST, is_new=False), {"samples": SAMPLES, "memory_bytes": PLENTY}
-    assert kept.look(0.0, {FEEDS_OWN: FEEDS}, **room) is None
-    assert kept.look(STAY_S, {FEEDS_OWN: FEEDS}, **room) == FIRST
-    assert kept.look(2 * STAY_S, {FEEDS_OWN: FEEDS}, **room) is None
+    assert kept.look(0.0, {FEED_PIPELINE: FEEDS}, **room) is None
+    assert kept.look(STAY_S, {FEED_PIPELINE: FEEDS}, **room) == FIRST
+    assert kept.look(2 * STAY_S, {FEED_PIPELINE: FEEDS}, **room) is None
 
 
 def test_the_reason_names_who_can_use_the_form() -> None:
-    kept, both = KeptForm(FIRST, is_new=True), {FEEDS_OWN: FEEDS, "a": RESIZED_OTHERWISE}
+    kept, both = KeptForm(FIRST, is_new=True), {FEED_PIPELINE: FEEDS, "a": RESIZED_OTHERWISE}
     for now in (0.0, STAY_S):
         kept.look(now, both, samples=SAMPLES, memory_bytes=PLENTY)
     assert "after 1 transform" in kept.reason(both)

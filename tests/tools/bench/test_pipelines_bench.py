@@ -14,5 +14,5 @@ def test_pipelines_read_together_and_equal_ones_prepare_once(no_ray: None) -> No
     assert found.reads[1] == pytest.approx(0.5, abs=0.05)
     assert found.reads[3] < 1.2, "of 1.5 without shared reads"
     assert found.prepared_equal == pytest.approx(found.prepared_alone, rel=0.2)
-    assert found.beside > 0.5 * found.without
+    assert found.rate_beside > 0.5 * found.rate_alone
     assert table(found).row_count == 7
