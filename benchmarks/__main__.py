@@ -56,6 +56,7 @@ def bookkeeping(as_json: AsJson = False) -> None:
 def pipelines(
     samples: Annotated[int, typer.Option(help="Number of generated images.")] = 40_000,
     cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds for the reads.")] = 0.5,
+    staged: Annotated[float, typer.Option(help="Staging memory, as a share of a prepared epoch.")] = 0.25,
     numbers_of: Annotated[str, typer.Option("--pipelines", help="Pipelines at a time.", metavar="N,N")] = "1,2,4",
     epochs: Annotated[int, typer.Option(help="Epochs of each trial.", min=2)] = 5,
     as_json: AsJson = False,
@@ -68,7 +69,9 @@ def pipelines(
     from benchmarks.pipelines import measure, table
 
     sizes = numbers("--pipelines", numbers_of)
-    _show(lambda: measure(samples=samples, cached=cached, pipelines=sizes, epochs=epochs), table, as_json)
+    _show(
+        lambda: measure(samples=samples, cached=cached, staged=staged, pipelines=sizes, epochs=epochs), table, as_json
+    )
 
 
 @command(app)

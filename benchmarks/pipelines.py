@@ -25,9 +25,6 @@ from mbaas.tools.bench.render import figure_table
 
 FEED, BATCH, SIDE, SIZE = "pipelines", 64, 64, 56
 
-STAGING_BYTES = 100_000_000
-"""A quarter of an epoch of 40,000 samples."""
-
 SAMPLE_S = 0.0002
 """Extra CPU time for a sample of `slow(1)`; `slow(n)` takes n times as much."""
 
@@ -43,6 +40,7 @@ class PipelineFigures:
 
     Attributes:
         samples, cached: size of the dataset, and the share of it that fits in the cache.
+        staged: staging memory, as a share of a prepared epoch.
         reads: number of pipelines -> share of the dataset read from storage in an epoch, after the first.
         rates: number of pipelines -> rate of all trials together, in all epochs.
         prepared_alone, prepared_equal: samples prepared for a pipeline that one trial uses, and that four share.
@@ -52,6 +50,7 @@ class PipelineFigures:
 
     samples: int
     cached: float
+    staged: float
     reads: dict[int, float]
     rates: dict[int, float]
     prepared_alone: int
@@ -93,33 +92,34 @@ class _Trial:
 _TrialActor: Any = ray.remote(num_cpus=0)(_Trial)
 
 
-def measure(*, samples: int, cached: float, pipelines: Sequence[int], epochs: int) -> PipelineFigures:
+def measure(*, samples: int, cached: float, staged: float, pipelines: Sequence[int], epochs: int) -> PipelineFigures:
     """Measure reads with each number of pipelines, then equal pipelines, then an expensive one."""
     data = synthetic(samples, height=SIDE, width=SIDE)
+    staging_bytes = int(staged * samples * SIZE * SIZE * 3)
     connection.start_ray()
     try:
         reads, rates = {}, {}
         for number in pipelines:
             options = {"cache_bytes": int(cached * data.total_bytes), "cache_decoded": False}
-            with _served(data, **options) as feed:
+            with _served(data, staging_bytes, **options) as feed:
                 found = _run([flipped(each) for each in range(1, number + 1)], samples=epochs * samples)
                 read = sum(node.storage_bytes for node in feed.status().nodes) / data.total_bytes
                 reads[number], rates[number] = (read - 1) / (epochs - 1), sum(found)
-        with _served(data) as feed:
+        with _served(data, staging_bytes) as feed:
             _run([flipped(1)] * 4 + [flipped(each) for each in range(2, 6)], samples=2 * samples)
             prepared = sorted((len(each.trials), each.samples) for each in feed.status().pipelines if each.pipeline)
-        with _served(data, batch_size=BATCH // 2):
+        with _served(data, staging_bytes, batch_size=BATCH // 2):
             steady: dict[str, Any] = {"samples": 300 * BATCH // 2, "step_s": STEP_S}
             _run([slow(1)] * 7, **steady)  # fills the cache
             without = sum(_run([slow(1)] * 7, **steady))
             beside = sum(_run([*[slow(1)] * 7, slow(10)], **steady)[:7])
     finally:
         ray.shutdown()
-    return PipelineFigures(samples, cached, reads, rates, prepared[0][1], prepared[-1][1], beside, without)
+    return PipelineFigures(samples, cached, staged, reads, rates, prepared[0][1], prepared[-1][1], beside, without)
 
 
-def _served(data: mbaas.Dataset, **options: Any) -> mbaas.Feed:
-    given: dict[str, Any] = {"batch_size": BATCH, "prep_workers": 2, "staging_bytes": STAGING_BYTES, **options}
+def _served(data: mbaas.Dataset, staging_bytes: int, **options: Any) -> mbaas.Feed:
+    given: dict[str, Any] = {"batch_size": BATCH, "prep_workers": 2, "staging_bytes": staging_bytes, **options}
     return mbaas.serve(FEED, data, flipped(0), **given)
 
 
@@ -139,7 +139,10 @@ def _run(pipelines: Sequence[T.Pipeline], **options: Any) -> list[float]:
 
 def table(found: PipelineFigures) -> Table:
     """Return a table of the results."""
-    title = f"{count(found.samples)} images, {percent(found.cached)} of them cached for the reads"
+    title = (
+        f"{count(found.samples)} images, {percent(found.cached)} of them cached for the reads, "
+        f"staging for {percent(found.staged)} of an epoch"
+    )
     shown = figure_table(title, ("what", "result"), words=("what",))
     for number, share in found.reads.items():
         shown.add_row(f"read in an epoch, {counted(number, 'pipeline')}", percent(share))

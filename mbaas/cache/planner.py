@@ -29,12 +29,6 @@ COMPACTED_SHARE = 0.25
 MIN_MEASURED = 32
 """Decoded samples required before their mean size replaces the estimate."""
 
-RECENT_SHARE = 8
-RECENT_READAHEADS = 2
-"""Recent samples may take min(cache / RECENT_SHARE, RECENT_READAHEADS x read-ahead budget) even for pipelines at the
-same position, because their workers fetch slightly out of order.
-"""
-
 Lengths = Callable[[Ids], NDArray[np.int64]]
 """Bytes per sample: int64[n] -> int64[n]."""
 
@@ -53,11 +47,16 @@ class _Sources(NamedTuple):
 
 
 class _Recent(NamedTuple):
-    """A slab's bytes, the samples that were read into it, and the end of their part in epochs."""
+    """A slab's bytes, the samples that were read into it, and the end of their part in epochs.
+
+    A slab that was read ahead is not charged to the cache until its part is fetched. If there is no room for it then,
+    it is dropped at the end of the fetch.
+    """
 
     nbytes: int
     sample_ids: Ids
     end: float
+    is_charged: bool
 
 
 class Planner:
@@ -113,7 +112,6 @@ class Planner:
         # Permanent slabs that stay only for a while, oldest first. Their samples do not fit in the cache for good, but
         # consumers with other pipelines need them soon.
         self._recent: dict[int, _Recent] = {}
-        self._least_recent_bytes = min(cache_bytes // RECENT_SHARE, RECENT_READAHEADS * readahead_bytes)
         self.shared = SharedReads(self._share_that_fits)
         self._home: Amount | None = None  # stored samples whose home is this node, if known
 
@@ -139,6 +137,7 @@ class Planner:
         # No longer read ahead, so its budget is free for the following blocks.
         for load in plan.loads:
             self.ahead.release(load.slab)
+            self._charge_recent(load.slab)
         # Only the node's own parts are read ahead. Others are fetched here only while their home node is gone.
         if self.ahead.budget_bytes and self.placements.is_own(request):
             self.ahead.follow(request.block, request.shuffle, request.stream, pipeline)
@@ -187,7 +186,7 @@ class Planner:
         readable = load.readable(failures)
         if load.permanent:
             ids, lengths = load.sample_ids[readable], load.lengths[readable]
-            self._give_back(load, load.nbytes - int(lengths.sum()))
+            self._refund(load, load.nbytes - int(lengths.sum()))
             if len(ids):
                 offsets = pack(lengths)
                 self.directory.publish(load.slab, ids, offsets=offsets, lengths=lengths, form=load.form)
@@ -198,6 +197,8 @@ class Planner:
                 if not len(ids):
                     del self._recent[load.slab]
                     self.ahead.release(load.slab)
+                elif self._plan_of(load) is None:
+                    self._settle_recent(load.slab)
         elsewhere = {i: why for i, why in failures.items() if isinstance(why, OtherForm)}
         self._other_forms.update(zip(load.sample_ids[list(elsewhere)].tolist(), elsewhere.values(), strict=True))
         if load.request is not None and elsewhere:  # samples that arrive decoded need no hand-in
@@ -209,7 +210,7 @@ class Planner:
         """Record that a slab cannot be filled. If its part was read ahead, its other slabs are dropped, too."""
         self._end_loading(load)
         if load.permanent:
-            self._give_back(load, load.nbytes)
+            self._refund(load, load.nbytes)
             self._recent.pop(load.slab, None)
             self.ahead.release(load.slab)
         if plan := self._plan_of(load):
@@ -312,7 +313,7 @@ class Planner:
         Memory is freed by whole slabs: a withdrawn sample's bytes stay until its slab is empty or compacted.
         """
         emptied = self.directory.withdraw(sample_ids)
-        self.minio.used_bytes -= sum(emptied.values())
+        self.minio.used_bytes -= sum(nbytes for slab, nbytes in emptied.items() if self._is_charged(slab))
         self._interim -= emptied.keys()
         for slab in self._recent.keys() & emptied.keys():
             del self._recent[slab]
@@ -447,11 +448,12 @@ class Planner:
 
     @property
     def transient_bytes(self) -> int:
-        """Bytes held outside the cache: transient slabs, and permanent ones being filled."""
-        own = (load for plan in self._plans.values() for load in plan.loads)
-        transient = {load.slab: load for load in own if not load.permanent}
-        # Merged by slab: a transient slab that is not full is in both.
-        return sum(load.nbytes for load in (transient | self._loading).values())
+        """Bytes held outside the cache: transient slabs, recent ones read ahead, and permanent ones being filled."""
+        # Merged by slab, because a slab that is not full may be in two of them.
+        own = [load for plan in self._plans.values() for load in plan.loads if not load.permanent]
+        nbytes = {slab: each.nbytes for slab, each in self._recent.items() if not each.is_charged}
+        nbytes |= {load.slab: load.nbytes for load in (*own, *self._loading.values())}
+        return sum(nbytes.values())
 
     # ---- decisions ----
 
@@ -498,10 +500,14 @@ class Planner:
         interim = self.tier.expects(ids)
         own = member_mask(ids, self.tier.for_memory(plan.request))
         keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
-        recent = self._admit_recent(plan, found, admits & ~keep & ~interim & ~lent & ~found.is_decoded)
+        recent = admits & ~keep & ~interim & ~lent & ~found.is_decoded
+        recent = self._admit_recent(plan, found, recent, ahead=ahead)
         loads = self._loads(plan.request, missing, found, keep, interim=interim, lent=lent, recent=recent)
         for load in loads:
             plan.add(load)
+            if recent[np.searchsorted(missing, load.rows[0])]:
+                end = self._span_of(plan.request).end
+                self._recent[load.slab] = _Recent(load.nbytes, load.sample_ids, end, is_charged=not ahead)
         return loads
 
     def _comes_decoded(self, request: PartRequest, ids: Ids) -> NDArray[np.bool_]:
@@ -604,51 +610,81 @@ class Planner:
                 interim=bool(interim[first]),
             )
             self._begin_loading(load)
-            if recent[first]:
-                end = self._span_of(request).end if request is not None else 0.0
-                self._recent[load.slab] = _Recent(load.nbytes, load.sample_ids, end)
             loads.append(load)
         return loads
 
-    def _admit_recent(self, plan: PartPlan, found: _Sources, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Choose samples to cache for a while: bool[n]. None unless other pipelines need them soon.
-
-        Evicts recent samples that all pipelines have passed and, below the limit for recent ones, lasting samples.
-        """
+    def _admit_recent(
+        self, plan: PartPlan, found: _Sources, wanted: NDArray[np.bool_], *, ahead: bool
+    ) -> NDArray[np.bool_]:
+        """Choose samples to cache for a while: bool[n]. None unless other pipelines need them soon."""
         admitted = np.zeros(len(wanted), np.bool_)
         if not wanted.any() or not self.shared.is_awaited(plan.pipeline, self._span_of(plan.request)):
             return admitted
-        chosen = np.flatnonzero(wanted)
-        nbytes = min(int(found.lengths[chosen].sum()), self._most_recent_bytes)
-        # Otherwise parts would evict each other's samples forever.
-        in_use = {load.slab for plan in self._plans.values() for load in plan.loads} | self._loading.keys()
-        passed = self.shared.passed_position
-        oldest = [slab for slab, each in self._recent.items() if slab not in in_use and each.end <= passed][::-1]
-        while self._recent_bytes + nbytes > self._most_recent_bytes and oldest:
-            ids = self._recent[slab := oldest.pop()].sample_ids
-            self.withdraw(ids[self.directory.slabs(ids) == slab])
-        chosen = chosen[fitting(found.lengths[chosen], self._most_recent_bytes - self._recent_bytes)]
-        nbytes = int(found.lengths[chosen].sum())
+        chosen = np.flatnonzero(wanted & (found.lengths > 0))
+        if not ahead:
+            nbytes = found.lengths[chosen]
+            chosen = chosen[fitting(nbytes, self._make_room_for_recent(int(nbytes.sum())))]
+            self.minio.used_bytes += int(found.lengths[chosen].sum())
+        admitted[chosen] = True
+        return admitted
+
+    def _make_room_for_recent(self, nbytes: int) -> int:
+        """Free up to ``nbytes`` for recent samples, and return the free bytes.
+
+        Evicts recent samples that all pipelines have passed and, within the limit for recent ones, lasting samples.
+        """
+        most_bytes, passed = self._most_recent_bytes, self.shared.passed_position
+        nbytes = min(nbytes, most_bytes)
+        if self._recent_bytes + nbytes <= most_bytes and nbytes <= self.minio.free_bytes:
+            return nbytes
+        in_use = self._slabs_in_use()  # never evicted: otherwise parts would evict each other's samples forever
+        if self._recent_bytes + nbytes > most_bytes:
+            oldest = [slab for slab, each in self._recent.items() if slab not in in_use and each.end <= passed][::-1]
+            while self._recent_bytes + nbytes > most_bytes and oldest:
+                self._drop_recent(oldest.pop())
+        free_bytes = max(0, most_bytes - self._recent_bytes)
+        nbytes = min(nbytes, free_bytes)
         if self.minio.free_bytes < nbytes:
-            others = self.directory.slab_bytes.keys() - self.tier.slabs.keys() - self._recent.keys()
+            others = self.directory.slab_bytes.keys() - self.tier.slabs.keys() - self._recent.keys() - in_use
             lasting = sorted(others, key=lambda slab: (self.directory.live_samples(slab), slab), reverse=True)
             while self.minio.free_bytes < nbytes and lasting:
                 self.withdraw(self.directory.samples_in(lasting.pop()))
-        admitted[chosen[self.minio.admit(found.lengths[chosen])]] = True
-        return admitted
+        return min(free_bytes, self.minio.free_bytes)
+
+    def _charge_recent(self, slab: int) -> bool:
+        """Charge a recent slab that was read ahead; return False if there is no room for it."""
+        if self._is_charged(slab):
+            return True
+        nbytes = self._recent[slab].nbytes
+        if self._make_room_for_recent(nbytes) < nbytes:
+            return False
+        self.minio.used_bytes += nbytes
+        self._recent[slab] = self._recent[slab]._replace(is_charged=True)
+        return True
+
+    def _settle_recent(self, slab: int) -> None:
+        """Charge a slab whose fetch has ended, or drop it if there is no room."""
+        if slab in self._recent and slab not in self._loading and not self._charge_recent(slab):
+            self._drop_recent(slab)
+
+    def _drop_recent(self, slab: int) -> None:
+        ids = self._recent[slab].sample_ids
+        self.withdraw(ids[self.directory.slabs(ids) == slab])
+
+    def _is_charged(self, slab: int) -> bool:
+        return slab not in self._recent or self._recent[slab].is_charged
+
+    def _slabs_in_use(self) -> set[int]:
+        return {load.slab for plan in self._plans.values() for load in plan.loads} | self._loading.keys()
 
     @property
     def _recent_bytes(self) -> int:
-        return sum(each.nbytes for each in self._recent.values())
+        return sum(each.nbytes for each in self._recent.values() if each.is_charged)
 
     @property
     def _most_recent_bytes(self) -> int:
-        """Most bytes for recent samples; 0 unless pipelines share copies."""
-        together = self.shared.together
-        if not together.pipelines:
-            return 0
-        nbytes = max(int(together.share * self._of_home.nbytes), self._least_recent_bytes)
-        return min(self.minio.budget_bytes, nbytes)
+        """Most bytes charged for recent samples; 0 unless pipelines share copies."""
+        return min(self.minio.budget_bytes, int(self.shared.share * self._of_home.nbytes))
 
     def _share_that_fits(self) -> float:
         """Return the share of this node's samples that the cache can hold, at the mean size of the cached ones."""
@@ -731,8 +767,9 @@ class Planner:
         encoded = self.minio.used_bytes - self.tier.used_bytes - self.tier.promised_bytes
         return encoded - (self.minio.budget_bytes - self.tier.target_bytes)
 
-    def _give_back(self, load: Load, nbytes: int) -> None:
-        self.minio.used_bytes -= nbytes
+    def _refund(self, load: Load, nbytes: int) -> None:
+        if self._is_charged(load.slab):
+            self.minio.used_bytes -= nbytes
         if load.form != ENCODED:
             self.tier.shrunk(load.slab, nbytes)
 
@@ -781,6 +818,7 @@ class Planner:
         for load in plan.loads:
             if load.slab in self._recent:
                 self.ahead.release(load.slab)
+                self._settle_recent(load.slab)
         for slab in plan.transient_slabs():
             self.ahead.release(slab)
             self._loading.pop(slab, None)
@@ -793,6 +831,7 @@ class Planner:
         assert self._recent.keys() <= self.directory.slab_bytes.keys() | self._loading.keys(), self._recent
         for slab, recent in self._recent.items():
             assert recent.nbytes == self.directory.slab_bytes.get(slab, recent.nbytes), (slab, recent)
+            assert recent.is_charged or slab in self.ahead.held_slabs() or slab in self._slabs_in_use(), (slab, recent)
         self.ahead.validate()
         permanent = [load for load in self._loading.values() if load.permanent]
         awaited_in = {int(i): load.slab for load in permanent for i in load.sample_ids}
@@ -801,6 +840,7 @@ class Planner:
         self.tier.validate()
         charged = self.directory.slab_total + sum(load.nbytes for load in permanent) + self.tier.promised_bytes
         charged += sum(hand_in.nbytes for hand_in in self.tier.coming.values())
+        charged -= sum(each.nbytes for each in self._recent.values() if not each.is_charged)
         assert not self.tier.coming.keys() & self.directory.slab_bytes.keys(), "readable and still coming"
         holding = {load.slab for load in permanent if load.form != ENCODED} | self.tier.coming.keys()
         holding |= {int(slab) for slab in np.unique(self.directory.slabs(self.directory.decoded_ids()))}

@@ -45,6 +45,11 @@ MANY_MINIBATCHES = 32
 8x8 images in minibatches of 256 get 9 % less from blocks of 32 minibatches than from blocks of 82.
 """
 
+SMALL_EPOCH = 1.1
+"""A block may be larger by this factor if each worker then prepares an epoch in one block. The bounds depend on
+measured times, so without tolerance small epochs would have two or three blocks by chance.
+"""
+
 MIN_BLOCKS_IN_BUDGET = 8
 """Blocks that the staging budget should hold at least, if minibatches are small enough. Trials of different speeds
 benefit from more blocks than one worker needs.
@@ -357,4 +362,6 @@ def block_samples(
     # With whole minibatches, loaders with the feed's batch size never need two blocks for one minibatch. A worker's
     # part of a small epoch is rounded up: a remainder would be one more block for every trial.
     part_of_worker = math.ceil(math.ceil(num_samples / batch_size) / workers)
-    return batch_size * max(1, min(int(most // batch_size), part_of_worker))
+    if part_of_worker * batch_size <= SMALL_EPOCH * most:
+        return batch_size * part_of_worker
+    return batch_size * max(1, int(most // batch_size))

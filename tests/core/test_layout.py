@@ -63,6 +63,12 @@ def test_a_small_epoch_gives_every_worker_a_block():
     assert size(num_samples=1797, sample_bytes=1000) == 15 * 64
 
 
+def test_a_small_epoch_has_no_third_block_because_of_a_noisy_measurement():
+    """1,500 samples are 24 minibatches, 12 for each of two workers. A second of work is 730 or 690 samples."""
+    assert size(num_samples=1500, sample_s=1 / 730) == 12 * 64, "5 % more than a second"
+    assert size(num_samples=1500, sample_s=1 / 690) == 10 * 64, "12 minibatches would be 11 % more"
+
+
 def test_slow_samples_make_small_blocks():
     """At 5 ms a sample, one second is 200 samples: 3 x 64 = 192."""
     assert size(sample_s=0.005) == 192
