@@ -1,8 +1,8 @@
 """Systems in YAML: the presets shipped with mbaas, and user files.
 
 Sizes are strings such as "120 GB", rates such as "330 MB/s", times such as "1.6 ms" (`mbaas.base.units`). The folder
-`presets` has NoPFS's six datasets (SC 2021) and, in `machines`, its reference machine. docs/simulate.md explains every
-key.
+`presets` has NoPFS's six datasets and figures 8 and 9 (SC 2021) and, in `machines`, its reference machine.
+docs/simulate.md explains every key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 from mbaas.model.tiers import StagingClass, StorageClass
 from mbaas.tools.simulator.policies import POLICIES
-from mbaas.tools.simulator.system import Cores, DatasetShape, Machine, System, Training
+from mbaas.tools.simulator.system import Cores, DatasetShape, Machine, Model, System, Training
 
 _PRESETS = Path(__file__).parent / "presets"
 _MACHINES = _PRESETS / "machines"
@@ -57,6 +57,7 @@ def system_from(top: files.Located) -> System:
         dataset=said.dataset,
         training=said.training,
         policies=said.policies,
+        model=said.model,
     )
 
 
@@ -172,5 +173,6 @@ class SystemSection(files.Section):
     ]
     dataset: DatasetShape
     training: Training = Training()
+    model: Model = "extended"
     # a Literal of all names: the file reader's error then lists them, with the line
     policies: tuple[Literal[tuple(POLICIES)], ...] = ()  # type: ignore[valid-type]

@@ -93,6 +93,7 @@ def title_of(system: System) -> str:
         units.counted(training.workers, "worker"),
         f"minibatches of {training.batch}",
         *([f"{training.trials} trials"] if training.trials > 1 else []),
+        *(["published model"] if system.model == "published" else []),
     ]
     return f"{system.name}: {', '.join(parts)}"
 

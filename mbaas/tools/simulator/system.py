@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,6 +165,15 @@ class Machine:
         return float((counts / self.storage.rates(counts)).min())
 
 
+Model = Literal["extended", "published"]
+"""Rules of the simulation.
+
+``extended`` is the default. ``published`` has the assumptions that give figures 8 and 9 of the NoPFS paper, which does
+not state them. Each of the N p_0 threads always gets 1 / (N p_0) of the PFS, even if the others read elsewhere. The
+policy ``naive``, which has no staging buffer, takes no time for ``write(k)``.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class System:
     """All inputs of a simulation; ``name`` is for titles, and no ``policies`` means all."""
@@ -174,6 +183,7 @@ class System:
     dataset: DatasetShape
     training: Training
     policies: tuple[str, ...] = ()
+    model: Model = "extended"
 
     @property
     def steps(self) -> int:

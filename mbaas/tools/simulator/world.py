@@ -47,11 +47,13 @@ class Tiers:
 
     The local classes come first, then the same classes of other workers and the PFS. The last two are pixels prepared
     by another worker, which take time but read no samples, and samples that are already staged. ``readers`` are the
-    threads of all workers that may read from the PFS concurrently.
+    threads of all workers that may read from the PFS concurrently. With ``fixed_share``, each of them always gets
+    t(readers) / readers.
     """
 
     machine: Machine
     readers: int
+    fixed_share: bool = False
 
     @property
     def remote(self) -> int:
@@ -80,11 +82,15 @@ class Tiers:
         return (*own, *("remote" for _ in own), "pfs", "remote", "staging")
 
     def fetch_s_per_byte(self) -> Floats:
-        """Return the seconds of one thread per byte from each tier, with an unsaturated PFS: float64[count]."""
+        """Return the seconds of one thread per byte from each tier: float64[count].
+
+        The PFS counts as unsaturated, unless its shares are fixed.
+        """
         # Another worker's class: min(b_c, r_j(p_j) / p_j).
         own = [each.thread_bytes_per_s for each in self.machine.classes]
         rates = [*own, *(min(self.machine.network_bytes_per_s, rate) for rate in own)]
-        return np.array([*(1 / rate for rate in rates), self.machine.idle_pfs_s_per_byte(self.readers), 0.0, 0.0])
+        pfs_s = self.machine.pfs_s_per_byte if self.fixed_share else self.machine.idle_pfs_s_per_byte
+        return np.array([*(1 / rate for rate in rates), pfs_s(self.readers), 0.0, 0.0])
 
     def fastest(self) -> NDArray[np.int8]:
         """Return the tier to fetch from for a sample in each tier and, as always, on the PFS: int8[count].
@@ -102,7 +108,7 @@ def fetch_seconds(nbytes: Floats, *, tiers: Tiers, other_s: float = 0.0) -> Floa
     t(gamma) / gamma needs gamma, the concurrent readers of the PFS. These are fewer than all threads, which also read
     elsewhere and prepare, for ``other_s``. Here each reader gets the highest rate that a reader can get, until the
     total demand exceeds t(all threads). Beyond that, all readers together get exactly that rate. If t has saturated,
-    this is exact, because the PFS is then busy all the time.
+    this is exact, because the PFS is then busy all the time. With fixed shares, gamma is the number of all threads.
     """
     seconds = nbytes * tiers.fetch_s_per_byte()
     # If the PFS is saturated, moving these bytes at t(all threads) takes as long as the threads are busy, there and
@@ -286,7 +292,11 @@ class World:
         self.epochs = range(training.epochs)
         self.samples = dataset.samples
         self.orders = orders if orders is not None else Orders(dataset.samples, seed=training.seed)
-        self.tiers = Tiers(system.machine, readers=training.workers * system.machine.staging.threads)
+        self.tiers = Tiers(
+            system.machine,
+            readers=training.workers * system.machine.staging.threads,
+            fixed_share=system.model == "published",
+        )
         self._last_order: tuple[int, Samples] | None = None
 
     @cached_property

@@ -129,6 +129,17 @@ def test_the_pfs_is_full_but_not_more_than_full() -> None:
     assert fetch_seconds(nbytes, tiers=tiers).sum() == pytest.approx(16)
 
 
+def test_a_fixed_share_of_the_pfs_does_not_depend_on_other_work() -> None:
+    """8 threads get 4 / 8 bytes/s each: 8 bytes take 16 thread-seconds, however long threads work elsewhere."""
+    machine = catalog.load("mnist").machine
+    narrow = type(machine)(**{**vars(machine), "storage": ThroughputCurve.through({1: 1, 4: 4})})
+    nbytes = np.zeros((1, 1, 7))
+    nbytes[..., 4] = 8
+    tiers = Tiers(narrow, readers=8, fixed_share=True)
+    for other_s in (0, 4, 40):
+        assert fetch_seconds(nbytes, tiers=tiers, other_s=other_s).sum() == pytest.approx(16)
+
+
 def test_rates_of_the_reference_machine() -> None:
     """In MB/s per thread: ram 85,000 / 4 = 21,250, ssd 4,000 / 2 = 2,000; remote the same, below b_c = 24,000.
 

@@ -122,10 +122,14 @@ class Naive(StagingBuffer):
     def read_s(self, world: World, traffic: Traffic) -> Floats:
         """Return the seconds with one thread per trial; with fewer threads than trials, trials wait for each other."""
         machine, training = world.system.machine, world.system.training
-        # Without read-ahead, the PFS has at most one reader per trial and worker.
         threads = min(training.trials, machine.staging.threads)
-        seconds = traffic.nbytes * machine.pfs_s_per_byte(training.workers * threads)
-        seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine)
+        if world.system.model == "published":
+            # Counts all threads as readers, and no write(k), which is for a staging buffer.
+            seconds = traffic.nbytes * machine.pfs_s_per_byte(world.tiers.readers)
+        else:
+            # Without read-ahead, the PFS has at most one reader per trial and worker.
+            seconds = traffic.nbytes * machine.pfs_s_per_byte(training.workers * threads)
+            seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine)
         seconds *= training.trials / threads
         return seconds
 
