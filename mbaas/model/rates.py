@@ -278,6 +278,8 @@ class Setup(AsJson):
         network_bytes_per_s: rate of each node's network in each direction.
         accelerators: accelerators of each node; None: one for each trial.
         trials: number of trials, spread evenly over the nodes.
+        data_parallel: each trial has a rank on every node, which first takes the samples prepared there. The step's
+            rate is then that of all its ranks together. Otherwise a trial trains on one node.
         sharing: all trials share one feed, which fetches and prepares a sample once per epoch. Otherwise each trial
             fetches and prepares on its node, with an equal part of the cache there.
         batch_size: samples in a trial's minibatch; None: as measured.
@@ -298,6 +300,7 @@ class Setup(AsJson):
     accelerator_factor: float = 1.0
     accelerators: int | None = None
     trials: int = 1
+    data_parallel: bool = False
     sharing: bool = True
     batch_size: int | None = None
     cpu_price_per_h: float | None = None
@@ -311,13 +314,18 @@ class Setup(AsJson):
 
     @property
     def node_trials(self) -> int:
-        """Trials on the node with the most; that node sets the pace."""
-        return math.ceil(self.trials / self.nodes)
+        """Trials, or ranks of different trials, on the node with the most; that node sets the pace."""
+        return self.trials if self.data_parallel else math.ceil(self.trials / self.nodes)
+
+    @property
+    def taken_on_node(self) -> float:
+        """Samples that are delivered on a node for one sample of every trial."""
+        return self.node_trials / self.nodes if self.data_parallel else self.node_trials
 
     @property
     def made_on_node(self) -> float:
         """Samples that a node prepares for one sample of every trial."""
-        return 1 / self.nodes if self.sharing else self.node_trials
+        return 1 / self.nodes if self.sharing else self.taken_on_node
 
     def cores_of(self, measured: int) -> int:
         return measured if self.cores is None else self.cores
@@ -325,6 +333,9 @@ class Setup(AsJson):
     def workers_of(self, measured: int) -> int:
         return self.cores_of(measured) if self.prep_workers is None else self.prep_workers
 
+    def batch_of(self, measured: int) -> int:
+        return measured if self.batch_size is None else self.batch_size
+
     def read_bytes(self, dataset_bytes: float) -> float:
-        """Return the bytes that the busiest node reads in an epoch without a cache."""
+        """Return the bytes that the trials of the busiest node read without a cache, over all epochs but each once."""
         return dataset_bytes / self.nodes if self.sharing else dataset_bytes * self.node_trials

@@ -2,7 +2,7 @@
 
 All trials advance together: each receives one sample in the time in which every resource has met that sample's demand,
 demand / capacity. The slowest resource sets the pace (an asymptotic bound). With T trials, n nodes, K = ceil(T / n)
-trials on a node, and shared feeds:
+trials on a node, a share v = (n - 1) / n of samples from other nodes, and shared feeds:
 
 ===============  ==========================================================  =========
 resource         seconds for a sample of every trial                         part of
@@ -13,7 +13,7 @@ resource         seconds for a sample of every trial                         par
 ``prep``         (1 / P(workers) + serving / workers) / n                    prep
 ``cores``        ((prep_cpu + staging_cpu) / n                               prep
                  + K (delivery_cpu + step_cpu)) / free cores
-``network``      pixel_bytes (n - 1) / n / network                           prep
+``network``      pixel_bytes v / network                                     prep
 ``memory``       x b / (n C), x cached encoded in memory                     fetch
 ``disk``         y b / (n disk), y cached on disk                            fetch
 ``storage``      z / S, z = 1 - x - y; / n if each node has its own storage  fetch
@@ -22,6 +22,10 @@ resource         seconds for a sample of every trial                         par
 The parts of fetch add up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021). The parts of prep overlap, and so
 do the parts of compute. Free cores exclude ``background_cores``. Reading needs cores too: fetch takes at least the time
 of ``cores`` plus (y + z) read_cpu / (n free cores).
+
+A data-parallel trial has a rank on every node, which takes 1 / n of the trial's samples and first those of its node.
+Then K = T / n, except that all T ranks share a node's accelerators. Only the imbalance between nodes travels, beta of
+`mbaas.model.balance.travelling_share`: v = beta / n.
 
 Without sharing, a node prepares and fetches K times, no samples travel between nodes, and each trial has its part of
 the node's cache. With decoded samples, 1 / P, prep_cpu, and b on disk are sums over both forms, weighted by their
@@ -36,6 +40,7 @@ from dataclasses import dataclass, field
 
 from mbaas.base.units import size
 from mbaas.errors import ConfigError
+from mbaas.model.balance import travelling_share
 from mbaas.model.curves import ROUNDING
 from mbaas.model.forms import FormPlan, SampleCosts, plan_forms
 from mbaas.model.quantity import OPPOSITE, Bound
@@ -106,18 +111,16 @@ def resource_times(
     those of ``step`` for training, ``prep`` for prep and cores, ``supply`` for memory, disk and storage; "low" is slow.
     """
     shares, cost = read_shares(rates, setup, steady=steady), OPPOSITE[prep]
-    made, trials = setup.made_on_node, setup.node_trials
+    made, taken = setup.made_on_node, setup.taken_on_node
     free_cores = rates.free_cores(setup.cores_of(rates.cores), prep)
     # P was measured without training, so it includes no waits for a core: the work of cores is a resource in addition
     # to the workers. Prep, serving, delivery and steps compete for it.
     made_cpu_s = rates.cpu_s(shares.decoded).at(cost) + rates.staging_cpu_s.at(cost)
     taken_cpu_s = rates.delivery_cpu_s.at(cost) + _step_cpu_s(rates, setup, prep)
-    # Home nodes are spread evenly, so each node makes 1 / n of the samples of its trials; only pixels travel.
-    elsewhere = (setup.nodes - 1) / setup.nodes if setup.sharing else 0.0
     prepared = {
         "prep": made / node_prep_rate(rates, setup, prep, decoded=shares.decoded),
-        "cores": (made * made_cpu_s + trials * taken_cpu_s) / free_cores,
-        "network": rates.pixel_bytes * elsewhere / setup.network_bytes_per_s,
+        "cores": (made * made_cpu_s + taken * taken_cpu_s) / free_cores,
+        "network": rates.pixel_bytes * _received_share(rates, setup) / setup.network_bytes_per_s,
     }
     encoded_on_disk = (shares.disk - shares.decoded_disk) * rates.sample_bytes
     disk_bytes = encoded_on_disk + shares.decoded_disk * (rates.decoded_bytes or 0.0)
@@ -136,14 +139,24 @@ def resource_times(
     return ResourceTimes(_compute(rates, setup, step), prepared, fetched, cores_s)
 
 
+def _received_share(rates: Rates, setup: Setup) -> float:
+    """Return the samples that a node receives from other nodes for one sample of every trial."""
+    if not setup.sharing:
+        return 0.0
+    # Home nodes are spread evenly, so each node makes 1 / n of the samples; only pixels travel.
+    share = travelling_share(
+        setup.nodes, local_batch=setup.batch_of(rates.batch_size) / setup.nodes, locality=setup.data_parallel
+    )
+    return share / setup.nodes if setup.data_parallel else share
+
+
 def _compute(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
-    batch_size = rates.batch_size if setup.batch_size is None else setup.batch_size
-    step_s = rates.step_s(batch_size, bound) / setup.accelerator_factor
+    step_s = rates.step_s(setup.batch_of(rates.batch_size), bound) / setup.accelerator_factor
     free_cores = rates.free_cores(setup.cores_of(rates.cores), bound)
     seconds = {
         "step": step_s,
         # K trials on a node need K times the CPU time of a step there, regardless of the number of accelerators.
-        "steps' cores": setup.node_trials * _step_cpu_s(rates, setup, bound) / free_cores,
+        "steps' cores": setup.taken_on_node * _step_cpu_s(rates, setup, bound) / free_cores,
     }
     if setup.accelerators is not None:  # trials take turns if there are fewer
         seconds["accelerators"] = setup.node_trials * step_s / setup.accelerators
@@ -198,7 +211,8 @@ def read_shares(rates: Rates, setup: Setup, *, steady: bool) -> ReadShares:
     page_share = setup.dram_bytes * nodes / rates.dataset_bytes
     if not steady:
         # K trials read the same samples in different orders: one reads a sample first, the others may find it cached.
-        read_by_others = lru_hits(page_share) * (copies - 1) / copies
+        readers = 1.0 if setup.sharing else max(1.0, setup.taken_on_node)
+        read_by_others = lru_hits(page_share) * (readers - 1) / readers
         return ReadShares(read_by_others, 0.0, 1 - read_by_others)
     plan = form_plan(rates, setup)
     if plan is None:

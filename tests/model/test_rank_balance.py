@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.model.balance import SampleMove, assign, balance, even_targets
+from mbaas.model.balance import SampleMove, assign, balance, even_targets, travelling_share
 
 
 def test_the_largest_surplus_goes_to_the_largest_deficit() -> None:
@@ -167,6 +167,26 @@ def test_imbalance_depends_on_the_local_batch_and_hardly_on_the_ranks(ranks: int
     fractions = [float((assign(homes, rank_nodes=range(ranks)) != homes).mean()) for homes in steps]
     expected = math.sqrt((1 - 1 / ranks) / (2 * math.pi * local))
     assert mean(fractions) == pytest.approx(expected, rel=0.08)
+
+
+def test_the_travelling_share_by_hand() -> None:
+    """Two nodes that need one sample each of two: in half of the cases one holds both, and half of them travel.
+
+    Four nodes with 32 samples each: (1 - 1/4) P(Binomial(128, 1/4) = 32) = 0.75 x 0.0812, against 3/4 without locality.
+    """
+    assert travelling_share(2, local_batch=1, locality=True) == pytest.approx(0.25)
+    assert travelling_share(4, local_batch=32, locality=True) == pytest.approx(0.0609, abs=1e-4)
+    assert travelling_share(4, local_batch=32, locality=False) == 0.75
+    assert travelling_share(1, local_batch=32, locality=True) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 32])
+@pytest.mark.parametrize("local", [1, 7, 64])
+def test_the_travelling_share_is_what_is_assigned_to_other_nodes(ranks: int, local: int) -> None:
+    random = np.random.default_rng(ranks * local)
+    steps = [random.integers(0, ranks, ranks * local) for _ in range(400)]
+    fractions = [float((assign(homes, rank_nodes=range(ranks)) != homes).mean()) for homes in steps]
+    assert travelling_share(ranks, local_batch=local, locality=True) == pytest.approx(mean(fractions), rel=0.1)
 
 
 @pytest.mark.parametrize("nodes", [8, 64])

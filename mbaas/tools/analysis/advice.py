@@ -229,7 +229,7 @@ def _how_long(waits: Waits) -> str:
 def _contention(rates: Rates, setup: Setup) -> str:
     """Explain a disagreement by too few cores for all processes; empty if there are enough."""
     workers, cores = setup.workers_of(rates.cores), setup.cores_of(rates.cores)
-    trials = math.ceil(setup.trials / setup.nodes)
+    trials = setup.node_trials
     if workers + trials <= cores:
         return ""
     # A trial that has its data but no core counts itself as busy, while a comparison of epochs counts it as waiting.
@@ -408,11 +408,11 @@ def _loading_s(rates: Rates, setup: Setup, bound: Bound) -> float:
     found = resource_times(rates, setup, steady=True, step=bound, prep=bound)
     # busy time of a node's cores for one sample of every trial, without the steps of its trials
     busy_s = max(found.prep["cores"], found.cores_s) - found.compute["steps' cores"]
-    delivery_s, trials = rates.delivery_cpu_s.at(OPPOSITE[bound]), setup.node_trials
+    delivery_s, taken = rates.delivery_cpu_s.at(OPPOSITE[bound]), setup.taken_on_node
     cores = setup.cores_of(rates.cores)
     free_cores = rates.free_cores(cores, bound)
-    made_s = free_cores * busy_s - trials * delivery_s
+    made_s = free_cores * busy_s - taken * delivery_s
     # Work done once for all trials is divided by their number. The node with the most trials represents all nodes.
-    share = setup.nodes / setup.trials if setup.sharing else 1 / trials
+    share = setup.nodes / setup.trials if setup.sharing else 1 / taken
     background_s = (cores - free_cores) * found.pace_s * setup.nodes / setup.trials
     return max(0.0, made_s) * share + background_s + delivery_s

@@ -96,6 +96,7 @@ class JobSection(files.Section):
     trials: int = 1
     cores_per_trial: float = 1.0
     gpus_per_trial: float = 0.0
+    data_parallel: bool = False
     reserved_workers: int = 1
     staging_bytes: Bytes | None = None
     prep_cores: int | None = None

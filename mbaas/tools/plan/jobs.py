@@ -116,6 +116,8 @@ class TrainingJob:
             point is a line.
         prep_cores: cores of the machine where `prep` was measured; None for as many as a node has.
         cores_per_trial, gpus_per_trial: reservation of each trial.
+        data_parallel: each trial has a rank on every node, which first takes the samples prepared there. Otherwise a
+            trial trains on one node.
         reserved_workers: prep workers that it keeps when other jobs need some too.
         staging_bytes: staging budget of its feed on each node; None for the default of `mbaas.serve`.
     """
@@ -129,6 +131,7 @@ class TrainingJob:
     trials: int = 1
     cores_per_trial: float = 1.0
     gpus_per_trial: float = 0.0
+    data_parallel: bool = False
     reserved_workers: int = 1
     staging_bytes: int | None = None
     prep_cores: int | None = None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mbaas.base import units
 from mbaas.core.layout import wanted_staging
 from mbaas.memory.budgets import STORE_SHARE, default_staging
+from mbaas.model.balance import travelling_share
 from mbaas.model.costs import HOUR_S
 from mbaas.model.curves import ROUNDING, ThroughputCurve
 from mbaas.model.forms import WORTHWHILE
@@ -251,13 +252,18 @@ def fair_split(needs: Mapping[str, float], capacity: float) -> dict[str, float]:
 def network_rates(fleet: Fleet, *, rates: Mapping[str, float]) -> dict[str, float]:
     """Return the samples/s that the network delivers to each job, if the jobs could use ``rates``.
 
-    Every node receives the pixels of samples prepared on others, a share of (nodes - 1) / nodes. Raw bytes do not
-    travel.
+    A node receives the pixels of samples that were prepared on others, as in `mbaas.model.supply`: of (nodes - 1) /
+    nodes of a job's samples, or with data-parallel trials of 1 / nodes of the imbalance. Raw bytes do not travel.
     """
-    per_s = fleet.cluster.node.network_bytes_per_s
-    if fleet.nodes == 1 or math.isinf(per_s):
+    nodes, per_s = fleet.nodes, fleet.cluster.node.network_bytes_per_s
+    if nodes == 1 or math.isinf(per_s):
         return dict.fromkeys(rates, math.inf)
-    travels = {job.name: job.pixel_bytes * (fleet.nodes - 1) / fleet.nodes for job in fleet.jobs}
+    travels = {
+        job.name: job.pixel_bytes
+        * travelling_share(nodes, local_batch=job.batch_size / nodes, locality=job.data_parallel)
+        / (nodes if job.data_parallel else 1)
+        for job in fleet.jobs
+    }
     parts = fair_split({name: rates[name] * nbytes for name, nbytes in travels.items()}, per_s)
     return {name: parts[name] / nbytes for name, nbytes in travels.items()}
 

@@ -79,7 +79,8 @@ class Training:
     """Data-parallel training by ``trials`` concurrent trials, each on the same dataset and on all N ``workers``.
 
     A worker is a machine with an accelerator for each trial. ``batch`` is the minibatch of one worker. The seed
-    determines the sizes and the order of each epoch.
+    determines the sizes and the order of each epoch. With ``locality``, workers that share a feed of mbaas first take
+    the samples that their own node prepared.
     """
 
     workers: int = 1
@@ -87,6 +88,7 @@ class Training:
     epochs: int = 1
     trials: int = 1
     seed: int = 0
+    locality: bool = True
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -205,8 +207,8 @@ def system_of(
 ) -> System:
     """Return the simulator's system for measured rates and a setup; each node is one of its workers.
 
-    The simulator spreads a trial's samples over all workers, while here a trial trains on one node at G. Each simulated
-    worker therefore trains at G / nodes, which gives the same epoch time.
+    The simulator spreads a trial's samples over all workers, while here a trial trains on one node at G, unless it is
+    data-parallel. Each simulated worker therefore trains at G / nodes, which gives the same epoch time.
     """
     part, nbytes = min(1.0, MOST_SAMPLES / rates.samples), rates.sample_bytes
     workers, cores = setup.workers_of(rates.cores), setup.cores_of(rates.cores)
@@ -256,9 +258,10 @@ def system_of(
         ),
         training=Training(
             workers=setup.nodes,
-            batch=rates.batch_size if setup.batch_size is None else setup.batch_size,
+            batch=math.ceil(setup.batch_of(rates.batch_size) / (setup.nodes if setup.data_parallel else 1)),
             epochs=epochs,
             trials=setup.trials,
+            locality=setup.data_parallel,
         ),
         policies=policies,
     )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.errors import ConfigError
+from mbaas.model.balance import travelling_share
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity
 from mbaas.tools.plan.jobs import Cluster, Node, Samples, TrainingJob
@@ -277,6 +278,20 @@ def test_the_network_limits_what_travels() -> None:
     for made in plan([job("a", step_per_s=1000), job("b", step_per_s=1000)], wide).jobs:
         assert (made.limit, made.trial_per_s) == ("network", pytest.approx(2000 / 3))
         assert made.reason.startswith("the network brings each node 667 samples/s of finished pixels")
+
+
+def test_data_parallel_trials_receive_only_the_imbalance() -> None:
+    """2 nodes with 32 samples of a minibatch each: 0.0497 of the samples travel, and each node receives half of them.
+
+    With 1 MB/s, 1e6 / (0.0497 / 2 x 150,000) = 268 samples/s arrive, against 13.3 for a trial on one node.
+    """
+    narrow = cluster(nodes=(2, 2), cores=16, network_bytes_per_s=1e6)
+    (ranks,) = plan([job("a", step_per_s=1000, batch_size=64, data_parallel=True)], narrow).jobs
+    (single,) = plan([job("a", step_per_s=1000, batch_size=64)], narrow).jobs
+    share = travelling_share(2, local_batch=32, locality=True)
+    assert share == pytest.approx(0.0497, abs=1e-4)
+    assert (ranks.limit, ranks.trial_per_s) == ("network", pytest.approx(1e6 / (share / 2 * 150_000)))
+    assert single.trial_per_s == pytest.approx(1e6 / 75_000)
 
 
 def test_threads_that_read_go_where_most_is_read() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stated_rates import about, any_rates, any_setup, decodable_rates, line, round_rates
 
 from mbaas.errors import ConfigError
+from mbaas.model.balance import travelling_share
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import Epoch, predict
 from mbaas.model.quantity import Quantity, stated
@@ -92,6 +93,39 @@ def test_nodes_add_up_and_pixels_travel() -> None:
     assert steady(nodes=2).epoch_s.value == pytest.approx(4.0)
     assert steady(nodes=2, storage_shared=False).epoch_s.value == pytest.approx(2.0)
     assert steady(nodes=2, trials=3, sharing=False, network_bytes_per_s=1).bounds["prep"].value == pytest.approx(400)
+
+
+def test_data_parallel_trials_take_the_samples_of_their_node() -> None:
+    """2 nodes, minibatches of 64: 0.0497 of a minibatch travels, half to each node. 3.73 kB take 3.73 ms at 1 MB/s.
+
+    4 trials, each with a rank on both nodes, take half of their samples on each: 4 / 2 (0.05 + 1) ms of a node's 2
+    cores, with 5.1 / 2 ms of prep. On 2 accelerators 4 ranks take turns: 4 / (2 x 1,000).
+    """
+    wide = steady(nodes=2, data_parallel=True, cache_bytes=50e6, network_bytes_per_s=1e6)
+    share = travelling_share(2, local_batch=32, locality=True)
+    assert (wide.limit, wide.epoch_s.value) == ("network", pytest.approx(share / 2 * 150))
+    assert share / 2 * 150 == pytest.approx(3.73, abs=0.01)
+    costs = {"step_cpu_s": 1e-3, "staging_cpu_s": 1e-4, "delivery_cpu_s": 5e-5}
+    rates = round_rates(
+        cores=2,
+        prep=line((1, 200), (2, 400)),
+        storage=line((1, 1e6)),
+        **{name: stated(cost, unit="CPU-s") for name, cost in costs.items()},
+    )
+    four = steady(rates, nodes=2, trials=4, accelerators=2, data_parallel=True)
+    assert four.bounds["cores"].value == pytest.approx(1e3 / ((5.1 / 2 + 4 / 2 * 1.05) / 2))
+    assert four.bounds["accelerators"].value == pytest.approx(500)
+
+
+def test_data_parallel_trials_that_do_not_share_cache_what_they_read() -> None:
+    """2 trials on 2 nodes: each node reads and prepares half of both trials' samples, and caches them for each rank.
+
+    Prep takes 2 / 2 x 1.25 ms. A rank's 50 of 100 MB hold half of its reads: 0.5 x 0.1 + 2 x 0.5 x 4 ms.
+    """
+    alone = steady(nodes=2, trials=2, sharing=False, data_parallel=True, cache_bytes=100e6, network_bytes_per_s=1)
+    assert alone.bounds["prep"].value == pytest.approx(800)
+    assert alone.bounds["fetch"].value == pytest.approx(1e3 / (0.05 + 4))
+    assert "network" not in alone.bounds
 
 
 def test_readers_of_all_nodes_share_a_storage() -> None:

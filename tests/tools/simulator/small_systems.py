@@ -102,6 +102,7 @@ def systems(draw: st.DrawFn) -> System:
         batch=draw(st.integers(1, 7)),
         epochs=draw(st.integers(1, 4)),
         trials=draw(st.sampled_from([1, 3])),
+        locality=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
     )
     decoded = {"decoded_bytes": draw(st.none() | st.floats(0.5, 9)), "decoded_speedup": draw(st.floats(0.8, 9))}

@@ -100,13 +100,16 @@ def test_mbaas_by_hand() -> None:
 
     Each home node reads its two samples from the PFS and prepares them: 2 x (5 + 1) = 12 s. Half of a worker's two
     samples come from the other worker at 1 / 0.8 s per byte: 1.25 s. Without sharing, each trial reads all it needs:
-    24 s.
+    24 s. With locality, a worker holds 0 to 4 samples of a minibatch and needs 2: on average 2 / 16 + 4 / 16 = 0.375
+    samples travel to it, which takes 0.469 s.
     """
-    small = trained_at(system(machine(), workers=2, batch=2, trials=2), FAST)
+    small = trained_at(system(machine(), workers=2, batch=2, trials=2, locality=False), FAST)
     homes = np.bincount(World(small).homes[:4])
     assert homes.tolist() == [2, 2]
     shared = run(small, "mbaas")
     assert shared.total_s == pytest.approx(12 + 1.25, abs=0.001)
+    local = replace(small, training=replace(small.training, locality=True))
+    assert run(local, "mbaas").total_s == pytest.approx(12 + 0.375 * 1.25, abs=0.001)
     assert run(small, "partitioned_minio").total_s == pytest.approx(24, abs=0.001)
 
 
@@ -116,7 +119,7 @@ def test_mbaas_moves_pixels_not_bytes() -> None:
     Transfers take 7.5 s a step, and a staging buffer holds a sixth. Epoch 0 takes 10 s for bytes, then 2 + 7.5 s for
     prep and transfer. In epoch 1 the bytes come from ram in time, so it takes 2 s of prep and 7.5 s of transfer: 9.5 s.
     """
-    small = trained_at(system(machine(ram_bytes=99), workers=2, batch=2, epochs=2), FAST)
+    small = trained_at(system(machine(ram_bytes=99), workers=2, batch=2, epochs=2, locality=False), FAST)
     large = replace(small, dataset=replace(small.dataset, pixel_bytes=6))
     found = run(large, "mbaas")
     assert found.epoch_s == pytest.approx((19.5, 9.5), abs=0.001)

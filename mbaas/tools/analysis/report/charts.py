@@ -118,7 +118,7 @@ def boxes_of(analysis: Analysis) -> list[Box]:
     where = f"on {units.counted(setup.nodes, 'node')}"
     workers = setup.nodes * setup.workers_of(rates.cores)
     shared = "one feed" if setup.sharing else "a feed each"
-    batch_size = rates.batch_size if setup.batch_size is None else setup.batch_size
+    batch_size = setup.batch_of(rates.batch_size)
     return [
         Box("Storage", (f"{units.percent(reads.storage)} of", "samples")),
         Box("Cache", (f"{units.percent(reads.memory + reads.disk)} of", "samples")),

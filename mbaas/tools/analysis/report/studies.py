@@ -227,6 +227,8 @@ def _about_nodes(setup: Setup) -> list[str]:
     told = []
     if setup.network_bytes_per_s == math.inf:
         told.append("The network between nodes is taken to have no limit: it is not given.")
+    if setup.data_parallel:
+        told.append("Each trial has a rank on every node, which first takes the samples prepared there.")
     told.append(f"All nodes read {'one storage' if setup.storage_shared else 'a storage of their own'}.")
     return told
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.base import units
+from mbaas.model.balance import travelling_share
 from mbaas.model.forms import TOLERANCE, FormPlan, SampleCosts, plan_forms
 from mbaas.model.tiers import StorageClass
 from mbaas.tools.simulator.policies.base import Policy
@@ -224,10 +225,12 @@ class Mbaas(Caching):
         """Return the seconds of p_0 read-ahead threads, p_0 prep workers, and the transfer of pixels."""
         seconds = fetch_seconds(self.moved_bytes(world, traffic), tiers=world.tiers)
         seconds[..., -1] = self.prep_s(world, traffic)
-        # On average, each worker is the home of 1 / N of the samples of its minibatch. The last step may be partial.
         global_batch = world.batch * world.workers
+        # The last step may be partial.
         full = np.minimum(world.samples - np.arange(world.steps) * global_batch, global_batch) / global_batch
-        travelling_bytes = world.batch * (world.workers - 1) / world.workers * self.staged_bytes(world)
+        locality = world.system.training.locality
+        share = travelling_share(world.workers, local_batch=world.batch, locality=locality)
+        travelling_bytes = world.batch * share * self.staged_bytes(world)
         travel_s = travelling_bytes / world.system.machine.network_bytes_per_s
         seconds[..., world.tiers.pixels] = (full * travel_s)[:, None]
         seconds /= world.system.machine.staging.threads
