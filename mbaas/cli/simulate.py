@@ -142,10 +142,11 @@ def cache(
     """Show the fraction of each epoch that a cache serves, if every epoch has its own order.
 
     [bold]minio[/] keeps the samples that it read first. [bold]lru[/] evicts the least recently read samples, like a
-    page cache.
+    page cache. [bold]belady[/] evicts the samples with the furthest next read: the bound for caches that do not
+    prefetch.
 
     Args:
-        policy: minio or lru.
+        policy: minio, lru or belady.
         cached: Share of the samples that the cache holds.
         epochs: Number of epochs.
         samples: Samples of the dataset, all of one size.

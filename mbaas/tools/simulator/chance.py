@@ -1,15 +1,17 @@
 """Single questions: hit rates of caches, and the effects of random orders.
 
-MinIO never evicts, so its hit rate is its size; LRU is simulated exactly. Each epoch assigns the samples to N workers
-at random, so the number of times that one worker reads a sample in E epochs is Binomial(E, 1/N). Samples that it reads
-much more often than the mean are worth caching nearby (NoPFS, SC 2021). In a global minibatch, nodes have cached
-random, unequal numbers of the samples, and the difference must travel (section III of "Accelerating Data Loading in
-Deep Neural Network Training", 2019).
+MinIO never evicts, so its hit rate is its size; LRU and Belady's optimal eviction are simulated exactly. Each epoch
+assigns the samples to N workers at random, so the number of times that one worker reads a sample in E epochs is
+Binomial(E, 1/N). Samples that it reads much more often than the mean are worth caching nearby (NoPFS, SC 2021). In a
+global minibatch, nodes have cached random, unequal numbers of the samples, and the difference must travel (section III
+of "Accelerating Data Loading in Deep Neural Network Training", 2019).
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -103,8 +105,8 @@ def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Flo
     return fractions
 
 
-CachePolicy = Literal["minio", "lru"]
-POLICIES: tuple[CachePolicy, ...] = ("minio", "lru")
+CachePolicy = Literal["minio", "lru", "belady"]
+POLICIES: tuple[CachePolicy, ...] = ("minio", "lru", "belady")
 
 
 def hit_fractions(
@@ -112,9 +114,9 @@ def hit_fractions(
 ) -> tuple[float, ...]:
     """Return hits / samples of each epoch; the cache is empty before the first one.
 
-    MinIO never evicts, so in every epoch it hits exactly its contents. LRU is simulated access by access; in a long run
-    it converges to `mbaas.model.supply.lru_hits`. All samples have one size. ``cached`` is the share of the samples
-    that the cache holds, rounded down to whole samples.
+    MinIO never evicts, so in every epoch it hits exactly its contents. LRU and Belady are simulated access by access.
+    In a long run LRU converges to `mbaas.model.supply.lru_hits`. All samples have one size. ``cached`` is the share of
+    the samples that the cache holds, rounded down to whole samples.
     """
     if policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
@@ -124,9 +126,36 @@ def hit_fractions(
     room = int(cached * samples + 1e-9)  # 0.29 * 100 is slightly less than 29 in floating point
     if policy == "minio":
         return (0.0, *[room / samples] * (epochs - 1))
-    cache = Lru(capacity_bytes=room, sizes=np.ones(samples))
     orders = Orders(samples, seed=seed, kept_bytes=0)
+    if policy == "belady":
+        return tuple(hits / samples for hits in belady_hits(orders, room=room, samples=samples, epochs=epochs))
+    cache = Lru(capacity_bytes=room, sizes=np.ones(samples))
     return tuple(float(np.count_nonzero(cache.read(orders(epoch))) / samples) for epoch in range(epochs))
+
+
+def belady_hits(orders: Orders, *, room: int, samples: int, epochs: int) -> Iterator[int]:
+    """Yield the hits of each epoch with offline optimal eviction (Belady, IBM Systems Journal, 1966).
+
+    A sample enters the cache when it is read. While there are more than ``room``, the one with the furthest next read
+    leaves, which may be the sample that was just read. No cache that only holds samples that were read before has more
+    hits in total. If every epoch reads each sample once, all samples that hit were cached at the start of the epoch, so
+    an epoch has at most ``room`` hits. MinIO reaches this bound too.
+    """
+    held, count = np.zeros(samples, dtype=bool).tolist(), 0
+    furthest: list[tuple[int, int]] = []  # held samples by -next read; entries of past reads are never at the top
+    for epoch in range(epochs - 1):
+        order, next_reads, hits = orders(epoch).tolist(), np.empty(samples, dtype=np.int64), 0
+        next_reads[orders(epoch + 1)] = np.arange(samples) + (epoch + 1) * samples
+        for sample, next_read in zip(order, next_reads[order].tolist(), strict=True):
+            hits += held[sample]
+            count += not held[sample]
+            held[sample] = True
+            heapq.heappush(furthest, (-next_read, sample))
+            if count > room:
+                held[heapq.heappop(furthest)[1]] = False
+                count -= 1
+        yield hits
+    yield count  # nothing is read after the last epoch, so nothing is admitted or leaves
 
 
 class Lru:
