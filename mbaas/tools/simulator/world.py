@@ -261,6 +261,8 @@ Codes = NDArray[np.int8]
 
 Owners = NDArray[np.uint16]
 
+Flags = NDArray[np.bool_]
+
 NOWHERE = np.int8(-1)
 
 

@@ -5,7 +5,9 @@ NoPFS caches the samples that a worker will read most often. Lobster caches the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,19 @@ from numpy.typing import NDArray
 from mbaas.model.curves import ThroughputCurve
 from mbaas.model.threads import TierBytes, split_threads
 from mbaas.tools.simulator.policies.base import Policy
-from mbaas.tools.simulator.world import NOWHERE, Codes, Floats, Tiers, Traffic, World, fetch_seconds, write_seconds
+from mbaas.tools.simulator.world import (
+    NOWHERE,
+    Codes,
+    Flags,
+    Floats,
+    Ints,
+    Owners,
+    Samples,
+    Traffic,
+    World,
+    fetch_seconds,
+    write_seconds,
+)
 
 
 class Nopfs(Policy):
@@ -80,66 +94,147 @@ def _fastest_of(world: World) -> Codes:
 class Lobster(Policy):
     name = "lobster"
     about = (
-        "Lobster (ICPP 2022): a worker keeps what it will read itself in the next epoch, nearest first, then last "
-        "copies for others; threads are split between fetching and preparing."
+        "Lobster (ICPP 2022): a worker keeps the samples that it will read itself in the next epoch, nearest first, "
+        "and last copies for others; threads are split between fetching and preparing."
     )
     overlaps = True
+    adapts = True
 
     def traffic(self, world: World) -> Iterator[Traffic]:
-        held = np.full((world.workers, world.samples + 1), NOWHERE, dtype=np.int8)
+        held = Contents.empty(world)
         for epoch in world.epochs:
-            samples = world.sampler_order(epoch)
-            own = _own(world, held, samples)
-            # the worker's own classes first, then another worker's, then the PFS
-            tiers = world.shared_tiers(np.where(own >= 0, own, _best(world, held)[samples]), own >= 0)
-            yield world.traffic(samples, tiers)
+            samples, after = world.sampler_order(epoch), held
             if epoch + 1 in world.epochs:  # nothing is read after the last epoch
-                held = next_contents(world, held, epoch)
+                held, after = lobster_contents(world, held, epoch)
+            # the worker's own classes, another worker's, or the PFS
+            yield world.traffic(samples, world.shared_tiers(held.classes[samples], held.holders[samples] == world.turn))
+            held = after
 
     def read_s(self, world: World, traffic: Traffic) -> Floats:
         machine, passes = world.system.machine, self.passes(world)
         fetching, preparing = _split(world, traffic, passes=passes)
-        tiers = Tiers(machine, readers=world.workers * fetching)
+        tiers = replace(world.tiers, readers=world.workers * fetching)
         seconds = fetch_seconds(traffic.nbytes, tiers=tiers) * (passes / fetching)
         seconds[..., -1] = write_seconds(traffic.nbytes, machine=machine) * (passes / preparing)
         return seconds
 
     def remark(self, _world: World) -> str | None:
-        return "what to evict is decided once an epoch here, not at every step"
+        return "last copies get only the room that a worker's own samples leave at all times of an epoch"
 
 
-def next_contents(world: World, held: NDArray[np.int8], epoch: int) -> NDArray[np.int8]:
-    """Return each sample's class on each worker after an epoch: int8[N, F + 1].
+@dataclass(frozen=True)
+class Contents:
+    """Contents of Lobster's caches at the start of an epoch.
 
-    From the samples that it just read or already caches, a worker first keeps the ones that it reads in the next epoch,
-    nearest first (reuse distance). The remaining room is for last copies of other samples (reuse count): first on the
-    worker that just read the sample, then on a worker that still caches it.
+    Attributes:
+        classes: class of each sample on its holder, `NOWHERE` if no worker holds it: int8[F + 1].
+        holders: worker that holds it, if any: uint16[F + 1].
+        reused: its holder reads it in this epoch and kept it for that; otherwise it is a last copy: bool[F + 1].
     """
-    coming = world.sampler_order(epoch + 1)
-    readers, next_readers = world.readers(epoch)[coming], world.turn
-    wanted = np.full_like(held, NOWHERE)
-    used_bytes = np.zeros(world.workers)
-    anywhere = np.zeros(world.samples + 1, dtype=bool)
 
-    # Samples are in the next epoch's order, so the nearest ones get the room.
-    def keep(worker: int, chosen: NDArray[np.bool_]) -> None:
-        samples = coming[chosen]
-        codes = world.admit(world.sizes[samples], world.classes, used_bytes=float(used_bytes[worker]))
-        taken = codes != NOWHERE
-        wanted[worker, samples[taken]] = codes[taken]
-        anywhere[samples[taken]] = True
-        used_bytes[worker] += world.sizes[samples[taken]].sum(dtype=np.float64)
+    classes: Codes
+    holders: Owners
+    reused: Flags
 
-    real = coming < world.samples  # without the padding of the last step
+    @classmethod
+    def empty(cls, world: World) -> Contents:
+        shape = world.samples + 1
+        return cls(np.full(shape, NOWHERE), np.zeros(shape, np.uint16), np.zeros(shape, np.bool_))
+
+    @property
+    def last_copies(self) -> Flags:
+        return (self.classes != NOWHERE) & ~self.reused
+
+
+def lobster_contents(world: World, held: Contents, epoch: int) -> tuple[Contents, Contents]:
+    """Return the contents that stay for the reads of an epoch, and the contents after it.
+
+    In iteration h of I, a worker keeps a sample that it just read only if its own next read is at most 2 I - h
+    iterations away, in the next epoch (reuse distance). While it is full, the sample with the furthest next read
+    leaves. Other samples stay only as last copies (reuse count), in the room that reused ones never need during the
+    epoch. As a sample is read once an epoch, one copy is enough.
+    """
+    samples, coming = world.sampler_order(epoch), world.sampler_order(epoch + 1)
+    next_reads = np.empty(world.samples + 1, dtype=np.int64)
+    next_reads[coming] = np.arange(len(coming))
+    again: Flags = (next_reads[samples] % world.workers == world.turn) & (samples < world.samples)
+    stays, after, peaks = replace(held, classes=held.classes.copy()), Contents.empty(world), []
     for worker in range(world.workers):
-        has = (readers == worker) | (held[worker][coming] != NOWHERE)
-        keep(worker, real & has & (next_readers == worker))
-    # A last copy is worth keeping for other workers, because storage is slower than another worker's memory.
-    for worker in range(world.workers):
-        keep(worker, real & (readers == worker) & ~anywhere[coming])
-    for worker in range(world.workers):
-        keep(worker, real & (held[worker][coming] != NOWHERE) & ~anywhere[coming])
-    return wanted
+        reads, is_reused = samples[worker :: world.workers], again[worker :: world.workers]
+        after.classes[reads[is_reused]], peak_bytes = _reuses(world, held, reads, is_reused, next_reads)
+        after.holders[reads[is_reused]], after.reused[reads[is_reused]] = worker, True
+        # A worker that now needs more room for its own reads drops last copies, from the slowest class.
+        copies = np.flatnonzero(held.last_copies & (held.holders == worker))
+        copies = copies[np.argsort(held.classes[copies], kind="stable")]
+        stays.classes[copies] = world.admit(world.sizes[copies], world.classes, used_bytes=peak_bytes)
+        peaks.append(peak_bytes)
+    _keep_last_copies(world, stays, after, samples, again, peaks)
+    return stays, after
+
+
+def _reuses(world: World, held: Contents, reads: Samples, is_reused: Flags, next_reads: Ints) -> tuple[Codes, float]:
+    """Return the class of each reused sample after a worker's reads, and the most bytes held for its own reads."""
+    sizes, room_bytes = world.sizes[reads].astype(np.float64), _room_bytes(world)
+    # Samples that were kept for these reads leave one by one.
+    old_bytes = np.where(held.reused[reads] & (held.classes[reads] != NOWHERE), sizes, 0)
+    unread_bytes = old_bytes.sum() - np.cumsum(old_bytes)
+    used_bytes = unread_bytes + np.cumsum(np.where(is_reused, sizes, 0))
+    reused = np.flatnonzero(is_reused)
+    nexts = next_reads[reads[reused]]
+    kept = np.flatnonzero(nearest(nexts, sizes[reused], rooms=room_bytes - unread_bytes[reused]))
+    kept = kept[np.argsort(nexts[kept])]  # the nearest in the fastest class
+    codes = np.full(len(reused), NOWHERE)
+    codes[kept] = world.admit(sizes[reused[kept]], world.classes)
+    return codes, min(room_bytes, max(float(used_bytes.max()), float(old_bytes.sum())))
+
+
+def nearest(next_reads: Ints, sizes: Floats, *, rooms: Floats) -> Flags:
+    """Return which samples stay in a cache that drops the furthest next read while it is too full: bool[n].
+
+    Samples come one by one. ``rooms`` are the bytes that the cache has for them when each comes.
+    """
+    stays = np.ones(len(next_reads), dtype=np.bool_)
+    if (np.cumsum(sizes) <= rooms).all():
+        return stays
+    furthest: list[tuple[int, int, float]] = []
+    used_bytes = 0.0
+    arrivals = zip((-next_reads).tolist(), sizes.tolist(), rooms.tolist(), strict=True)
+    for number, (closeness, nbytes, room_bytes) in enumerate(arrivals):
+        heapq.heappush(furthest, (closeness, number, nbytes))
+        used_bytes += nbytes
+        while furthest and used_bytes > room_bytes:
+            _, gone, gone_bytes = heapq.heappop(furthest)
+            used_bytes -= gone_bytes
+            stays[gone] = False
+    return stays
+
+
+def _room_bytes(world: World) -> float:
+    return sum(each.capacity_bytes for each in world.classes)
+
+
+def _keep_last_copies(
+    world: World, stays: Contents, after: Contents, samples: Samples, again: Flags, peaks: Sequence[float]
+) -> None:
+    """Add last copies to the contents after an epoch: first the present ones, then samples that no worker held."""
+    last_copies, moves = stays.last_copies, np.zeros(world.samples + 1, dtype=np.bool_)
+    moves[samples[again]] = True  # its reader holds it from now on
+    real = samples < world.samples
+    for worker, peak_bytes in enumerate(peaks):
+        mine = last_copies & (stays.holders == worker)
+        # Copies that move leave their room when they are read.
+        reads = np.flatnonzero(real & (mine[samples] | ((world.turn == worker) & ~last_copies[samples] & ~again)))
+        ids = samples[reads]
+        sizes, is_old = world.sizes[ids].astype(np.float64), mine[ids]
+        free_bytes = _room_bytes(world) - peak_bytes - sizes[is_old].sum()
+        rooms = free_bytes + np.cumsum(np.where(is_old & moves[ids], sizes, 0))
+        # Samples without room are not admitted; their bytes are the running maximum of the excess.
+        missing = np.maximum.accumulate(np.maximum(np.cumsum(np.where(is_old, 0, sizes)) - rooms, 0))
+        admitted = ~is_old & (np.diff(missing, prepend=0) <= 0)
+        old = ids[is_old & ~moves[ids]]
+        kept = np.concatenate([old[np.argsort(stays.classes[old], kind="stable")], ids[admitted]])
+        after.classes[kept] = world.admit(world.sizes[kept], world.classes, used_bytes=peak_bytes)
+        after.holders[kept] = worker
 
 
 def _own(world: World, held: NDArray[np.int8], samples: NDArray[np.int32]) -> Codes:

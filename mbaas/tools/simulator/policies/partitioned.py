@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mbaas.base import units
 from mbaas.model.balance import travelling_share
@@ -21,6 +20,7 @@ from mbaas.tools.simulator.system import Cores
 from mbaas.tools.simulator.world import (
     NOWHERE,
     Codes,
+    Flags,
     Floats,
     Owners,
     Samples,
@@ -246,9 +246,6 @@ class Mbaas(Caching):
 
     def staged_bytes(self, world: World) -> float:
         return world.system.dataset.staged_bytes  # the staging buffer contains prepared samples
-
-
-Flags = NDArray[np.bool_]
 
 
 class MbaasDecoded(Mbaas):
