@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,17 @@ def test_policies_as_a_table_and_a_plot(tmp_path: Path) -> None:
     assert rows[0] == "perfect"
     assert "partitioned_minio" in rows
     assert "partitioned_minio" in (tmp_path / "bars.svg").read_text()
+
+
+def test_equal_policies_are_explained() -> None:
+    """A reader gets 385 MB/s and prepares at 200 MB/s: 8 threads fill the PFS, 2,870 / 4 = 717 MB/s for each worker."""
+    asked = ("policies", "imagenet-1k", "--set", "samples=20011", "--policies", "perfect,naive,staging_buffer,mbaas")
+    told = " ".join(call(*asked).output.split())
+    assert "2 policies are as fast as training alone: at 64 MB/s of compute per worker, training is the limit" in told
+    found = re.search(r"Loading begins to limit mbaas above (\d+) MB/s and staging_buffer above (\d+) MB/s", told)
+    assert found is not None
+    assert [float(rate) for rate in found.groups()] == pytest.approx([717, 717], rel=0.03)
+    assert "as fast as training alone" not in call(*asked, "--set", "compute_bytes_per_s=2GB/s").output
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:

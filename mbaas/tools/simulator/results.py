@@ -65,6 +65,7 @@ def outcomes_table(system: System, outcomes: Sequence[Outcome]) -> RenderableTyp
         table.add_row(each.policy, *(_cell(value, decimals) for value in values))
     # below the table, because one remark often applies to several policies
     notes = ["compute is training; what stands beside it is waiting, by location.", *_remarks(shown)]
+    notes += _about_equals(system, shown)
     return Group(table, Text("\n".join(notes), style="dim"))
 
 
@@ -115,6 +116,36 @@ def axis_labels(axis: Axis) -> list[str]:
 def _cell(value: float, decimals: int) -> str:
     """Format a table cell; small values never look like zero."""
     return "" if value == 0 else (f"{value:,.{decimals}f}" if round(value, decimals) else "~0")
+
+
+AS_FAST = 1.01
+"""A policy is as fast as training alone if its total is at most this times the time of training."""
+
+
+def loading_limit(system: System, outcome: Outcome) -> float:
+    """Return the compute rate of a worker, bytes/s, above which loading slows down at least one epoch."""
+    slowest_s = max(outcome.loading_s)
+    return system.dataset.nbytes / system.training.workers / slowest_s if slowest_s else math.inf
+
+
+def _about_equals(system: System, outcomes: Sequence[Outcome]) -> list[str]:
+    """Explain why several policies take the same time."""
+    limits = {
+        each.policy: limit
+        for each in outcomes
+        if each.total_s <= AS_FAST * each.seconds["compute"] and math.isfinite(limit := loading_limit(system, each))
+    }
+    if not limits:
+        return []
+    equal = f"{next(iter(limits))} is" if len(limits) == 1 else f"{len(limits)} policies are"
+    first, last = (choose(limits, key=limits.__getitem__) for choose in (min, max))
+    low, high = units.rate(limits[first]), units.rate(limits[last])
+    above = f"{first} above {low} and {last} above {high}" if low != high else f"training above {low}"
+    compute = f"{units.rate(system.machine.compute_bytes_per_s)} of compute per worker"
+    return [
+        f"{equal} as fast as training alone: at {compute}, training is the limit, not loading. "
+        f"Loading begins to limit {above} (--set compute_bytes_per_s=...)."
+    ]
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> list[str]:

@@ -18,7 +18,7 @@ from mbaas.model.rates import Rates, Setup
 from mbaas.model.supply import form_plan
 from mbaas.tools.simulator.policies import POLICIES, Policy
 from mbaas.tools.simulator.system import System, system_of
-from mbaas.tools.simulator.world import Floats, Orders, Steps, StepTimeline, Tiers, World
+from mbaas.tools.simulator.world import Floats, Orders, Steps, StepTimeline, Tiers, Traffic, World
 
 Number = TypeVar("Number", int, float)
 
@@ -34,6 +34,7 @@ class Outcome:
             samples to be prepared and written (``staging``).
         samples: samples that one trial read, by the tier of their bytes; they add up to F E.
         epoch_s: seconds of each epoch; reads before training count in the first.
+        loading_s: seconds of each epoch if training took no time, without reads before training.
         remark: a limitation of the model, or None.
     """
 
@@ -42,6 +43,7 @@ class Outcome:
     seconds: Mapping[str, float]
     samples: Mapping[str, int]
     epoch_s: tuple[float, ...]
+    loading_s: tuple[float, ...]
     remark: str | None = None
 
 
@@ -74,32 +76,31 @@ def simulate(
 def _simulated(world: World, policy: Policy) -> Outcome:
     system = world.system
     preload_s = policy.preload_s(world)  # of the slowest worker, because all workers share the steps
-    timeline = StepTimeline(workers=world.workers, ahead=policy.ahead(world), start_s=preload_s)
+    timeline, loading = (
+        StepTimeline(workers=world.workers, ahead=policy.ahead(world), start_s=preload_s) for _ in range(2)
+    )
     step_bytes_per_s = world.workers * system.machine.compute_bytes_per_s
-    compute_s, waits_s, ends = 0.0, np.zeros(world.tiers.count), [0.0]
+    compute_s, waits_s, ends, loading_ends = 0.0, np.zeros(world.tiers.count), [0.0], [preload_s]
     waits_s[world.tiers.pfs] = preload_s  # reading before training counts as waiting
     samples = np.zeros(world.tiers.count, dtype=np.int64)
+    fast = World(changed(system, "compute_bytes_per_s", math.inf), orders=world.orders) if policy.adapts else world
     # Epoch by epoch: the bytes of one epoch's steps fit into memory, but a whole training may not.
     for traffic in policy.traffic(world):
         # By the mean bytes of a worker's minibatch, so that `perfect` takes as long in every order, and no policy beats
         # it.
         training_s = traffic.nbytes.sum(axis=(1, 2)) / step_bytes_per_s
-        reads_s = policy.read_s(world, traffic)
+        reads_s = _reads_s(world, policy, traffic)
         if (cores := system.machine.cores) is not None:
             training_s = np.maximum(training_s, world.taken_per_core(traffic) * cores.step_cpu_s)
-            # Prep takes at least the time that cores need; fetching by other threads overlaps.
-            alone_s = reads_s[..., world.tiers.pixels :] if policy.overlaps else reads_s
-            lacking_s = policy.cores_s(world, cores, traffic) - alone_s.sum(axis=2)
-            reads_s[..., world.tiers.staged] += np.maximum(0.0, lacking_s)
         if not policy.prefetches:  # the slowest worker's wait, because gradients are summed at the end of each step
             read_s = reads_s.sum(axis=2)
             end_s = ends[-1] + float(read_s.max(axis=1).sum() + training_s.sum())
             steps = Steps(read_s.max(axis=1), read_s.argmax(axis=1), np.ones(len(read_s), dtype=bool), end_s)
-        elif policy.overlaps:  # pixels of other workers, and staging, come after fetching
-            fetch_s, prep_s = np.split(reads_s, [world.tiers.pixels], axis=2)
-            steps = timeline.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
+            loading_ends.append(loading_ends[-1] + float(read_s.max(axis=1).sum()))
         else:
-            steps = timeline.run(reads_s.sum(axis=2), training_s)
+            steps = _run(timeline, policy, world.tiers, reads_s, training_s)
+            alone_s = _reads_s(fast, policy, traffic) if policy.adapts else reads_s
+            loading_ends.append(_run(loading, policy, world.tiers, alone_s, np.zeros_like(training_s)).end_s)
         waits_s += _by_tier(steps, reads_s, world.tiers, overlaps=policy.overlaps)
         compute_s += float(training_s.sum())
         samples += traffic.samples
@@ -111,8 +112,28 @@ def _simulated(world: World, policy: Policy) -> Outcome:
         seconds={"compute": compute_s} | _merged(system, names, waits_s.tolist()),
         samples=_merged(system, names, samples.tolist()),
         epoch_s=tuple(np.diff(ends).tolist()),
+        loading_s=tuple(np.diff(loading_ends).tolist()),
         remark=policy.remark(world),
     )
+
+
+def _reads_s(world: World, policy: Policy, traffic: Traffic) -> Floats:
+    """Return `Policy.read_s`; prep takes at least the time that the machine's cores need for all work of a step."""
+    reads_s = policy.read_s(world, traffic)
+    if (cores := world.system.machine.cores) is not None:
+        # Fetching by other threads overlaps.
+        alone_s = reads_s[..., world.tiers.pixels :] if policy.overlaps else reads_s
+        lacking_s = policy.cores_s(world, cores, traffic) - alone_s.sum(axis=2)
+        reads_s[..., world.tiers.staged] += np.maximum(0.0, lacking_s)
+    return reads_s
+
+
+def _run(timeline: StepTimeline, policy: Policy, tiers: Tiers, reads_s: Floats, training_s: Floats) -> Steps:
+    if not policy.overlaps:
+        return timeline.run(reads_s.sum(axis=2), training_s)
+    # Pixels of other workers, and staging, come after fetching.
+    fetch_s, prep_s = np.split(reads_s, [tiers.pixels], axis=2)
+    return timeline.run(fetch_s.sum(axis=2), training_s, prep_s=prep_s.sum(axis=2))
 
 
 def _by_tier(steps: Steps, reads_s: Floats, tiers: Tiers, *, overlaps: bool) -> Floats:

@@ -20,7 +20,7 @@ from mbaas.model.tiers import StorageClass
 from mbaas.tools.simulator import POLICIES, simulate
 from mbaas.tools.simulator.policies.clairvoyant import classes_by_worker, reads_by_worker
 from mbaas.tools.simulator.policies.partitioned import MbaasDecoded, assign_workers, classes_by_form, form_plan_of
-from mbaas.tools.simulator.results import plain_outcomes
+from mbaas.tools.simulator.results import loading_limit, plain_outcomes
 from mbaas.tools.simulator.simulation import locations_of
 from mbaas.tools.simulator.system import Cores, System
 from mbaas.tools.simulator.world import NOWHERE, World
@@ -340,6 +340,27 @@ def test_every_policy_on_any_system(given: System) -> None:
         assert sum(each.samples.values()) == training.epochs * given.dataset.samples
         assert each.total_s >= perfect * (1 - 1e-9), each.policy
     assert json.loads(json.dumps(plain_outcomes(given, outcomes)))["policies"]["mbaas"]["total_s"] > 0
+
+
+def test_loading_limits_from_a_rate_of_compute_on() -> None:
+    """One thread takes 5 + 1 s for a byte, so it limits training from 1 / 6 B/s on."""
+    small = system(machine(), samples=2000)
+    for compute, is_limited in ((0.1, False), (0.16, False), (0.17, True)):
+        found = run(trained_at(small, compute), "staging_buffer")
+        assert loading_limit(small, found) == pytest.approx(1 / 6)
+        assert (found.total_s > 1.01 * found.seconds["compute"]) == is_limited
+
+
+def test_policies_of_the_first_example_are_equal_until_loading_limits() -> None:
+    """Just below its limit a policy takes as long as training, and just above it longer."""
+    given = preset("imagenet-1k", samples=20_011)
+    for each in simulate(given):
+        limit = loading_limit(given, each)
+        if each.policy in ("perfect", "naive") or each.total_s > 1.01 * each.seconds["compute"]:
+            continue
+        slow, fast = (run(trained_at(given, factor * limit), each.policy) for factor in (0.95, 1.05))
+        assert slow.total_s < 1.01 * slow.seconds["compute"], each.policy
+        assert fast.total_s > 1.005 * fast.seconds["compute"], each.policy
 
 
 @settings(max_examples=40, deadline=None)

@@ -27,6 +27,7 @@ class Policy(ABC):
             threads.
         prefetches: reads during training.
         overlaps: separate threads fetch and prepare; otherwise each thread does both for its sample.
+        adapts: the threads depend on the length of a training step.
     """
 
     name: ClassVar[str]
@@ -34,6 +35,7 @@ class Policy(ABC):
     is_shared: ClassVar[bool] = False
     prefetches: ClassVar[bool] = True
     overlaps: ClassVar[bool] = False
+    adapts: ClassVar[bool] = False
 
     @abstractmethod
     def traffic(self, world: World) -> Iterator[Traffic]:
