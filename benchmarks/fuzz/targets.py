@@ -675,16 +675,15 @@ def rows(_: Path) -> Case:
         return made if kind < 5 else odd_value(chance)
 
     async def ask(chance: Random) -> None:
-        rank, left_s = chance.choice(("a", "b", odd_value(chance))), chance.choice((0.0, 1.0, odd_value(chance)))
         given, wanted, bad = chance.choice((refs, refs, odd_value(chance))), numbers(chance), numbers(chance)
         asked = chance.choice((parts, parts[:1], [whole], [*parts, whole]))
-        wait = asyncio.wait_for(pool.pick("neighbour", parts, ids, ids[:0], left_s=0.0), 10.0)
+        wait = asyncio.wait_for(pool.pick(parts, ids, ids[:0]), 10.0)
         neighbour = asyncio.ensure_future(wait)
         with _expected():
-            check_pick(rank, given, wanted, bad, left_s, most=block_rows)
+            check_pick(given, wanted, bad, most=block_rows)
             # IndexError: fewer rows are left than were bad; only the requesting rank gets this error.
             with contextlib.suppress(IndexError):
-                for got in await asyncio.wait_for(pool.pick(rank, asked, wanted, bad, left_s=left_s), 10.0):
+                for got in await asyncio.wait_for(pool.pick(asked, wanted, bad), 10.0):
                     assert np.isin(got[ROW], wanted).all(), "a row that was not asked for"
         for part, got in zip(parts, await neighbour, strict=True):
             assert all((got[name] == part[name]).all() for name in part), "a neighbour's rows changed"

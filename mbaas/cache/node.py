@@ -252,18 +252,16 @@ class CacheNode:
             packed = await asyncio.get_running_loop().run_in_executor(self._putter, lambda: joined(copy()))
             return structs.replace(reply, slab_refs=[]), packed
 
-    async def pick(
-        self, rank: str, part_refs: list[ray.ObjectRef[Arrays]], rows: Ids, bad_rows: Ids, left_s: float
-    ) -> list[Arrays]:
+    async def pick(self, part_refs: list[ray.ObjectRef[Arrays]], rows: Ids, bad_rows: Ids) -> list[Arrays]:
         """Copy rows out of prepared parts on this node, for a rank on another node; see `RowPool.pick`.
 
         Raises:
             ConfigError: an invalid argument.
             asyncio.TimeoutError: Ray did not find a part within `LOCAL_S`; the caller should read the part whole.
         """
-        check_pick(rank, part_refs, rows, bad_rows, left_s, most=self._order.block_samples)
+        check_pick(part_refs, rows, bad_rows, most=self._order.block_samples)
         parts = await asyncio.wait_for(asyncio.gather(*part_refs), LOCAL_S)
-        return await self._row_server.pick(rank, parts, rows, bad_rows, left_s=left_s)
+        return await self._row_server.pick(parts, rows, bad_rows)
 
     @ray.method(num_returns=2)
     async def adopt(self, part_refs: list[ray.ObjectRef[Arrays]]) -> tuple[int, Arrays]:

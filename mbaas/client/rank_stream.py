@@ -24,9 +24,6 @@ from mbaas.wire.ranks import RankCall, RankOrders, RankPlan, RankReport
 LEFT_OVER_LEASES = 1.5
 """Leases after which ranks of an earlier run of the trial are gone; their batch size may have differed."""
 
-STEP_MEMORY = 0.8
-"""Weight of earlier measurements in the moving average of the trial's time per block."""
-
 
 class RankStream(Stream):
     """The blocks of a feed for one rank of a data-parallel trial.
@@ -39,8 +36,6 @@ class RankStream(Stream):
     _report: RankReport  # the last one
     _caches: Mapping[str, Any] = MappingProxyType({})  # node id -> its cache node, which sends rows
     _has_begun = False  # all ranks have agreed on the first block
-    _step_s = 0.0  # measured time of the trial's work per block
-    _handed_out_at: float | None = None
 
     # ---- blocks ----
 
@@ -52,16 +47,12 @@ class RankStream(Stream):
             ConfigError: other ranks have another batch size.
             StateError: other ranks read the epoch in another order, or by a plan that was lost.
         """
-        began = time.perf_counter()
-        if self._handed_out_at is not None:
-            self._step_s += (1 - STEP_MEMORY) * (began - self._handed_out_at - self._step_s)
         if not self._has_begun:
+            began = time.perf_counter()
             self._begin()
             # The wait for other ranks, which neither faster fetch nor faster prep can shorten.
             self._stats.wait_s += time.perf_counter() - began
-        block = super().next()
-        self._handed_out_at = time.perf_counter()
-        return block
+        return super().next()
 
     def _begin(self) -> None:
         """Wait for all ranks, and move to the block at which they begin."""
@@ -74,9 +65,9 @@ class RankStream(Stream):
             self.rejoin(Start(start))
             self.done = start
 
-    def _begin_fetch(self, block: DeliveredBlock, slack_s: float) -> PartFetch:
+    def _begin_fetch(self, block: DeliveredBlock) -> PartFetch:
         if block.error is not None:  # nothing to divide among ranks
-            return super()._begin_fetch(block, slack_s)
+            return super()._begin_fetch(block)
         number = block.number
         plan, ids = self._plan(number, block.shuffle), self._sharding.order.sample_ids(number, block.shuffle)
         bad_ids = [bad.sample_id for part in block.parts for bad in part.meta.bad]
@@ -86,7 +77,7 @@ class RankStream(Stream):
 
         def ask(node: str, asked: RemoteRows) -> Any:
             refs = refs_of(part.address.held() for part in asked.parts)
-            return self._caches[node].pick.remote(self.consumer, refs, asked.rows, bad_rows, slack_s)
+            return self._caches[node].pick.remote(refs, asked.rows, bad_rows)
 
         return PartFetch(fetch_plan, self.info.spec, rows, ask)
 
@@ -102,7 +93,7 @@ class RankStream(Stream):
             self._plan(following.number, following.shuffle, 0.0)
         except (WaitTimeoutError, UnreadableError, FeedGoneError, FeedRestartingError, StateError):
             return  # others are done with the feed or not there yet; `next` raises any lasting error
-        self._fetch(following, self._step_s)
+        self._fetch(following)
 
     def runs_short(self, *, are_remote: bool) -> bool:  # noqa: ARG002 - wherever blocks come from
         """Return whether at most one block is left: a rank must have the next block to fetch its rows in time."""

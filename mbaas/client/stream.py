@@ -397,13 +397,13 @@ class Stream(Position[ReceivedBlock]):
             self.hold(block.number, lambda: any(ref() is not None for ref in refs))
         return parts
 
-    def _fetch(self, received: ReceivedBlock, slack_s: float = 0.0) -> PartFetch:
-        """Start reading a block unless that has begun; ``slack_s`` is the time until the consumer needs it."""
+    def _fetch(self, received: ReceivedBlock) -> PartFetch:
+        """Start reading a block unless that has begun."""
         if received.fetch is None:
-            received.fetch = self._begin_fetch(received.block, slack_s)
+            received.fetch = self._begin_fetch(received.block)
         return received.fetch
 
-    def _begin_fetch(self, block: DeliveredBlock, slack_s: float) -> PartFetch:  # noqa: ARG002 - for RankStream
+    def _begin_fetch(self, block: DeliveredBlock) -> PartFetch:
         own = [part for part in block.parts if part.node == self.node]
         return PartFetch(FetchPlan(own, self._remote_parts(block)), self.info.spec)
 

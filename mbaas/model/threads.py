@@ -1,9 +1,8 @@
-"""Threads of a machine: fetch and prep, now and over time, and the queues of ranks.
+"""Threads of a machine: fetch and prep, now and over time.
 
 The rule is Lobster's ("Load Balance-Aware I/O for Distributed DNN Training", ICPP 2022). Prep gets the smallest number
 of threads that reaches its peak, fetch the others. Threads then move from prep to fetch one at a time while a minibatch
-takes longer than the training step and prep is not the bottleneck. Between ranks, threads are divided by queue length,
-and a rank predicted to straggle gets as many as it needs.
+takes longer than the training step and prep is not the bottleneck.
 
 `ThreadTuner` applies the rule to rates measured while the feed runs. The curve is extrapolated to untried numbers
 (optimism): when fetch keeps consumers waiting, up to twice as many threads are tried, and the measurement corrects the
@@ -15,7 +14,7 @@ doubles the next wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -108,10 +107,6 @@ def _why_stay(now: Seconds, then: Seconds | None, step_s: float) -> str:
     return ""
 
 
-PATIENCE = 2
-"""Number of consecutive steps without improvement that ends a search."""
-
-
 def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
     """Divide threads between queues in proportion to their lengths, in requests or seconds of work.
 
@@ -128,7 +123,7 @@ def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
     whole = sum(lengths)
     fair = [total * (length / whole) if length else 0.0 for length in lengths]  # this order avoids overflow
     for queue in waiting:
-        # A queue without threads never moves, and its rank holds up all others.
+        # A queue without threads would never move.
         counts[queue] = max(1, math.floor(fair[queue]))
     while waiting and (left := total - sum(counts)):
         if left > 0:
@@ -137,28 +132,6 @@ def divide_threads(total: int, *, lengths: Sequence[float]) -> list[int]:
             above_one = [queue for queue in waiting if counts[queue] > 1]
             counts[max(above_one, key=lambda queue: (counts[queue] - fair[queue], queue))] -= 1
     return counts
-
-
-def straggler_threads(gap_s: Callable[[int], float], *, least: int, most: int, tau_s: float) -> int:
-    """Bisect the thread count in [least, most] of a rank that is predicted to straggle; return the best count tried.
-
-    ``gap_s`` is fetch + prep - step in seconds for a number of threads; it decreases with more threads. It is called at
-    most log2(most - least + 1) + 1 times: until |gap| < ``tau_s``, or after `PATIENCE` steps without improvement.
-    """
-    best, best_gap_s, without_gain = 0, math.inf, 0
-    while least <= most and without_gain < PATIENCE and not abs(best_gap_s) < tau_s:
-        threads = (least + most) // 2
-        gap = gap_s(threads)
-        # Noisy gaps may mislead the search, so the best count seen wins, not the last.
-        if not best or abs(gap) < abs(best_gap_s):
-            best, best_gap_s, without_gain = threads, gap, 0
-        else:
-            without_gain += 1
-        if gap > 0:
-            least = threads + 1
-        else:
-            most = threads - 1
-    return best
 
 
 GAIN = 0.10

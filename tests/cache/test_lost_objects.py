@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -85,10 +84,9 @@ def test_a_part_that_ray_does_not_find_is_not_waited_for(make_folder: MakeFolder
     node, silent, rows = node_of(make_folder(BLOCK)), Silent.remote(), np.arange(1)
     try:
         with pytest.raises(asyncio.TimeoutError):
-            ray.get(node.pick.remote("rank", [silent.slab.remote()], rows, rows, 1.0), timeout=DEADLINE_S)
-        with pytest.raises(ConfigError, match=r"left_s must be 0 to .* got nan"):  # refused before any wait
-            ray.get(node.pick.remote("rank", [silent.slab.remote()], rows, rows, math.nan), timeout=DEADLINE_S)
+            ray.get(node.pick.remote([silent.slab.remote()], rows, rows), timeout=DEADLINE_S)
+        # refused before any wait
         with pytest.raises(ConfigError, match=rf"rows must be in \[0, {BLOCK - 1}\], got {BLOCK} to {BLOCK}"):
-            ray.get(node.pick.remote("rank", [silent.slab.remote()], rows + BLOCK, rows, 1.0), timeout=DEADLINE_S)
+            ray.get(node.pick.remote([silent.slab.remote()], rows + BLOCK, rows), timeout=DEADLINE_S)
     finally:
         ray.kill(silent)

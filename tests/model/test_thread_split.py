@@ -1,9 +1,8 @@
-"""Threads are divided between fetch and prep, among queues, and for stragglers as Lobster does."""
+"""Threads are divided between fetch and prep, and among queues."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas.model.curves import ThroughputCurve
-from mbaas.model.threads import TierBytes, divide_threads, split_threads, straggler_threads
+from mbaas.model.threads import TierBytes, divide_threads, split_threads
 
 PREP = ThroughputCurve(((6, 600),), slope=-20)
 """100 samples/s per thread, with the peak at 6 threads."""
@@ -157,49 +156,3 @@ def test_shares_are_complete_fair_and_in_order(total: int, lengths: list[int]) -
         fair = [total * length / sum(waiting) for length in lengths]
         if all(f >= 1 for f in fair if f):
             assert all(abs(count - f) < 1 for count, f in zip(counts, fair, strict=True))
-
-
-class Gap:
-    """Seconds by which a rank lags with a number of threads; records the tried numbers in order."""
-
-    def __init__(self, gap_s: Callable[[int], float]) -> None:
-        self.gap_s, self.tried = gap_s, list[int]()
-
-    def __call__(self, threads: int) -> float:
-        self.tried.append(threads)
-        return self.gap_s(threads)
-
-
-def test_a_straggler_gets_the_threads_that_close_the_gap() -> None:
-    """12/t - 2 s in [1, 16]: at 8 it is -0.5, at 4 it is 1, at 6 it is 0."""
-    gap = Gap(lambda threads: 12 / threads - 2)
-    assert straggler_threads(gap, least=1, most=16, tau_s=0.01) == 6
-    assert gap.tried == [8, 4, 6]
-
-
-def test_a_search_ends_when_it_is_close_enough() -> None:
-    """-0.5 s at 8 is within 0.6 s."""
-    gap = Gap(lambda threads: 12 / threads - 2)
-    assert straggler_threads(gap, least=1, most=16, tau_s=0.6) == 8
-    assert gap.tried == [8]
-
-
-def test_a_search_remembers_the_best_and_ends_without_gain() -> None:
-    """8: -0.1. 4 and 6 are far worse, so 7 is not tried."""
-    gap = Gap({8: -0.1, 4: 9.0, 6: 5.0}.__getitem__)
-    assert straggler_threads(gap, least=1, most=16, tau_s=0.05) == 8
-    assert gap.tried == [8, 4, 6]
-
-
-def test_a_straggler_beyond_help_gets_the_most() -> None:
-    assert straggler_threads(lambda threads: 100 / threads, least=1, most=6, tau_s=0.01) == 6
-
-
-@given(st.floats(0.01, 100), st.floats(0.01, 10), st.integers(1, 8), st.integers(0, 120))
-def test_a_search_is_short_and_nearly_the_best(work_s: float, step_s: float, least: int, more: int) -> None:
-    """On gaps that fall with threads it ends within one bisection, with the best count that it tried."""
-    gap, most = Gap(lambda threads: work_s / threads - step_s), least + more
-    found = straggler_threads(gap, least=least, most=most, tau_s=0.0)
-    assert least <= found <= most
-    assert len(gap.tried) == len(set(gap.tried)) <= math.floor(math.log2(more + 1)) + 1
-    assert abs(gap.gap_s(found)) == min(abs(gap.gap_s(threads)) for threads in gap.tried)
