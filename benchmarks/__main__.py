@@ -75,6 +75,44 @@ def pipelines(
 
 
 @command(app)
+def page_cache(
+    samples: Annotated[int, typer.Option(help="Number of samples, of 110 kB on average.")] = 4_000,
+    cached: Annotated[
+        str, typer.Option(help="Shares of the data that the page cache has room for.", metavar="S,S")
+    ] = "0.35,0.5,0.65,0.8",
+    threads: Annotated[str, typer.Option(help="Numbers of readers.", metavar="N,N")] = "1,4",
+    trials: Annotated[
+        str,
+        typer.Option(help="Numbers of trials, each with orders of its own; several read files only.", metavar="N,N"),
+    ] = "1,4",
+    epochs: Annotated[int, typer.Option(help="Epochs of each run; the first three do not count.", min=4)] = 13,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Folder on the disk to read. Default: temporary files.", metavar="DIR", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of sample sizes and orders.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the hit rate of the page cache in random orders, in a memory cgroup, against the model.
+
+    Examples:
+        python -m benchmarks page-cache --cached 0.35,0.65
+    """
+    from benchmarks.page_cache.measure import figures, measure, table
+
+    options: Any = {
+        "samples": samples,
+        "shares": _shares("--cached", cached),
+        "threads": numbers("--threads", threads),
+        "trials": numbers("--trials", trials),
+        "epochs": epochs,
+        "folder": folder,
+        "seed": seed,
+    }
+    _show(lambda: measure(**options, tell=_progress), table, as_json, figures)
+
+
+@command(app)
 def ready(
     batch: Annotated[str, typer.Option(help="Samples in a minibatch.", metavar="N,N")] = "64",
     rounds: Rounds = 7,
@@ -211,7 +249,7 @@ def nodes(
         data=data,
         images=images,
         nodes=numbers("--nodes", nodes),
-        cache_shares=_shares(cache_share),
+        cache_shares=_shares("--cache-share", cache_share),
         storage_bytes_per_s=_rate("--storage", storage),
     )
     report = _show(lambda: run(settings, _progress), tables, as_json, figures)
@@ -367,11 +405,11 @@ def _seeds(text: str) -> range:
         raise ConfigError(f"--seeds must be a number, or two with a colon between, got {text!r}") from None
 
 
-def _shares(text: str) -> tuple[float, ...]:
+def _shares(option: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"--cache-share must be numbers from 0 to 1 with commas between, got {text!r}") from None
+        raise ConfigError(f"{option} must be numbers from 0 to 1 with commas between, got {text!r}") from None
 
 
 def _rate(option: str, text: str) -> float:

@@ -141,18 +141,18 @@ def cache(
 ) -> None:
     """Show the fraction of each epoch that a cache serves, if every epoch has its own order.
 
-    [bold]minio[/] keeps the samples that it read first. [bold]lru[/] evicts the least recently read samples, like a
-    page cache. [bold]belady[/] evicts the samples with the furthest next read: the bound for caches that do not
-    prefetch.
+    [bold]minio[/] keeps the samples that it read first. [bold]page_cache[/] is the operating system's cache: Linux with
+    an active and an inactive list. [bold]belady[/] evicts the samples with the furthest next read: the bound for caches
+    that do not prefetch.
 
     Args:
-        policy: minio, lru or belady.
+        policy: minio, page_cache or belady.
         cached: Share of the samples that the cache holds.
         epochs: Number of epochs.
-        samples: Samples of the dataset, all of one size.
+        samples: Samples of the dataset, of 110 kB each.
 
     Examples:
-        mbaas simulate cache --policy lru --cached 0.5 --epochs 5
+        mbaas simulate cache --policy page_cache --cached 0.5 --epochs 5
         mbaas simulate cache --policy minio --cached 0.5 --epochs 5 --plot hits.png
     """
     from mbaas.tools.simulator.chance import POLICIES, hit_fractions
@@ -164,7 +164,7 @@ def cache(
     hits = hit_fractions(chosen, cached=cached, epochs=epochs, samples=samples, seed=seed)
     _draw(plot, hit_rates_figure, policy, cached, hits)
     asked = {"policy": policy, "cached": cached, "epochs": epochs, "samples": samples, "seed": seed}
-    lines = [f"Hit rate of a {policy} cache with {percent(cached)} of {samples:,} samples:"]
+    lines = [f"Hit rate of {policy} with room for {percent(cached)} of {samples:,} samples:"]
     lines += [f"  epoch {epoch}: {percent(fraction)}" for epoch, fraction in enumerate(hits)]
     _write({**asked, "hit_fraction": hits}, "\n".join(lines), as_json=as_json)
 

@@ -4,6 +4,7 @@
 - `curves`: rate against the number of workers, threads or readers, given, measured or fitted.
 - `rates`: measured rates of a machine and a workload, and the setup to predict.
 - `tiers`: storage tiers of a node, use of its disk, and read-ahead depth (NoPFS).
+- `page_cache`: hits of Linux's page cache in random orders.
 - `supply`: seconds of each resource for a sample, and where samples come from (DS-Analyzer).
 - `pace`: predictions from these seconds, sufficient amounts and the bottleneck.
 - `forms`: shares of a node's samples to cache encoded and decoded, in memory and on disk.

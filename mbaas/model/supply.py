@@ -34,7 +34,6 @@ shares.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -43,6 +42,7 @@ from mbaas.errors import ConfigError
 from mbaas.model.balance import travelling_share
 from mbaas.model.curves import ROUNDING
 from mbaas.model.forms import FormPlan, SampleCosts, plan_forms
+from mbaas.model.page_cache import first_epoch_hits, page_cache_hits
 from mbaas.model.quantity import OPPOSITE, Bound
 from mbaas.model.rates import Rates, Setup
 
@@ -203,16 +203,15 @@ def read_shares(rates: Rates, setup: Setup, *, steady: bool) -> ReadShares:
     """Return the shares of samples that come from memory, disk and storage.
 
     Shared caches add up over the nodes; private ones split their node's memory. Other samples are read once per epoch,
-    in a new random order, through the page cache (LRU, see `lru_hits`). In the first epoch all caches are empty.
+    in a new random order, through the page cache (`page_cache_hits`). In the first epoch all caches are empty.
     Without sharing, trials still find samples in the page cache that another trial on their node has just read.
     """
     copies = 1 if setup.sharing else setup.node_trials
     nodes = setup.nodes if setup.sharing else 1
     page_share = setup.dram_bytes * nodes / rates.dataset_bytes
+    readers = 1.0 if setup.sharing else max(1.0, setup.taken_on_node)  # trials with a random order each, on a node
     if not steady:
-        # K trials read the same samples in different orders: one reads a sample first, the others may find it cached.
-        readers = 1.0 if setup.sharing else max(1.0, setup.taken_on_node)
-        read_by_others = lru_hits(page_share) * (readers - 1) / readers
+        read_by_others = first_epoch_hits(page_share, trials=readers)
         return ReadShares(read_by_others, 0.0, 1 - read_by_others)
     plan = form_plan(rates, setup)
     if plan is None:
@@ -223,7 +222,7 @@ def read_shares(rates: Rates, setup: Setup, *, steady: bool) -> ReadShares:
         decoded_memory, decoded_disk = plan.memory_decoded, plan.disk_decoded
     disk = min(1 - memory, disk)
     # Samples cached in memory are not read again, so the page cache only holds the rest.
-    missed = 1 - lru_hits(page_share / (1 - memory)) if memory < 1 else 0.0
+    missed = 1 - page_cache_hits(page_share / (1 - memory), trials=readers) if memory < 1 else 0.0
     stored = max(0.0, 1 - memory - disk) * missed
     # Page cache hits count as memory; rounding must not make a share negative.
     return ReadShares(
@@ -257,17 +256,3 @@ def form_plan(rates: Rates, setup: Setup) -> FormPlan | None:
         memory_bytes=setup.cache_bytes / copies,
         disk_bytes=setup.disk_bytes / copies,
     )
-
-
-def lru_hits(share: float) -> float:
-    """Return the hit rate of an LRU cache for reads in a fresh random order each epoch.
-
-    ``share`` is the cache's share of the dataset. Take a sample at position u of one epoch and v of the next, as shares
-    of an epoch. It is still cached if fewer than ``share`` distinct samples were read in between. In between are 1 - u
-    of the first epoch and v of the next; (1 - u) v are in both, so 1 - u (1 - v) are distinct.
-
-    With U and V uniform, P(U (1 - V) > 1 - x) = x + (1 - x) ln(1 - x). For half of the dataset this is 15 %.
-    """
-    if share >= 1:
-        return 1.0
-    return share + (1 - share) * math.log1p(-share)  # log1p: precise for tiny caches

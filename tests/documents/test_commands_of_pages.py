@@ -31,7 +31,7 @@ RUN = (
     "plan examples/plan/jobs.yaml --json",
     "simulate presets",
     "simulate presets imagenet-1k",
-    "simulate cache --policy lru --cached 0.5",
+    "simulate cache --policy page_cache --cached 0.5",
     "simulate frequency --workers 16 --epochs 90 --samples 1281167 --delta 0.8 --monte-carlo",
     "simulate imbalance --nodes 16 --local-batch 64",
 )

@@ -1,10 +1,10 @@
 """Single questions: hit rates of caches, and the effects of random orders.
 
-MinIO never evicts, so its hit rate is its size; LRU and Belady's optimal eviction are simulated exactly. Each epoch
-assigns the samples to N workers at random, so the number of times that one worker reads a sample in E epochs is
-Binomial(E, 1/N). Samples that it reads much more often than the mean are worth caching nearby (NoPFS, SC 2021). In a
-global minibatch, nodes have cached random, unequal numbers of the samples, and the difference must travel (section III
-of "Accelerating Data Loading in Deep Neural Network Training", 2019).
+MinIO never evicts, so its hit rate is its size. The page cache and Belady's optimal eviction are simulated read by
+read. Each epoch assigns the samples to N workers at random, so the number of times that one worker reads a sample in E
+epochs is Binomial(E, 1/N). Samples that it reads much more often than the mean are worth caching nearby (NoPFS, SC
+2021). In a global minibatch, nodes have cached random, unequal numbers of the samples, and the difference must travel
+(section III of "Accelerating Data Loading in Deep Neural Network Training", 2019).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError
+from mbaas.model.page_cache import PAGE_BYTES, PageCache
 from mbaas.model.quantity import check_numbers
 from mbaas.samples.order import SampleOrder, Shuffle, check_seed
 from mbaas.tools.simulator.world import Floats, Ints, Orders
@@ -105,8 +105,11 @@ def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Flo
     return fractions
 
 
-CachePolicy = Literal["minio", "lru", "belady"]
-POLICIES: tuple[CachePolicy, ...] = ("minio", "lru", "belady")
+CachePolicy = Literal["minio", "page_cache", "belady"]
+POLICIES: tuple[CachePolicy, ...] = ("minio", "page_cache", "belady")
+
+SAMPLE_BYTES = 110_000
+"""Size of every sample in `hit_fractions`, about the mean of ImageNet-1k."""
 
 
 def hit_fractions(
@@ -114,9 +117,9 @@ def hit_fractions(
 ) -> tuple[float, ...]:
     """Return hits / samples of each epoch; the cache is empty before the first one.
 
-    MinIO never evicts, so in every epoch it hits exactly its contents. LRU and Belady are simulated access by access.
-    In a long run LRU converges to `mbaas.model.supply.lru_hits`. All samples have one size. ``cached`` is the share of
-    the samples that the cache holds, rounded down to whole samples.
+    MinIO never evicts, so in every epoch it hits exactly its contents. The page cache is `mbaas.model.page_cache`. All
+    samples have `SAMPLE_BYTES`. ``cached`` is the share of the samples that the cache holds, rounded down to whole
+    samples.
     """
     if policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
@@ -129,7 +132,8 @@ def hit_fractions(
     orders = Orders(samples, seed=seed, kept_bytes=0)
     if policy == "belady":
         return tuple(hits / samples for hits in belady_hits(orders, room=room, samples=samples, epochs=epochs))
-    cache = Lru(capacity_bytes=room, sizes=np.ones(samples))
+    paged_bytes = -(-SAMPLE_BYTES // PAGE_BYTES) * PAGE_BYTES
+    cache = PageCache(capacity_bytes=room * paged_bytes, sizes=np.full(samples, SAMPLE_BYTES))
     return tuple(float(np.count_nonzero(cache.read(orders(epoch))) / samples) for epoch in range(epochs))
 
 
@@ -156,84 +160,3 @@ def belady_hits(orders: Orders, *, room: int, samples: int, epochs: int) -> Iter
                 count -= 1
         yield hits
     yield count  # nothing is read after the last epoch, so nothing is admitted or leaves
-
-
-class Lru:
-    """An exact LRU cache of samples, fast for epochs over a whole dataset. ``sizes`` are bytes, number[F].
-
-    The cache always holds the samples that were last read at or after some access, the floor, which never decreases.
-    The floor does not depend on hits, so a stretch of accesses needs only the floor before and after it. Samples last
-    read after both floors hit, and samples last read before both miss. The few in between are counted one by one.
-    """
-
-    def __init__(self, *, capacity_bytes: float, sizes: NDArray[Any]) -> None:
-        self._capacity_bytes = capacity_bytes
-        self._sizes = sizes
-        self._last = np.full(len(sizes), -1, dtype=np.int64)  # number of each sample's last access, -1 for none
-        self._origin = 0  # number of the first access in `_live`
-        self._live = np.zeros(0)  # bytes of each access that no later access of the same sample replaced
-        self._floor = 0  # number of the oldest access that may still be held
-        self._held_bytes = 0.0  # bytes of the samples whose last access is at or after the floor
-
-    def read(self, samples: NDArray[Any]) -> NDArray[np.bool_]:
-        """Read samples in order, all different; return which were in the cache: bool[n]."""
-        # Accesses before the floor are never needed again.
-        start = self._origin + len(self._live)
-        self._live = np.concatenate([self._live[self._floor - self._origin :], np.zeros(len(samples))])
-        self._origin = self._floor
-        # Counting the uncertain accesses of a stretch of s takes up to s^2 steps, so n accesses cost n s. The overhead
-        # per stretch occurs n / s times. The square root balances both.
-        stretch = int(np.clip(math.isqrt(len(samples)), 64, 8192))
-        hits = np.empty(len(samples), dtype=bool)
-        for low in range(0, len(samples), stretch):
-            part = slice(low, low + stretch)
-            hits[part] = self._read_stretch(samples[part], start + low)
-        return hits
-
-    def _read_stretch(self, samples: NDArray[Any], now: int) -> NDArray[np.bool_]:
-        sizes = self._sizes[samples].astype(np.float64)
-        # All at once, as if the stretch were a single access. The errors of this are corrected at the end.
-        previous = self._last[samples]
-        floor = self._floor
-        again = previous >= floor
-        kept_bytes = self._held_bytes - float(sizes[again].sum())
-        self._live[previous[again] - self._origin] = 0
-        self._live[now - self._origin : now - self._origin + len(samples)] = sizes
-        self._last[samples] = np.arange(now, now + len(samples))
-        self._held_bytes = kept_bytes + float(sizes.sum())
-        self._raise_floor(now + len(samples))
-        hits = previous >= self._floor
-        unsure = np.flatnonzero(again & ~hits)
-        if len(unsure):
-            hits[unsure] = self._fits(unsure, previous, sizes, floor, kept_bytes)
-        return hits
-
-    def _raise_floor(self, now: int) -> None:
-        # 16384 at a time: usually few are evicted, and summing over all that is held would cost the same each time.
-        while self._held_bytes > self._capacity_bytes and self._floor < now:
-            low = self._floor - self._origin
-            ends = np.cumsum(self._live[low : low + 16384])
-            needed = int(np.searchsorted(ends, self._held_bytes - self._capacity_bytes)) + 1
-            evicted = min(needed, len(ends), now - self._floor)
-            self._floor += evicted
-            self._held_bytes -= float(ends[evicted - 1])
-
-    def _fits(
-        self, unsure: NDArray[Any], previous: NDArray[Any], sizes: NDArray[Any], floor: int, kept_bytes: float
-    ) -> NDArray[np.bool_]:
-        """Return whether each uncertain sample of the stretch still fits after the reads since its last one.
-
-        Three kinds of samples were read since then. Some were last read later and are not in the stretch. Some were
-        last read later and are read again in the stretch. Others were last read earlier, or never, and occur earlier in
-        the stretch. ``floor`` and ``kept_bytes`` are from before the stretch, without the samples that it reads again.
-        """
-        low = floor - self._origin
-        at = previous[unsure]
-        upto = np.cumsum(self._live[low : int(at.max()) + 1 - self._origin])
-        since = kept_bytes - upto[at - floor]
-        after = previous[None, :] > at[:, None]
-        before = previous[None, :] < at[:, None]
-        earlier = np.arange(len(sizes))[None, :] < unsure[:, None]
-        read_bytes = np.where(after | (before & earlier), sizes, 0).sum(axis=1)
-        fits: NDArray[np.bool_] = since + read_bytes + sizes[unsure] <= self._capacity_bytes
-        return fits

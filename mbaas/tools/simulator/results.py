@@ -195,7 +195,7 @@ def hit_rates_figure(policy: str, cached: float, hits: Sequence[float]) -> Figur
             f"{policy} serves": [(epoch, stated(100 * hit, unit="%")) for epoch, hit in enumerate(hits)],
             f"{policy} holds": [(epoch, stated(100 * cached, unit="%")) for epoch in range(len(hits))],
         },
-        title=f"A {policy} cache of {units.percent(cached)} of the samples",
+        title=f"{policy}, room for {units.percent(cached)} of the samples",
         x="epoch",
         y="samples, %",
     )

@@ -65,7 +65,7 @@ def test_figures_are_drawn_as_files(tmp_path: Path) -> None:
     made = {
         "policies": results.policies_figure(given, outcomes),
         "sweep": results.sweep_figure(given, sweep(given, policy="mbaas", x=CACHE, y=TRIALS)),
-        "hits": results.hit_rates_figure("lru", 0.5, (0.0, 0.15, 0.15)),
+        "hits": results.hit_rates_figure("page_cache", 0.5, (0.0, 0.15, 0.21)),
         "frequency": results.frequency_figure(found, samples=500, workers=4, epochs=9),
         "imbalance": results.imbalance_figure(imbalance(nodes=4, local_batch=8, steps=50), nodes=4, local_batch=8),
         "even": results.imbalance_figure(imbalance(nodes=1, local_batch=8, steps=5), nodes=1, local_batch=8),

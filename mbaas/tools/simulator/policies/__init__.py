@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mbaas.tools.simulator.policies.base import LruPolicy, Minio, Naive, Perfect, Policy, StagingBuffer
+from mbaas.tools.simulator.policies.base import Minio, Naive, PageCachePolicy, Perfect, Policy, StagingBuffer
 from mbaas.tools.simulator.policies.clairvoyant import Lobster, Nopfs
 from mbaas.tools.simulator.policies.partitioned import (
     DeepioOptimistic,
@@ -29,7 +29,7 @@ POLICIES: dict[str, Policy] = {
         LbannPreload,
         LocalityAware,
         Nopfs,
-        LruPolicy,
+        PageCachePolicy,
         Minio,
         PartitionedMinio,
         Lobster,

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mbaas.tools.simulator.chance import Lru
+from mbaas.model.page_cache import PageCache
 from mbaas.tools.simulator.system import Cores
 from mbaas.tools.simulator.world import NOWHERE, Floats, Traffic, World, fetch_seconds, write_seconds
 
@@ -165,34 +165,28 @@ class Minio(Policy):
             yield world.traffic(samples, world.own_tiers(held))
 
 
-class LruPolicy(Policy):
-    name = "lru"
+class PageCachePolicy(Policy):
+    name = "page_cache"
     about = (
-        "A cache per worker that evicts what was not read for longest, as a page cache does; faster classes hold what "
-        "was read last."
+        "The page cache of Linux with its two lists, one per worker, as large as the fastest class and without the "
+        "others; samples are files."
     )
 
     def traffic(self, world: World) -> Iterator[Traffic]:
-        # Cache k has the capacity of class k and all faster ones together. A sample in cache k but in no smaller cache
-        # was read less recently than the contents of the faster classes, so it is in class k.
-        capacities = np.cumsum([each.capacity_bytes for each in world.classes])
-        caches = [
-            [Lru(capacity_bytes=float(capacity), sizes=world.sizes) for capacity in capacities]
-            for _ in range(world.workers)
-        ]
+        memory_bytes = world.classes[0].capacity_bytes if world.classes else 0.0
+        caches = [PageCache(capacity_bytes=memory_bytes, sizes=world.sizes) for _ in range(world.workers)]
         for epoch in world.epochs:
             samples = world.sampler_order(epoch)
             held = np.full(len(samples), NOWHERE, dtype=np.int8)
-            for worker, tiers in enumerate(caches):
+            for worker, cache in enumerate(caches):
                 mine = slice(worker, None, world.workers)
                 real = samples[mine] < world.samples
-                for number, cache in reversed(list(enumerate(tiers))):  # the fastest last, to overwrite the others
-                    hits = np.zeros(len(real), dtype=bool)
-                    hits[real] = cache.read(samples[mine][real])
-                    held[mine][hits] = number
+                hits = np.zeros(len(real), dtype=bool)
+                hits[real] = cache.read(samples[mine][real])
+                held[mine][hits] = 0  # the fastest class
             yield world.traffic(samples, world.own_tiers(held))
 
     def remark(self, world: World) -> str | None:
         if world.system.training.trials == 1:
             return None
-        return "trials that read the same cache in different orders are taken to hit as often as one alone"
+        return "trials with the same page cache hit more often than the single trial that is simulated"
