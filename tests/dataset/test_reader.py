@@ -18,6 +18,7 @@ from tenacity import Retrying
 from mbaas.dataset.storage.reader import ByteRange, FileReader
 from mbaas.dataset.storage.retry import PatientReader, retrying
 from mbaas.errors import BadSampleError, ConfigError, StorageError
+from mbaas.tools.analysis.measuring.storage import Span, drop, resident_share
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 
@@ -147,6 +148,23 @@ def test_what_is_wrong_with_a_file_for_good_is_not_a_storage_error(filesystem: F
     with pytest.raises(BadSampleError) as caught:
         read(filesystem, at(file))
     assert not isinstance(caught.value, StorageError)
+
+
+def test_reading_a_part_of_a_file_brings_no_other_part_from_disk(tmp_path: Path) -> None:
+    """Twenty samples of 40 kB in a row, as the first of a file of 12 MB. The kernel would take this for a sequence."""
+    path, sample = tmp_path / "packed", 40_000
+    with path.open("wb") as out:
+        out.write(os.urandom(300 * sample))
+        out.flush()
+        os.fsync(out.fileno())
+    whole = Span(str(path), 0, 300 * sample)
+    drop([whole])
+    if resident_share([whole]):
+        pytest.skip("the temporary folder is in memory, so its files are never read from disk")
+    for i in range(20):
+        read(LocalFileSystem(), at(path, i * sample, sample, 300 * sample))
+    assert resident_share([Span(str(path), 0, 20 * sample)]) == 1
+    assert resident_share([Span(str(path), 21 * sample, 279 * sample)]) == 0
 
 
 def test_a_folder_in_the_place_of_a_file_is_no_sample(filesystem: FileSystem, file: Path) -> None:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from mbaas.cache.directory import MinIO
 from mbaas.cache.disk.folder import VERSION, folder_bytes, open_folder, remove_stale, stale_folders
 from mbaas.cache.slab import Slab, extract, pack
+from mbaas.dataset.storage.reader import advise_random
 from mbaas.errors import ConfigError, StateError
 from mbaas.samples.order import Ids
 
@@ -239,6 +240,7 @@ class DiskStore:
                 # Leftovers of a crash after the last sample take space that is not charged to the budget.
                 os.truncate(folder.segment(number), ends[number])
                 self._files[number] = os.open(folder.segment(number), os.O_RDWR | os.O_CLOEXEC)
+                advise_random(self._files[number])
             else:
                 folder.segment(number).unlink()
         newest = max(self._files, default=1)
@@ -329,6 +331,7 @@ class DiskStore:
             if segment not in self._files:
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 self._files[segment] = os.open(self._folder.segment(segment), flags, 0o644)
+                advise_random(self._files[segment])
             return self._files[segment]
 
     def _publish(self, rows: Rows) -> None:
