@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
@@ -32,6 +30,7 @@ from rich.table import Table
 
 import mbaas
 from benchmarks import ID_BYTES, rows
+from benchmarks.tune_trials import report_with_state, restored_state, stop_at
 from mbaas import transforms as T
 from mbaas.dataset import Dataset, synthetic
 from mbaas.ray_cluster import connection
@@ -243,14 +242,11 @@ def search(plan: Plan, way: Way, data: SearchData, **options: Any) -> Search:
         quality = list(range(plan.trials))
         # If each trial were better than the ones before, a scheduler that compares with these would stop none.
         random.Random(0).shuffle(quality)
-        # HyperBand stops all trials. If a trial ends early, Tune (2.60) may leave others paused forever: in a halved
-        # bracket, the end of a trial does not trigger another look.
-        epochs = sys.maxsize if scheduler == "HyperBand" else EPOCHS
         space = {
             "way": way,
             "data": data,
             "step_s": plan.step_s,
-            "epochs": epochs,
+            "epochs": EPOCHS,
             "quality": tune.grid_search(quality),
             "rate": 0.1,
         }
@@ -269,7 +265,12 @@ def search(plan: Plan, way: Way, data: SearchData, **options: Any) -> Search:
                 # search if paused trials shared processes.
                 reuse_actors=scheduler not in PAUSING,
             ),
-            run_config=tune.RunConfig(storage_path=folder, callbacks=callbacks, verbose=0),
+            run_config=tune.RunConfig(
+                storage_path=folder,
+                callbacks=callbacks,
+                stop=stop_at(EPOCHS) if scheduler == "HyperBand" else None,
+                verbose=0,
+            ),
         )
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results, not for Tune's messages
             results = tuner.fit()
@@ -317,7 +318,7 @@ def _served(data: SearchData, options: dict[str, Any]) -> Iterator[mbaas.Feed]:
 
 def _train(config: dict[str, Any]) -> None:
     """Train, evaluate, save and report each epoch; resume from a checkpoint if there is one."""
-    data, step_s, state = config["data"], config["step_s"], _restored()
+    data, step_s, state = config["data"], config["step_s"], restored_state()
     opened = time.monotonic()
     loader: Any
     evaluation: contextlib.AbstractContextManager[Any]
@@ -341,20 +342,18 @@ def _train(config: dict[str, Any]) -> None:
             evaluation = get_loader(VALIDATE, format="numpy")
         with evaluation as minibatches:
             waited_s += _go_through(minibatches, EVALUATION_STEP * step_s)[1]
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "state.json").write_text(json.dumps(loader.state_dict()))
-            # From the configuration alone, so that each round stops the same trials; it grows as a real score does.
-            report = {
-                "score": config["quality"] + loader.epoch / 100,
-                "epoch": loader.epoch,
-                "opened": opened,
-                "began": began,
-                "ended": ended,
-                "evaluated": time.monotonic(),
-                "waited_s": waited_s,
-                "first_batch_s": first_batch_s,
-            }
-            tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
+        # From the configuration alone, so that each round stops the same trials; it grows as a real score does.
+        report = {
+            "score": config["quality"] + loader.epoch / 100,
+            "epoch": loader.epoch,
+            "opened": opened,
+            "began": began,
+            "ended": ended,
+            "evaluated": time.monotonic(),
+            "waited_s": waited_s,
+            "first_batch_s": first_batch_s,
+        }
+        report_with_state(report, loader.state_dict())
 
 
 def _go_through(minibatches: Iterable[Any], step_s: float) -> tuple[float, float]:
@@ -369,15 +368,6 @@ def _go_through(minibatches: Iterable[Any], step_s: float) -> tuple[float, float
         time.sleep(step_s)
         asked = time.monotonic()
     return first_at, waited_s + time.monotonic() - asked
-
-
-def _restored() -> dict[str, Any] | None:
-    checkpoint = tune.get_checkpoint()
-    if checkpoint is None:
-        return None
-    with checkpoint.as_directory() as folder:
-        state: dict[str, Any] = json.loads((Path(folder) / "state.json").read_text())
-        return state
 
 
 def table(results: list[Search]) -> Table:

@@ -152,7 +152,8 @@ def test_asha(feed: OneOfMany, make_gate: MakeGate) -> None:
 def test_hyperband_pauses(feed: OneOfMany, make_gate: MakeGate) -> None:
     """Brackets of 2 trials: in the second, both pause after an epoch, and the better one continues from its state.
 
-    Trials run one at a time. Ray 2.60's HyperBand hangs on a trial whose bracket ends while it is being paused.
+    Trials run one at a time. Otherwise a trial may still be saving its state when its bracket ends, and Ray 2.60 leaves
+    it paused (`benchmarks.tune_trials.stop_at`).
     """
     scheduler = tune.schedulers.HyperBandScheduler(max_t=2, reduction_factor=2)
     watch = Watch()
