@@ -259,6 +259,92 @@ def nodes(
 
 
 @command(app)
+def ladder(
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Speeds of storage. Default: 15MB/s,50MB/s,530MB/s.", metavar="RATE,RATE", show_default=False
+        ),
+    ] = None,
+    cached: Annotated[
+        str | None,
+        typer.Option(
+            help="Caches of a node, as fractions of the images. Default: 0.35,0.5,0.75,1.",
+            metavar="S,S",
+            show_default=False,
+        ),
+    ] = None,
+    modes: Annotated[
+        str | None,
+        typer.Option(help="Consumers. Default: one,eight,hyperband,nodes.", metavar="MODE,MODE", show_default=False),
+    ] = None,
+    steps: Annotated[
+        str, typer.Option(help="Sources of minibatches; each mode has some of them.", metavar="STEP,STEP")
+    ] = "dataloader,minio,fetch,prep-page-cache,prep,decoded",
+    images: Annotated[
+        int | None, typer.Option(help="Number of generated photographs. Default: 800.", show_default=False)
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Measured epochs, after two others. Default: 3.", show_default=False)
+    ] = None,
+    pace: Annotated[float, typer.Option(help="Samples/s of a trial that never waits.")] = 1000.0,
+    trials: Annotated[int, typer.Option(help="Concurrent trials of the modes eight and hyperband.")] = 8,
+    search_samples: Annotated[int, typer.Option(help="Trials of the mode hyperband.")] = 16,
+    search_epochs: Annotated[int, typer.Option(help="Epochs of its longest trials.")] = 9,
+    cores: Cores = None,
+    results: Annotated[
+        Path, typer.Option(help="Results of finished cells, which are not measured again.", metavar="FILE.jsonl")
+    ] = Path("ladder.jsonl"),
+    short: Annotated[
+        bool, typer.Option("--short", help="Other defaults: 15MB/s, 0.5, eight, 200 images, 2 epochs.")
+    ] = False,
+    only_table: Annotated[bool, typer.Option("--only-table", help="Measure nothing.")] = False,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the tables here.", show_default=False)] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write the rows here.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure CoorDL's mechanisms one after the other: MinIO, shared fetching, shared preparation, decoded samples.
+
+    Storage of a fixed speed is modelled, below a cache of a limited size. The whole table takes hours.
+
+    Examples:
+        python -m benchmarks ladder --short
+        python -m benchmarks ladder --modes hyperband --storage 15MB/s,530MB/s
+    """
+    check_installed()
+    from benchmarks.ladder.cells import LONG, SHORT, STEPS, Mode, Plan, Step, Workload, unfinished
+    from benchmarks.ladder.report import as_csv, as_markdown, figures, tables
+    from benchmarks.ladder.runs import run_all
+    from mbaas.tools.bench.rows import BenchSettings, usable_cores
+
+    usual = SHORT if short else LONG
+    plan = Plan(
+        tuple(_rate("--storage", each) for each in (storage or usual.storage).split(",")),
+        _shares("--cached", cached or usual.cached),
+        cast("tuple[Mode, ...]", _some_of("--modes", modes or usual.modes, tuple(STEPS))),
+        cast("tuple[Step, ...]", _some_of("--steps", steps, get_args(Step))),
+    )
+    workload = Workload(
+        images=usual.images if images is None else images,
+        epochs=usual.epochs if epochs is None else epochs,
+        trials=trials,
+        search_samples=search_samples,
+        search_epochs=search_epochs,
+        samples_per_s=pace,
+        cores=usable_cores() if cores is None else cores,
+    )
+    options: Any = {"cache_dir": BenchSettings().cache_dir, "results": results, "report": _progress}
+    records = _show(lambda: run_all(None if only_table else plan, workload, **options), tables, as_json, figures)
+    for file, text in ((markdown, as_markdown), (csv, as_csv)):
+        if file is not None:
+            file.write_text(text(records))
+    if failed := [] if only_table else unfinished(plan.cells(), workload, records):
+        raise MbaasError(f"{len(failed)} cells have failed; run the command again to repeat them")
+    if faulty := [record.cell for record in records if record.result.missing or record.result.repeated]:
+        raise MbaasError(f"samples were missing or repeated in {len(faulty)} cells, for instance {faulty[0]}")
+
+
+@command(app)
 def calls(
     trials: Annotated[str, typer.Option(help="Numbers of trials of a machine.", metavar="N,N")] = "3,8",
     rounds: Rounds = 3,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mbaas.prep.engines import Batch, Engine, make_engine
 from mbaas.samples.fields import Field, Packed
@@ -52,7 +52,7 @@ class Minibatches(Dataset[Any]):
     def __getitems__(self, indices: list[int]) -> TorchMinibatch:
         epoch, first = divmod(indices[0], len(self))
         ids = np.array(indices, np.int64) - (indices[0] - first)  # no minibatch spans two epochs
-        raw = self._read(ids.tolist())
+        raw = self.read(ids.tolist())
         if self._engine is None:  # made in the worker process
             self._engine = make_engine("cpu", self._pipeline, seed=self._seed)
         out = _empty(len(ids), self._task.made)
@@ -60,7 +60,8 @@ class Minibatches(Dataset[Any]):
         refuse_bad(prepared.bad, ids, self._samples.files)
         return out, torch.from_numpy(ids), [prepared.known[name] for name in self._task.beside]
 
-    def _read(self, ids: list[int]) -> list[NDArray[np.uint8]]:
+    def read(self, ids: list[int]) -> list[NDArray[np.uint8]]:
+        """Read the encoded samples. The arrays are valid until the next call."""
         # Into one array that the next call overwrites: new memory would cost a page fault per page.
         if len(self._encoded) < len(ids) * self._largest_bytes:
             self._encoded = np.empty(len(ids) * self._largest_bytes, np.uint8)
@@ -84,20 +85,30 @@ def _empty(n: int, made: Field) -> torch.Tensor:
     return out.resize_(n, *shape)
 
 
-class _Indices(Sampler[int]):
-    """Random sampler whose indices include the epoch."""
+class EpochIndices(Sampler[int]):
+    """Random sampler whose indices include the epoch: epoch * samples + sample id.
 
-    def __init__(self, samples: int, seed: int) -> None:
-        self._samples = samples
-        self._random = RandomSampler(range(samples), generator=torch.Generator().manual_seed(seed))
-        self._epoch = 0
+    Args:
+        samples: number of samples.
+        seed: of the order.
+        rank, world_size: in a data-parallel trial, a rank gets every ``world_size``-th index of the common order.
+        epoch: the first epoch.
+
+    Attributes:
+        samples: as given.
+    """
+
+    def __init__(self, samples: int, seed: int, *, rank: int = 0, world_size: int = 1, epoch: int = 0) -> None:
+        self.samples, self._seed, self._epoch = samples, seed, epoch
+        self._own = slice(rank, None, world_size)
 
     def __len__(self) -> int:
-        return self._samples
+        return len(range(self.samples)[self._own])
 
     def __iter__(self) -> Iterator[int]:
-        first, self._epoch = self._epoch * self._samples, self._epoch + 1
-        return (first + index for index in self._random)
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        order = np.random.default_rng([self._seed, epoch]).permutation(self.samples)[self._own]
+        return iter((epoch * self.samples + order).tolist())
 
 
 def _as_is(minibatch: Any) -> Any:
@@ -107,18 +118,35 @@ def _as_is(minibatch: Any) -> Any:
 
 def make_loader(spec: RowSpec, workers: int, collate: Callable[[Any], Any] = _as_is) -> DataLoader[Any]:
     """Make a DataLoader of `Minibatches` with ``workers`` processes; ``collate`` is applied to each minibatch."""
-    samples = spec.samples()
+    samples, seed = spec.samples(), spec.settings.seed + spec.trial
+    minibatches = Minibatches(samples, spec.task, spec.pipeline(), seed)
+    indices = EpochIndices(len(samples.files), seed)
+    return loader_of(
+        minibatches, indices, batch=spec.batch, workers=workers, pin_memory=spec.settings.gpu, collate=collate
+    )
+
+
+def loader_of(
+    minibatches: Minibatches,
+    indices: EpochIndices,
+    *,
+    batch: int,
+    workers: int,
+    pin_memory: bool = False,
+    collate: Callable[[Any], Any] = _as_is,
+) -> DataLoader[Any]:
+    """Make a DataLoader of ``workers`` persistent processes; with none, it prepares in the trial's process."""
     with warnings.catch_warnings():
         # torch compares one trial's workers with the cores; the benchmark counts all trials
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return DataLoader(
-            Minibatches(samples, spec.task, spec.pipeline(), spec.settings.seed + spec.trial),
-            batch_size=spec.batch,
-            sampler=_Indices(len(samples.files), spec.settings.seed + spec.trial),
+            minibatches,
+            batch_size=batch,
+            sampler=indices,
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=2 if workers else None,
-            pin_memory=spec.settings.gpu,
+            pin_memory=pin_memory,
             collate_fn=collate,
         )
 
