@@ -24,9 +24,12 @@ TITLES: dict[Mode, str] = {
 }
 
 HEADINGS = (
-    "storage", "cached", "step", "samples/s", "speed-up", "epoch s", "MB read", "compute", "prep", "fetch", "other",
-    "CPU-s/1,000", "faults",
+    "storage", "cached", "step", "samples/s", "gain", "s", "MB", "compute", "prep", "fetch", "other", "CPU-s",
+    "decoded", "faults",
 )  # fmt: skip
+
+BESIDE_TITLE = ("step", "samples/s", "gain", "s", "MB", "prep", "fetch", "other", "CPU-s", "faults")
+"""Columns on a terminal, which has room for 80 characters."""
 
 WORDS = ("step", "faults")
 
@@ -156,24 +159,27 @@ def _parts(records: Sequence[Record]) -> Iterator[RenderableType]:
         f"that never waits; minibatches of {workload.batch}; {workload.epochs} measured epochs\n"
         f"{machine_line(last.machine, workload.cores)}; commit {commits}"
     )
-    rows = results.rows()
     for mode, title in TITLES.items():
-        if some := [row for row in rows if row.record.cell.mode == mode]:
-            yield _mode_table(title.format(**asdict(workload)), some)
+        rows = [cells_of(row) for row in results.rows() if row.record.cell.mode == mode]
+        if rows:
+            yield Text(title.format(**asdict(workload)), style="bold")
+        for storage, cached in dict.fromkeys((row[0], row[1]) for row in rows):
+            yield _step_table(f"{storage}, {cached} cached", [row for row in rows if row[:2] == [storage, cached]])
     yield _claims_table(results)
     yield Text(
-        "speed-up: relative to a DataLoader for each trial over the page cache, with the same storage and capacity. "
-        "epoch s, MB read: of an epoch of all trials together. compute, prep, fetch, other: parts of the "
-        "epoch's time by differences between runs: steps alone, everything cached, this cell; other is what remains. "
-        "CPU-s/1,000: CPU seconds of all processes for 1,000 delivered samples, without the model of the storage.",
+        "gain: speed-up over a DataLoader for each trial over the page cache, with the same storage and capacity. "
+        "s, MB: time and bytes read from storage, in an epoch of all trials together. prep, fetch, other: parts of "
+        "the time, by differences between runs: steps alone, everything cached, this cell; other is what remains. "
+        "CPU-s: CPU seconds of all processes for 1,000 delivered samples, without the model of the storage. Files "
+        "have two more columns, compute and decoded: the share of cached samples that are decoded, in the same memory.",
         style="dim",
     )
 
 
-def _mode_table(title: str, rows: Sequence[Row]) -> Table:
-    table = figure_table(title, HEADINGS, words=WORDS)
+def _step_table(title: str, rows: Sequence[Sequence[str]]) -> Table:
+    table = figure_table(title, BESIDE_TITLE, words=WORDS)
     for row in rows:
-        table.add_row(*cells_of(row))
+        table.add_row(*(row[HEADINGS.index(heading)] for heading in BESIDE_TITLE))
     return table
 
 
@@ -190,8 +196,9 @@ def cells_of(row: Row) -> list[str]:
         "" if row.speed_up is None else f"{row.speed_up:.1f}x",
         number(result.epoch_s),
         number(result.storage_bytes / result.rounds / 1e6),
-        *([percent(part / result.epoch_s) for part in parts] or [""] * 4),
+        *([f"{part / result.epoch_s:.0%}" for part in parts] or [""] * 4),
         number(result.cpu_s_per_1000),
+        percent(result.decoded_samples / max(1, result.cached_samples)) if cell.step == "decoded" else "",
         _faults(result),
     ]
 
@@ -202,7 +209,9 @@ def _faults(result: CellResult) -> str:
 
 
 def _claims_table(results: Results) -> Table:
-    table = figure_table("beside the paper", ("where", "what", "paper", "here"), words=("where", "what"))
+    table = figure_table(
+        "beside the paper", ("where", "what", "paper", "here"), words=("where", "what"), wrapped=("what",)
+    )
     for claim in CLAIMS:
         found = results.speed_ups(claim)
         table.add_row(claim.where, claim.what, claim.paper, _range(found))
