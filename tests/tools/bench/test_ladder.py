@@ -259,8 +259,8 @@ def test_the_storage_of_a_cell() -> None:
 
 
 def test_training_counts_what_it_gets() -> None:
-    """Of 4 samples, the second epoch lacks 1 and has 2 twice."""
-    epochs = iter([[[0, 1], [2, 3]], [[0, 2], [2, 3]]])
+    """Of 4 samples, the second epoch lacks 1 and has 2 twice in a minibatch."""
+    epochs = iter([[[0, 1], [2, 3]], [[2, 2], [0, 3]]])
 
     def epoch() -> Iterator[Minibatch]:
         for ids in next(epochs):
