@@ -119,7 +119,7 @@ class CellResult:
         storage_bytes, storage_reads: read from the disks of all nodes in the window.
         cpu_s: CPU seconds of all processes in the window, without the model of the storage.
         checked_epochs: epochs of all trials, unmeasured ones included.
-        missing, repeated: samples that were absent from one of them, and deliveries of a sample after the first in one.
+        missing, repeated: samples absent from an epoch, and deliveries after the first in an epoch.
         cached_bytes: bytes in all caches of the feed at the end; 0 without a feed.
         cached_samples, decoded_samples: samples in these, and those among them that are decoded.
     """

@@ -169,7 +169,7 @@ def _parts(records: Sequence[Record]) -> Iterator[RenderableType]:
     yield Text(
         "gain: speed-up over a DataLoader for each trial over the page cache, with the same storage and capacity. "
         "s, MB: time and bytes read from storage, in an epoch of all trials together. prep, fetch, other: parts of "
-        "the time, by differences between runs: steps alone, everything cached, this cell; other is what remains. "
+        "the time, by differences between runs: steps alone, everything cached, this cell; other is the rest. "
         "CPU-s: CPU seconds of all processes for 1,000 delivered samples, without the model of the storage. Files "
         "have two more columns, compute and decoded: the share of cached samples that are decoded, in the same memory.",
         style="dim",

@@ -103,7 +103,7 @@ class ReadCounts:
     Attributes:
         hits: samples read from the cache.
         reads, read_bytes: samples read from the disk.
-        cpu_us: CPU microseconds of the server itself, which are no cost of loading.
+        cpu_us: CPU microseconds of the server itself; loaders do not pay for the model.
     """
 
     hits: int = 0

@@ -58,7 +58,7 @@ class TrialSpec:
         socket: path of its node's storage; "" for a feed, which reads itself.
         workers: worker processes of its DataLoader.
         ray_address: the cluster of its feed; "" if the process is already connected.
-        trial: its number; with "fetch" also that of its pipeline.
+        trial: its number; with "fetch", its pipeline has the same.
         rank, world_size: in a data-parallel trial.
     """
 
@@ -278,7 +278,7 @@ class _ActorTrials:
 
 @contextmanager
 def ranks(spec: TrialSpec, cluster: LocalCluster) -> Iterator[Trials]:
-    """Run the ranks of a data-parallel trial, one on each node of a cluster to which this process is connected."""
+    """Run the ranks of a data-parallel trial, one on each node of the connected cluster."""
     world_size = len(cluster.node_ids)
     specs = [(replace(spec, rank=rank, world_size=world_size),) for rank in range(world_size)]
     with actors_on(cluster.node_ids, _RankActor, specs) as actors:

@@ -13,7 +13,7 @@ from benchmarks.tune_trials import stop_at
 
 @dataclass(eq=False)
 class FakeTrial:
-    """A trial as far as the scheduler looks at it."""
+    """The part of a trial that the scheduler reads."""
 
     trial_id: str
     status: str = Trial.RUNNING
@@ -29,7 +29,7 @@ class FakeController:
 
 
 def finalists() -> tuple[HyperBandScheduler, FakeController, list[FakeTrial]]:
-    """A bracket of two trials, both of which train until max_t = 2."""
+    """A bracket of two trials that both train until max_t = 2."""
     scheduler, controller = (
         HyperBandScheduler(metric="score", mode="max", max_t=2, reduction_factor=2),
         FakeController(),
@@ -65,7 +65,7 @@ def test_a_finalist_that_is_still_saving_is_forgotten() -> None:
 
 
 def test_with_the_criterion_no_finalist_is_paused() -> None:
-    """Tune checks it before it asks the scheduler (`TuneController._process_trial_result`)."""
+    """Tune checks the criterion before it calls the scheduler (`TuneController._process_trial_result`)."""
     trial = Trial("trainable", stub=True, stopping_criterion=stop_at(2))
     assert not trial.should_stop({"training_iteration": 1})
     assert trial.should_stop({"training_iteration": 2})

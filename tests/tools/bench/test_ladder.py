@@ -203,7 +203,7 @@ def test_a_share_outside_of_its_range(cached: tuple[float, ...]) -> None:
 
 
 def test_finished_cells_are_not_measured_again(tmp_path: Path) -> None:
-    """Only those of the same workload count as finished."""
+    """A cell of another workload is not finished."""
     file, plan = tmp_path / "a" / "ladder.jsonl", Plan((15e6,), (0.5,), ("one",), ("dataloader", "minio"))
     cells = list(plan.cells())
     assert read_records(file) == []
@@ -383,7 +383,7 @@ def test_options_that_are_not_there(arguments: list[str], message: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_cells_for_real(tmp_path: Path) -> None:
-    """MinIO with half of the images cached reads half of them in an epoch; so does a feed, for both trials together."""
+    """With half of the images cached, each trial over MinIO reads half per epoch. A feed reads it once for both."""
     file = tmp_path / "ladder.jsonl"
     options = ["--images", "96", "--epochs", "2", "--trials", "2", "--storage", "20MB/s", "--cached", "0.5"]
     command = [sys.executable, "-m", "benchmarks", "ladder", *options, "--modes", "eight", "--steps", "minio,prep"]
