@@ -164,7 +164,8 @@ def storage_settings(cell: Cell, bench: Bench) -> StorageSettings:
     policy: Policy = "page_cache" if cell.step in ("dataloader", "prep-page-cache") else "minio"
     is_cached = cell.step in (*LOADER_STEPS, "prep-page-cache")
     capacity = cache_bytes(cell, bench) if is_cached else 0
-    return StorageSettings(cell.storage_bytes_per_s, policy, capacity, len(bench.dataset))
+    sizes = tuple(bench.dataset.lengths(np.arange(len(bench.dataset))).tolist())
+    return StorageSettings(cell.storage_bytes_per_s, policy, capacity, sizes)
 
 
 @contextmanager

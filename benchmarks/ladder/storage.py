@@ -15,8 +15,7 @@ import multiprocessing as mp
 import socket
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from mbaas.errors import MbaasError
+from mbaas.model.page_cache import PageCache
 from mbaas.tools.analysis.measuring.storage import Throttle
 
 STATISTICS = -1
@@ -42,22 +42,14 @@ class Cache(Protocol):
         """Record a read of a whole sample of ``nbytes``, and return whether it was in memory."""
 
 
-class LruCache:
-    """Samples in memory, with the least recently used ones evicted first."""
+class LinuxCache:
+    """The page cache of Linux; ``sizes`` are bytes of all samples."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self._free_bytes = capacity_bytes
-        self._samples: OrderedDict[int, int] = OrderedDict()  # id -> bytes, the next to evict first
+    def __init__(self, capacity_bytes: int, sizes: Sequence[int]) -> None:
+        self._cache = PageCache(capacity_bytes=capacity_bytes, sizes=np.array(sizes))
 
-    def access(self, sample: int, nbytes: int) -> bool:
-        if sample in self._samples:
-            self._samples.move_to_end(sample)
-            return True
-        self._samples[sample] = nbytes
-        self._free_bytes -= nbytes
-        while self._free_bytes < 0:
-            self._free_bytes += self._samples.popitem(last=False)[1]
-        return False
+    def access(self, sample: int, nbytes: int) -> bool:  # noqa: ARG002 - the sizes are known
+        return bool(self._cache.read(np.array([sample]))[0])
 
 
 class MinIOCache:
@@ -76,9 +68,6 @@ class MinIOCache:
         return False
 
 
-CACHES: dict[Policy, Callable[[int], Cache]] = {"page_cache": LruCache, "minio": MinIOCache}
-
-
 @dataclass(frozen=True)
 class StorageSettings:
     """The storage of one node.
@@ -87,13 +76,13 @@ class StorageSettings:
         bytes_per_s: speed of the disk; None: reading takes no time.
         policy: rule of the cache.
         cache_bytes: capacity of the cache; 0: every read goes to the disk.
-        samples: number of samples of the dataset.
+        sizes: bytes of each sample of the dataset.
     """
 
     bytes_per_s: float | None
     policy: Policy
     cache_bytes: int
-    samples: int
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -129,8 +118,12 @@ class NodeStorage:
         rate = settings.bytes_per_s
         # A token bucket without a burst: idle time of a disk is lost.
         self._disk = None if rate is None else Throttle(rate)
-        self._cache = CACHES[settings.policy](settings.cache_bytes)
-        self._arrival_s = [0.0] * settings.samples  # of each sample's last read from the disk
+        self._cache: Cache = (
+            LinuxCache(settings.cache_bytes, settings.sizes)
+            if settings.policy == "page_cache"
+            else MinIOCache(settings.cache_bytes)
+        )
+        self._arrival_s = [0.0] * len(settings.sizes)  # of each sample's last read from the disk
         self._lock = threading.Lock()
         self._counts = ReadCounts()
 

@@ -35,8 +35,7 @@ from benchmarks.ladder.cells import (
 )
 from benchmarks.ladder.report import CLAIMS, HEADINGS, Results, as_csv, as_markdown, cells_of, figures, tables
 from benchmarks.ladder.storage import (
-    CACHES,
-    LruCache,
+    LinuxCache,
     MinIOCache,
     NodeStorage,
     ReadCounts,
@@ -51,7 +50,8 @@ from mbaas.tools.bench.report import Machine
 from mbaas.tools.bench.rows import Minibatch
 from mbaas.tools.bench.rows.dataloader import EpochIndices
 
-SLOW = StorageSettings(bytes_per_s=100.0, policy="minio", cache_bytes=0, samples=8)
+PAGE = 4096
+SLOW = StorageSettings(bytes_per_s=100.0, policy="minio", cache_bytes=0, sizes=(PAGE,) * 8)
 
 
 def misses(storage: NodeStorage, order: list[int], nbytes: int = 10) -> int:
@@ -84,12 +84,15 @@ def test_reading_takes_no_time_without_a_limit() -> None:
     assert NodeStorage(replace(SLOW, bytes_per_s=None)).request([(0, 10**9)], 3.0) == 3.0
 
 
-def test_minio_reads_what_does_not_fit_in_every_epoch_and_lru_reads_more() -> None:
-    """8 samples of 10 bytes and room for 3. MinIO reads 5 in each later epoch; LRU reads all 8 in a repeated order."""
-    for policy, later in (("minio", 5), ("page_cache", 8)):
-        storage = NodeStorage(replace(SLOW, policy=policy, cache_bytes=39))
-        assert misses(storage, list(range(8))) == 8
-        assert [misses(storage, list(range(8))) for _ in range(2)] == [later, later], policy
+def test_minio_reads_what_does_not_fit_in_every_epoch_and_the_page_cache_reads_more() -> None:
+    """400 samples of 25 pages and room for half of them, in a new random order each epoch."""
+    sizes, rng, means = (25 * PAGE,) * 400, np.random.default_rng(1), []
+    for policy in ("minio", "page_cache"):
+        storage = NodeStorage(StorageSettings(None, policy, 200 * 25 * PAGE, sizes))  # type: ignore[arg-type]
+        epochs = [misses(storage, rng.permutation(400).tolist(), 25 * PAGE) for _ in range(8)]
+        assert epochs[0] == 400
+        means.append(np.mean(epochs[2:]) / 400)
+    assert means == [0.5, pytest.approx(0.78, abs=0.04)]
 
 
 def test_minio_does_not_depend_on_the_order() -> None:
@@ -98,24 +101,14 @@ def test_minio_does_not_depend_on_the_order() -> None:
     assert misses(storage, [7, 0, 6, 1, 5, 2, 4, 3]) == 4
 
 
-def test_lru_evicts_the_sample_that_was_not_used_for_longest() -> None:
-    cache = LruCache(20)
-    found = [cache.access(sample, 10) for sample in (1, 2, 1, 3, 1, 2)]
-    assert found == [False, False, True, False, True, False], "3 evicts 2"
-
-
 def test_a_sample_larger_than_the_cache_is_never_in_it() -> None:
-    for cache in (LruCache(5), MinIOCache(5)):
-        assert [cache.access(0, 10) for _ in range(2)] == [False, False]
-
-
-def test_every_policy_of_the_settings_has_a_cache() -> None:
-    assert [CACHES[policy](10).access(0, 1) for policy in ("page_cache", "minio")] == [False, False]
+    for cache in (LinuxCache(PAGE, [2 * PAGE]), MinIOCache(PAGE)):
+        assert [cache.access(0, 2 * PAGE) for _ in range(2)] == [False, False]
 
 
 def test_a_server_for_several_threads(tmp_path: Path) -> None:
     """4 threads read 5 x 100 bytes each at 20,000 bytes/s: 0.1 s together. A read of the same sample is a hit."""
-    settings = StorageSettings(bytes_per_s=20_000.0, policy="minio", cache_bytes=10_000, samples=20)
+    settings = StorageSettings(bytes_per_s=20_000.0, policy="minio", cache_bytes=10_000, sizes=(100,) * 20)
     with served_storage(tmp_path, "disk", settings) as path:
         client = pickle.loads(pickle.dumps(StorageClient(path)))
 
