@@ -26,7 +26,8 @@ Step = Literal["compute", "dataloader", "minio", "fetch", "prep-page-cache", "pr
 - "fetch": one feed that shares reads and cache; each trial has a pipeline of its own.
 - "prep-page-cache": one feed that shares preparation, without a cache of its own, over the page cache.
 - "prep": one feed that shares reads, cache and preparation.
-- "decoded": the same, with decoded samples in the cache where that saves more.
+- "decoded": the same, with decoded samples in the cache where that saves more. The capacity is a share of the decoded
+  dataset, about six times as large as the stored one. With the capacity of the other steps, nothing is kept decoded.
 """
 
 Mode = Literal["one", "eight", "hyperband", "nodes"]

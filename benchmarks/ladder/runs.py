@@ -53,6 +53,9 @@ from mbaas.tools.bench.tree_cpu import TreeCpu
 HEADROOM = 1.01
 """Factor for caches that hold the whole dataset together: nodes do not divide samples."""
 
+DECODED_BYTES = 500 * 400 * 3
+"""Mean size of a decoded photograph (`mbaas.tools.bench.tasks.images`)."""
+
 STAGING_BYTES = 96 << 20
 """Staging memory of a feed on local nodes, which share the memory of this machine."""
 
@@ -156,7 +159,8 @@ def run_cell(cell: Cell, bench: Bench) -> CellResult:
 def cache_bytes(cell: Cell, bench: Bench) -> int:
     """Return the capacity of each node's cache."""
     nodes = NODES if cell.mode == "nodes" else 1
-    return int(bench.dataset.total_bytes * cell.cached * (HEADROOM if nodes * cell.cached >= 1 else 1.0))
+    whole = len(bench.dataset) * DECODED_BYTES if cell.step == "decoded" else bench.dataset.total_bytes
+    return int(whole * cell.cached * (HEADROOM if nodes * cell.cached >= 1 else 1.0))
 
 
 def storage_settings(cell: Cell, bench: Bench) -> StorageSettings:

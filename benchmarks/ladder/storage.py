@@ -24,7 +24,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from mbaas.errors import MbaasError
-from mbaas.model.page_cache import PageCache
+from mbaas.model.page_cache import PAGE_BYTES, PageCache
 from mbaas.tools.analysis.measuring.storage import Throttle
 
 STATISTICS = -1
@@ -43,10 +43,14 @@ class Cache(Protocol):
 
 
 class LinuxCache:
-    """The page cache of Linux; ``sizes`` are bytes of all samples."""
+    """The page cache of Linux; ``sizes`` are bytes of all samples.
+
+    It has room for as many samples as the other caches: what whole pages take in addition is not counted.
+    """
 
     def __init__(self, capacity_bytes: int, sizes: Sequence[int]) -> None:
-        self._cache = PageCache(capacity_bytes=capacity_bytes, sizes=np.array(sizes))
+        in_pages = sum(-(-nbytes // PAGE_BYTES) * PAGE_BYTES for nbytes in sizes)
+        self._cache = PageCache(capacity_bytes=capacity_bytes * in_pages / sum(sizes), sizes=np.array(sizes))
 
     def access(self, sample: int, nbytes: int) -> bool:  # noqa: ARG002 - the sizes are known
         return bool(self._cache.read(np.array([sample]))[0])

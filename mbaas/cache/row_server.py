@@ -1,7 +1,7 @@
 """Serves rows of prepared parts to ranks on other nodes that need only some of the rows.
 
 Threads serve ranks in order of arrival. A queue per rank, with more threads for the one about to straggle ("Lobster",
-ICPP 2022), was slower (docs/papers.md): copying a rank's rows takes milliseconds, and preparing a block about a second.
+ICPP 2022), was no faster (docs/papers.md): copying a rank's rows takes milliseconds, preparing a block about a second.
 """
 
 from __future__ import annotations
