@@ -48,6 +48,7 @@ from mbaas.model.curves import MOST_COUNT
 from mbaas.model.lending import DemandReport
 from mbaas.model.scaling import Observation, Scaler
 from mbaas.prep.engines import resolve_engine
+from mbaas.ray_cluster import resources
 from mbaas.ray_cluster.metrics import FeedMetrics
 from mbaas.samples.placement import PlacementUpdate
 from mbaas.settings import FeedSettings
@@ -70,6 +71,9 @@ TICKS_A_REPORT = 8
 
 TICKS_A_LOOK = 4
 """Ticks between two decisions about the number of workers (1 s)."""
+
+LOOKS_A_ROOM = 5
+"""Decisions between two requests to the cluster's head for the free CPUs of the machines in use, if workers scale."""
 
 
 class _Running(Struct, frozen=True):
@@ -107,6 +111,7 @@ class FeedCoordinator(ConsumerApi):
         self._metrics = FeedMetrics(settings.name)
         self._workers = WorkerPool(settings, pipeline, self._engine)
         self._demand, self._scaler = DemandEstimator(), Scaler(settings.scaling)
+        self._has_room, self._room_looks = True, itertools.count()  # see `Observation.has_room`
         # After a crash Ray calls the constructor again with the same arguments, but not `start`.
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
         self._goes_on = False
@@ -307,7 +312,7 @@ class FeedCoordinator(ConsumerApi):
         """
         counters, state, settings, now = self._counters, running.supervision.state, self._settings, time.monotonic()
         trial_of = running.ranks.trials()
-        look = Look(now, dict(counters.reports.latest), counters.samples, counters.prep_s)
+        look = Look(now, dict(counters.reports.latest), counters.samples, counters.prep_s, counters.fetch_s)
         seen = self._demand.observe(
             look,
             running.service.core.consumers,
@@ -315,6 +320,8 @@ class FeedCoordinator(ConsumerApi):
             pending=state.starting,
             reserved=min(settings.prep_workers, state.wanted),  # do not start replacements for lent workers
             most=settings.scaling.max_prep_workers or MOST_COUNT,
+            machines=len(state.machines),
+            has_room=self._has_room,
             trial_of=trial_of,
             has_all=running.service.core.has_all,
         )
@@ -341,6 +348,12 @@ class FeedCoordinator(ConsumerApi):
             self._tasks.spawn(running.lending.look(seen))
         if settings.scaling.max_prep_workers is not None:
             self._scale(running.supervision, seen, now)
+            if next(self._room_looks) % LOOKS_A_ROOM == 0:
+                self._tasks.spawn(self._look_for_room(state.machines))
+
+    async def _look_for_room(self, machines: frozenset[str]) -> None:
+        free = await asyncio.to_thread(resources.free_cpus)
+        self._has_room = any(free.get(node, 0.0) >= self._settings.cpus_per_worker for node in machines)
 
     def _choose_form(self, kept_form: KeptForm, running: _Running) -> None:
         caches, pipelines = running.supervision.caches, running.service.forms_in_use()

@@ -77,7 +77,8 @@ class LendingClient:
             borrowed=state.borrowed,
             reserved=self._reserved,
             demand_per_s=self._seen.demand_per_s,
-            worker_per_s=self._seen.worker_per_s,
+            loading=self._seen.loading if self._seen.worker_per_s else None,
+            basis=self._seen.measured.basis,
         )
 
     async def look(self, seen: Observation) -> None:

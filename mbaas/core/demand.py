@@ -1,4 +1,4 @@
-"""Estimates from the last seconds of a feed: demand of trials, speed of prep, and stalls between consumers."""
+"""Estimates from the last seconds of a feed: demand of trials, speed of prep and fetch, stalls between consumers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from mbaas.core.staging.consumers import ConsumerTable
 from mbaas.core.staging.events import PacesMeasured, TrialPace
+from mbaas.model.loading import LoadingHistory, LoadingWindow, PrepCurve
 from mbaas.model.scaling import Observation
 from mbaas.wire.consumers import ConsumerReport
 
@@ -26,12 +27,14 @@ class Look(Struct, frozen=True):
         reports: consumer -> its latest report.
         samples: number of samples prepared by all workers.
         prep_s: worker-seconds spent on them.
+        fetch_s: worker-seconds of waiting for their bytes.
     """
 
     now: float
     reports: Mapping[str, ConsumerReport]
     samples: float
     prep_s: float
+    fetch_s: float = 0.0
 
 
 class DemandEstimator:
@@ -40,6 +43,7 @@ class DemandEstimator:
     def __init__(self) -> None:
         self._looks: deque[Look] = deque()
         self._worker_per_s = 0.0
+        self._loading = LoadingHistory()
         self._paces: dict[Hashable, float] = {}
 
     def observe(
@@ -51,6 +55,8 @@ class DemandEstimator:
         pending: int,
         reserved: int,
         most: int,
+        machines: int = 1,
+        has_room: bool = True,
         trial_of: Mapping[str, Hashable] = MappingProxyType({}),
         has_all: bool = False,
     ) -> Observation | None:
@@ -63,6 +69,8 @@ class DemandEstimator:
             pending: prep workers that were requested and are not up yet.
             reserved: prep workers guaranteed to this feed.
             most: largest number of prep workers for this feed.
+            machines: machines on which prep workers are up.
+            has_room: whether a further prep worker would have room on them.
             trial_of: rank of a data-parallel trial -> its trial; every other consumer counts as one trial.
             has_all: whether all blocks that trials can request are ready; demand is then 0.
 
@@ -92,18 +100,36 @@ class DemandEstimator:
         made, busy_s = look.samples - before.samples, look.prep_s - before.prep_s
         if busy_s > 0 and made > 0:  # otherwise keep the last rate: idle workers are not slow workers
             self._worker_per_s = made / busy_s
+        machines = max(1, machines)
+        window = LoadingWindow(
+            elapsed_s=elapsed_s,
+            workers=workers,
+            machines=machines,
+            samples=made,
+            prep_s=busy_s,
+            fetch_s=look.fetch_s - before.fetch_s,
+        )
+        self._loading.observe(window, look.now)
         return Observation(
             prep_stall=_share(prep_s, total_s),
             fetch_stall=_share(fetch_s, total_s),
             peer_stall=_share(peer_s, total_s),
             demand_per_s=0.0 if has_all else _demand_per_s(measured, consumers, trial_of),
             worker_per_s=self._worker_per_s,
+            fetch_per_s=self._loading.fetch_per_s,
+            prep=self._prep(workers, machines),
+            has_room=has_room,
             workers=workers,
             pending=pending,
             idle=1.0 - _share(busy_s, workers * elapsed_s) if workers else 0.0,
             reserved=reserved,
             most=most,
         )
+
+    def _prep(self, workers: int, machines: int) -> PrepCurve | None:
+        if not self._worker_per_s:
+            return None
+        return self._loading.curve(workers=workers, machines=machines, worker_per_s=self._worker_per_s)
 
     def paces(
         self, look: Look, seen: Observation, trial_of: Mapping[str, Hashable], *, scales: bool, block_samples: int
@@ -123,7 +149,7 @@ class DemandEstimator:
         ]
         # Requested workers may never start: the cluster may have no more CPUs.
         workers = seen.most if scales and not seen.pending else max(seen.workers, seen.reserved)
-        return PacesMeasured(tuple(paces), workers * seen.worker_per_s / block_samples)
+        return PacesMeasured(tuple(paces), seen.loading.rate(workers) / block_samples)
 
 
 def _since(before: ConsumerReport | None, now: ConsumerReport) -> ConsumerReport:

@@ -10,6 +10,7 @@
 - `forms`: shares of a node's samples to cache encoded and decoded, in memory and on disk.
 - `gpu_stages`: the stage at which samples cross to the GPU.
 - `threads`: fetch and prep threads of a machine, and threads between the queues of ranks (Lobster).
+- `loading`: the curve of a running feed, from its own measurements (A-Dloader).
 - `scaling`: number of prep workers of the cluster, and the machines that are released.
 - `lending`: prep workers of concurrent feeds (A-Dloader), and the default number of a feed.
 - `weights`, `balance`: each node's share of the samples by its speed; samples of a minibatch between ranks.

@@ -33,6 +33,9 @@ PEAK_TOLERANCE = 0.02
 ROUNDING = 1e-9
 """Relative tolerance for rounding errors."""
 
+SATURATED = 0.05
+"""Workers are saturated where one more adds at most this share of the rate that the first one adds."""
+
 NOISE = 0.01
 """Scatter of a good measurement, as a share of the highest rate. Smaller errors do not justify another stage."""
 
@@ -119,14 +122,17 @@ class ThroughputCurve(Struct, frozen=True):
         """
         if not self.knots and self.slope:  # a line has no limit
             return rate_per_s / self.slope
-        # Tries every count, because a curve that falls may reach a rate at one count and miss it at the next.
-        rates = self.rates(np.arange(MOST_COUNT + 1.0))
+        # Tries every count up to the last bend, because a curve that falls may reach a rate at one count and miss it at
+        # the next. Beyond that bend the curve is one line.
+        last = math.ceil(self.knots[-1][0]) if self.knots else 0
+        rates = self.rates(np.arange(last + 1.0))
         reached = rates[1:] >= rate_per_s * (1 - ROUNDING)
-        if not reached.any():
-            return float(self.peak().count)
-        count = int(reached.argmax()) + 1
-        below, above = rates[count - 1 : count + 1]
-        return count - 1 + float(np.clip((rate_per_s - below) / (above - below), 0, 1)) if above > below else count
+        if reached.any():
+            count = int(reached.argmax()) + 1
+            below, above = rates[count - 1 : count + 1]
+            return count - 1 + float(np.clip((rate_per_s - below) / (above - below), 0, 1)) if above > below else count
+        beyond = last + (rate_per_s - float(rates[-1])) / self.slope if self.slope > 0 else math.inf
+        return beyond if beyond <= MOST_COUNT else float(self.peak().count)
 
     def peak(self, *, most: int = MOST_COUNT) -> Peak:
         """Return the smallest count in [1, most] within `PEAK_TOLERANCE` of the highest rate in that range."""
@@ -144,13 +150,40 @@ class ThroughputCurve(Struct, frozen=True):
         added = slopes[int(np.searchsorted(at[:, 0], count, side="right")) - 1]
         if added >= 0.95 * slopes[0]:
             return "no contention"
-        return "saturation" if added <= 0.05 * slopes[0] else "contention"
+        return "saturation" if added <= SATURATED * slopes[0] else "contention"
 
     def scaled(self, factor: float) -> ThroughputCurve:
         return ThroughputCurve(tuple((count, rate * factor) for count, rate in self.knots), self.slope * factor)
 
     def flat_beyond(self, most: float) -> ThroughputCurve:
         return ThroughputCurve((*(knot for knot in self.knots if knot[0] < most), (most, self.rate(most))), 0.0)
+
+    def capped(self, most_per_s: float) -> ThroughputCurve:
+        """Return the lower of this curve and a rate that no number of workers exceeds."""
+        if math.isinf(most_per_s):
+            return self
+        knots: dict[float, float] = {}
+        for (count, rate), (following, following_rate) in pairwise(((0.0, 0.0), *self.knots)):
+            if (rate - most_per_s) * (following_rate - most_per_s) < 0:
+                share = (most_per_s - rate) / (following_rate - rate)
+                knots[count + share * (following - count)] = most_per_s
+            knots[following] = min(following_rate, most_per_s)
+        last, last_rate = self.knots[-1] if self.knots else (0.0, 0.0)
+        if (most_per_s - last_rate) * self.slope > 0:
+            knots[last + (most_per_s - last_rate) / self.slope] = most_per_s
+        return ThroughputCurve(tuple(knots.items()), min(self.slope, 0.0))
+
+    def to_saturation(self) -> ThroughputCurve:
+        """Return the curve that stays flat from where one more worker adds at most `SATURATED` of the first one's."""
+        at = ((0.0, 0.0), *self.knots)
+        slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(at)] + [self.slope]
+        flat = next((i for i, slope in enumerate(slopes) if slope <= SATURATED * slopes[0]), None)
+        return self if not flat else ThroughputCurve(self.knots[:flat], 0.0)
+
+    def elsewhere_beyond(self, count: float) -> ThroughputCurve:
+        """Return the curve whose workers beyond ``count`` are each as fast as the first: they have other machines."""
+        knots = (*(knot for knot in self.knots if knot[0] < count), (count, self.rate(count)))
+        return ThroughputCurve(knots, self.knots[0][1] / self.knots[0][0] if self.knots else self.slope)
 
     def over(self, machines: float) -> ThroughputCurve:
         """Return the curve of d workers spread over n machines, contending only within each: n P(d / n).

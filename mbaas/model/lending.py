@@ -34,8 +34,8 @@ Limit = Literal["prep", "training", "pool"]
 class Job:
     """A feed that competes for workers.
 
-    ``demand_per_s`` is measured, as is ``prep``, samples/s against workers; `ThroughputCurve.linear` of one worker's
-    rate is enough. It keeps ``reserved`` workers when the pool is short, if it can use them.
+    ``demand_per_s`` is measured, as is ``prep``, samples/s against workers; where fetch is slower, ``prep`` ends at its
+    rate. It keeps ``reserved`` workers when the pool is short, if it can use them.
     """
 
     name: str
@@ -129,7 +129,8 @@ class DemandReport(Struct, frozen=True, kw_only=True):
         kind: properties of its workers (engine, GPU share, allowed nodes); workers move only between feeds of one kind.
         workers: workers that are up and stay, including ``borrowed`` ones, by lending feed.
         demand_per_s: samples/s of prep at which none of its trials would wait; 0 without trials, or if all is ready.
-        worker_per_s: samples/s that one worker prepares; 0 if not known yet.
+        loading: samples/s that it loads against workers, the lower of prep and fetch; None if not known yet.
+        basis: the measurement behind it, as a clause.
     """
 
     feed: str
@@ -138,7 +139,14 @@ class DemandReport(Struct, frozen=True, kw_only=True):
     borrowed: dict[str, int]
     reserved: int
     demand_per_s: float
-    worker_per_s: float
+    loading: ThroughputCurve | None
+    basis: str = ""
+
+    @property
+    def job(self) -> Job:
+        """The feed as a job that competes for workers."""
+        curve = ThroughputCurve.linear(1.0) if self.loading is None else self.loading
+        return Job(name=self.feed, demand_per_s=self.demand_per_s, prep=curve, reserved=self.reserved)
 
 
 class WorkerMove(Struct, frozen=True):
@@ -169,7 +177,7 @@ class Lender:
     def _propose(self, reports: Sequence[DemandReport]) -> WorkerMove | None:
         """Return the best move now, without regard to holds and pauses."""
         # The allocation of a feed with trials but without a rate would be a guess: ignore it until it is measured.
-        known = {report.feed: report for report in reports if report.worker_per_s > 0 or not report.demand_per_s}
+        known = {report.feed: report for report in reports if report.loading is not None or not report.demand_per_s}
         me = known.get(self._feed)
         # Keep the last worker: without one, a feed cannot measure its rate.
         if me is None or me.workers < 2 or len(known) < 2:
@@ -187,22 +195,13 @@ class Lender:
         target = owners[0] if owners else poorest
         reasons = {given.job: given.reason for given in allocation.by_job}
         verb = "gives back" if owners else "lends"
-        reason = f"{me.feed} {verb} a worker to {target}: {reasons[me.feed]}; {reasons[poorest]}"
+        basis = f" ({known[poorest].basis})" if known[poorest].basis else ""
+        reason = f"{me.feed} {verb} a worker to {target}: {reasons[me.feed]}; {reasons[poorest]}{basis}"
         return WorkerMove(target, bool(owners), reason)
 
 
 def allocate_workers(reports: Sequence[DemandReport]) -> Allocation:
-    jobs = [
-        Job(
-            name=report.feed,
-            demand_per_s=report.demand_per_s,
-            # A running feed measures only one worker's rate. Contention shows in the next measurement.
-            prep=ThroughputCurve.linear(report.worker_per_s or 1.0),
-            reserved=report.reserved,
-        )
-        for report in reports
-    ]
-    return allocate(jobs, pool=sum(report.workers for report in reports))
+    return allocate([report.job for report in reports], pool=sum(report.workers for report in reports))
 
 
 TRIAL_CPUS = 1

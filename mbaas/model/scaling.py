@@ -22,7 +22,8 @@ from statistics import median_low
 from msgspec import Struct
 
 from mbaas.base import units
-from mbaas.model.curves import ThroughputCurve, whole
+from mbaas.model.curves import ROUNDING, ThroughputCurve, whole
+from mbaas.model.loading import PrepCurve
 from mbaas.settings import Scaling
 
 SHOWN_STALL = 0.005
@@ -37,7 +38,10 @@ class Observation:
         prep_stall, fetch_stall, peer_stall: shares of the trials' time, in [0, 1], that they waited for data while prep
             was computing, while prep waited for bytes, and while prep was idle because trials wait for each other.
         demand_per_s: samples/s of prep at which no trial would wait; 0 without trials, or if everything is ready.
-        worker_per_s, fetch_per_s: samples/s of one worker from memory, and of caches and storage; 0 and inf if unknown.
+        worker_per_s: samples/s of one worker from memory; 0 if unknown.
+        fetch_per_s: samples/s of caches, storage and network; inf if unknown, or if they are not the limit.
+        prep: samples/s of prep against workers; None while only ``worker_per_s`` is known.
+        has_room: whether a further worker would have room on the machines in use.
         workers, pending: workers that are up, and that were requested and are not up yet.
         idle: share of time, in [0, 1], that workers that are up had nothing to prepare.
         reserved, most: bounds on the number of workers.
@@ -49,6 +53,8 @@ class Observation:
     worker_per_s: float
     peer_stall: float = 0.0
     fetch_per_s: float = math.inf
+    prep: PrepCurve | None = None
+    has_room: bool = True
     workers: int
     pending: int = 0
     idle: float
@@ -60,7 +66,28 @@ class Observation:
         """Workers beyond which training or fetch is the bottleneck, within the bounds; None without a rate."""
         if self.useful_per_s and not self.worker_per_s:
             return None
-        return bounded_workers(self.useful_per_s, self.worker_per_s, reserved=self.reserved, most=self.most)
+        return bounded_workers(self.useful_per_s, self.prep_curve, reserved=self.reserved, most=self.most)
+
+    @property
+    def measured(self) -> PrepCurve:
+        """The curve of prep, or the line through the rate of one worker."""
+        return self.prep if self.prep is not None else PrepCurve.of_one(self.worker_per_s)
+
+    @property
+    def prep_curve(self) -> ThroughputCurve:
+        """Samples/s of prep against workers; those without room on the machines in use start on others."""
+        curve = self.measured.curve
+        return curve if self.has_room or not self.workers else curve.elsewhere_beyond(self.workers)
+
+    @property
+    def loading(self) -> ThroughputCurve:
+        """Samples/s of loading against workers: the lower of prep and fetch."""
+        return self.prep_curve.capped(self.fetch_per_s)
+
+    def gain_per_s(self, before: int, after: int) -> float:
+        """Return the samples/s that a change of the workers adds, at the demand of the trials."""
+        rates = [min(self.demand_per_s, self.loading.rate(count)) for count in (before, after)]
+        return rates[1] - rates[0]
 
     @property
     def useful_per_s(self) -> float:
@@ -73,7 +100,10 @@ class Observation:
 
     @property
     def limit(self) -> str:
-        if self.fetch_per_s < self.demand_per_s:
+        peak_per_s = self.prep_curve.peak().rate_per_s
+        if peak_per_s < self.useful_per_s * (1 - ROUNDING):
+            rate = f"prep, with a peak of {units.number(peak_per_s)} samples/s,"
+        elif self.fetch_per_s < self.demand_per_s:
             rate = f"fetch, at {units.number(self.fetch_per_s)} samples/s,"
         else:
             rate = f"training, at {units.number(self.demand_per_s)} samples/s,"
@@ -86,8 +116,9 @@ class Observation:
         return f"trials stall {prep} on prep and {fetch} on fetch{on_peers}"
 
 
-def bounded_workers(useful_per_s: float, worker_per_s: float, *, reserved: int, most: int) -> int:
-    count = whole(ThroughputCurve.linear(worker_per_s).workers_for(useful_per_s)) if useful_per_s else 0
+def bounded_workers(useful_per_s: float, prep: ThroughputCurve, *, reserved: int, most: int) -> int:
+    """Return the workers that prepare so many samples/s, or those at the peak of prep, within the bounds."""
+    count = whole(prep.workers_for(useful_per_s)) if useful_per_s else 0
     return min(max(count, reserved), most)
 
 
@@ -182,7 +213,8 @@ class Scaler:
         hold_s = self._settings.grow_hold_s
         if needed <= self._current:
             asked = f", {seen.pending} are on their way" if seen.pending else ""
-            return self._stay(f"{seen.stalls}, but {seen.limit} needs no more than {needed}{asked}")
+            enough = f"{seen.limit} needs no more than {needed}{asked} ({seen.measured.basis})"
+            return self._stay(f"{seen.stalls}, but {enough}")
         if wait := self._waiting(self._stalled, hold_s, now):
             return self._stay(f"{seen.stalls}; {needed} would help, {wait}")
         # A spike at the end of the hold must not add workers that the rest of it did not need.
@@ -193,6 +225,7 @@ class Scaler:
             )
         lately = f", {more} most of that time" if more < needed else ""
         why = f"{seen.stalls} after {units.seconds(hold_s)}, and {seen.limit} needs {needed}{lately}"
+        why += f" ({seen.measured.basis})"
         return self._change(more, now, why)
 
     def _shrink(self, seen: Observation, now: float) -> Decision:
@@ -217,7 +250,9 @@ class Scaler:
         if now - self._seen_since < hold_s or not (slowest := self._slowest(now)):
             return None
         useful_per_s = max(each.useful_per_s for each in self._within(hold_s, now))
-        return bounded_workers(useful_per_s, slowest, reserved=seen.reserved, most=seen.most)
+        # A line: with fewer workers each is at least as fast.
+        line = ThroughputCurve.linear(slowest)
+        return bounded_workers(useful_per_s, line, reserved=seen.reserved, most=seen.most)
 
     def _slowest(self, now: float) -> float:
         return min((each.worker_per_s for each in self._within(self._idle.held_s(now), now)), default=0.0)

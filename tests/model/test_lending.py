@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from mbaas.model.curves import ThroughputCurve
 from mbaas.model.lending import DemandReport, Lender, WorkerMove, allocate_workers
 from mbaas.settings import Lending
 
@@ -15,7 +16,7 @@ AT_ONCE = Lending(hold_s=0, pause_s=0)
 
 def report(feed: str, workers: int, demand: float, **fields: object) -> DemandReport:
     """Report of a feed whose workers prepare 100 samples/s each and are reserved by default."""
-    given = {"kind": "cpu", "borrowed": {}, "reserved": workers, "worker_per_s": 100.0, **fields}
+    given = {"kind": "cpu", "borrowed": {}, "reserved": workers, "loading": ThroughputCurve.linear(100.0), **fields}
     return DemandReport(feed=feed, workers=workers, demand_per_s=demand, **given)  # type: ignore[arg-type]
 
 
@@ -40,7 +41,7 @@ def test_who_has_one_too_many_lends_it_to_who_lacks_most() -> None:
         [report("a", 4, 150), report("b", 1, 90)],  # no feed lacks a worker
         [report("a", 2, 190), report("b", 1, 500)],  # both can use their reserved workers
         [report("a", 1, 0), report("b", 1, 500)],  # the last worker stays
-        [report("a", 4, 150, worker_per_s=0.0), report("b", 1, 500)],  # the rate of a's workers is unknown
+        [report("a", 4, 150, loading=None), report("b", 1, 500)],  # the rate of a's workers is unknown
     ],
 )
 def test_workers_stay_where_they_are(reports: list[DemandReport]) -> None:
@@ -48,7 +49,7 @@ def test_workers_stay_where_they_are(reports: list[DemandReport]) -> None:
 
 
 def test_a_feed_without_trials_lends_all_but_one() -> None:
-    feeds = [report("a", 3, 0, worker_per_s=0.0), report("b", 1, 300)]
+    feeds = [report("a", 3, 0, loading=None), report("b", 1, 300)]
     assert moves_of(feeds)["a"].target == "b"
     feeds = [replace(feeds[0], workers=1), report("b", 3, 300, borrowed={"a": 2}, reserved=1)]
     assert moves_of(feeds) == {}
@@ -94,7 +95,7 @@ def test_a_move_waits_until_it_has_been_right_for_a_while_and_after_the_last_one
 def test_lending_comes_to_an_end_with_the_shares(feeds: list[tuple[int, float, float]]) -> None:
     """For any demands: moves end, and then no feed that could use its reserved workers has fewer."""
     reports = {
-        f"feed-{i}": report(f"feed-{i}", workers, demand, worker_per_s=rate)
+        f"feed-{i}": report(f"feed-{i}", workers, demand, loading=ThroughputCurve.linear(rate))
         for i, (workers, demand, rate) in enumerate(feeds)
     }
     for _ in range(sum(workers for workers, _, _ in feeds)):
@@ -108,5 +109,6 @@ def test_lending_comes_to_an_end_with_the_shares(feeds: list[tuple[int, float, f
     assert moves_of(list(reports.values())) == {}
     allocated = allocate_workers(tuple(reports.values())).workers
     for feed in reports.values():
-        useful = max(1, -int(-feed.demand_per_s * (1 - 1e-9) // feed.worker_per_s))
+        assert feed.loading is not None
+        useful = max(1, -int(-feed.demand_per_s * (1 - 1e-9) // feed.loading.rate(1)))
         assert feed.workers >= min(feed.reserved, useful, allocated[feed.feed])

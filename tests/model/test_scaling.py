@@ -42,7 +42,7 @@ def test_a_prep_stall_asks_for_what_the_model_says() -> None:
         7,
         3,
         "grow from 4 to 7: trials stall 40 % on prep and 2.0 % on fetch after 0 s, and training, at 700 samples/s, "
-        "within [2, 10] needs 7",
+        "within [2, 10] needs 7 (by the rate of one worker)",
     )
 
 
@@ -83,7 +83,7 @@ def test_workers_that_would_not_help_are_explained() -> None:
     decision = Scaler(AT_ONCE).observe(seen(fetch_per_s=400.0), 0)
     assert decision.reason == (
         "keep 4: trials stall 40 % on prep and 2.0 % on fetch, but fetch, at 400 samples/s, within [2, 10] needs no "
-        "more than 4"
+        "more than 4 (by the rate of one worker)"
     )
 
 
@@ -108,7 +108,7 @@ def test_pending_workers_were_asked_for_already() -> None:
     """A restarted coordinator finds four workers up and three pending."""
     decision = Scaler(AT_ONCE).observe(seen(pending=3), 0)
     assert (decision.workers, decision.change) == (7, 0)
-    assert decision.reason.endswith("needs no more than 7, 3 are on their way")
+    assert decision.reason.endswith("needs no more than 7, 3 are on their way (by the rate of one worker)")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_spike_of_the_demand_does_not_decide() -> None:
     scaler = Scaler(Scaling(grow_hold_s=10))
     decisions = [scaler.observe(seen(demand_per_s=d), 5 * i) for i, d in enumerate((700.0, 700.0, 1000.0))]
     assert [decision.workers for decision in decisions] == [4, 4, 7]
-    assert decisions[-1].reason.endswith("needs 10, 7 most of that time")
+    assert decisions[-1].reason.endswith("needs 10, 7 most of that time (by the rate of one worker)")
 
 
 def test_idleness_has_to_hold_and_the_most_that_was_needed_stays() -> None:

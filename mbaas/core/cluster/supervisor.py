@@ -761,6 +761,11 @@ class Supervisor:
         owners = (worker.owner for worker in self.workers.values() if worker.stays)
         return dict(Counter(owner for owner in owners if owner is not None))
 
+    @property
+    def machines(self) -> frozenset[str]:
+        """The nodes of workers that are up and stay."""
+        return frozenset(worker.node for worker in self.workers.values() if worker.stays)
+
     def workers_on(self, node: str) -> int:
         """Return the number of workers that are up on a node and stay."""
         return sum(worker.stays and worker.node == node for worker in self.workers.values())

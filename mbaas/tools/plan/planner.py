@@ -65,7 +65,7 @@ class JobPlan:
 
     Attributes:
         workers: prep workers on all nodes, the value for ``prep_workers``.
-        scaler_workers: number that the running feed would request from one worker's rate, a good ``max_prep_workers``.
+        scaler_workers: number that the running feed would request, a good ``max_prep_workers``.
         needed: prep workers, with a fraction of the last one, at which loading is as fast as possible.
         step_per_s, prep_per_s, fetch_per_s: samples/s of a trial's step, of its workers, and of caches and storage.
         network_per_s: samples/s that the network would deliver to each node; infinite with one node.
@@ -298,9 +298,12 @@ class _Decision:
             dataset=job.dataset.name,
             trials=job.trials,
             workers=self.given.workers,
-            # As the scaler of the running feed decides, from the rate of one worker; a feed always keeps one.
+            # As the scaler of the running feed decides once it has measured its curve; a feed always keeps one.
             scaler_workers=bounded_workers(
-                self.want.demand_per_s, job.worker_per_s(share), reserved=min(job.reserved_workers, pool), most=pool
+                self.want.demand_per_s,
+                self.want.prep.to_saturation(),
+                reserved=min(job.reserved_workers, pool),
+                most=pool,
             )
             or 1,
             needed=self.want.needed,
