@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mbaas.model.costs import LoadingCosts
 from mbaas.model.forms import SampleCosts
+from mbaas.model.gains import WorkerChange
 from mbaas.model.tiers import FetchSpeeds
 from mbaas.wire.consumers import Claims, ConsumerReport
 from mbaas.wire.samples import Amount, EpochLedger, FetchCounts
@@ -133,6 +134,9 @@ class FeedStatus:
         dali_share: fraction of the images that the dali engine prepares with DALI; it prepares the others on CPUs.
         consumers, workers: consumers and prep workers.
         pipelines: the pipelines in use, that of the feed first.
+        worker_changes: the last changes of the number of workers, each with its predicted and its measured gain.
+        moves_s: for the last workers that came from other feeds, seconds from the decision to move one to the first
+            part that it prepared here. The clocks of both machines count.
         workers_at_work: number of workers that are running, have the placement, and get tasks.
         waits_for: sentences that list the workers or cache nodes that the feed waits for, the resources they need, and
             the time waited so far; empty if all are running.
@@ -205,6 +209,8 @@ class FeedStatus:
     decoded_costs: SampleCosts | None = None
     pipelines: tuple[PipelineStatus, ...] = ()
     dali_share: float = 1.0
+    worker_changes: tuple[WorkerChange, ...] = ()
+    moves_s: tuple[float, ...] = ()
 
     @property
     def state(self) -> str:

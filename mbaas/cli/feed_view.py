@@ -155,7 +155,8 @@ def feed(status: FeedStatus, flow: Flow) -> RenderableType:
     notes = _section("last notes", map(Text, status.notes[-FEW:])) if status.notes else None
     bad = _bad_samples(status) if status.skipped_total else None
     pipelines = _pipelines(status) if len(status.pipelines) > 1 else None
-    tables = _consumers(status), pipelines, _workers(status), _nodes(status)
+    changes = _worker_changes(status) if status.worker_changes else None
+    tables = _consumers(status), pipelines, _workers(status), changes, _nodes(status)
     return stack([headline(status), _facts(status, flow), *tables, bad, notes])
 
 
@@ -219,6 +220,9 @@ def _figures(status: FeedStatus, flow: Flow) -> Iterator[tuple[str | Text, str, 
     if firsts := _first_batches(status):
         waited = f"median of {counted(len(firsts), 'trial')}, at most {seconds(max(firsts))}, from joining"
         yield "first batch", seconds(median(firsts)), waited
+    if moves_s := status.moves_s:
+        moved = f"median of {counted(len(moves_s), 'worker')} from other feeds, decision to first part"
+        yield "moves", seconds(median(moves_s)), moved
     yield from _costs(status.costs)
     if status.skipped_total:
         yield Text("skipped", "yellow"), count(status.skipped_total), "bad samples left out"
@@ -360,6 +364,21 @@ def _workers(status: FeedStatus) -> RenderableType:
         (">samples", lambda worker: count(worker.samples)),
         (">samples/s", lambda worker: count(worker.samples_per_s) if worker.samples_per_s else "-"),
     )
+
+
+def _worker_changes(status: FeedStatus) -> RenderableType:
+    return Rows(status.worker_changes[-FEW:]).table(
+        ("workers", lambda change: " and ".join(change.causes)),
+        (">number", lambda change: f"{change.before} to {change.after}"),
+        (">ago", lambda change: duration(max(0.0, status.uptime_s - change.at_s), parts=1)),
+        (">predicted", lambda change: _gain(change.predicted_per_s)),
+        (">gained", lambda change: "-" if change.gained_per_s is None else _gain(change.gained_per_s)),
+        ("prediction", lambda change: change.basis),
+    )
+
+
+def _gain(per_s: float) -> str:
+    return f"{'-' if per_s < 0 else '+'}{count(abs(per_s))}/s"
 
 
 def _nodes(status: FeedStatus) -> RenderableType:

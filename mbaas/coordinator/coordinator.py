@@ -45,6 +45,7 @@ from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
 from mbaas.model.costs import LoadingCosts
 from mbaas.model.curves import MOST_COUNT
+from mbaas.model.gains import GainLog, WorkerCounts
 from mbaas.model.lending import DemandReport
 from mbaas.model.scaling import Observation, Scaler
 from mbaas.prep.engines import resolve_engine
@@ -111,6 +112,7 @@ class FeedCoordinator(ConsumerApi):
         self._metrics = FeedMetrics(settings.name)
         self._workers = WorkerPool(settings, pipeline, self._engine)
         self._demand, self._scaler = DemandEstimator(), Scaler(settings.scaling)
+        self._gains = GainLog(self._counters.began)
         self._has_room, self._room_looks = True, itertools.count()  # see `Observation.has_room`
         # After a crash Ray calls the constructor again with the same arguments, but not `start`.
         self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
@@ -335,6 +337,8 @@ class FeedCoordinator(ConsumerApi):
             self._choose_form(running.kept_form, running)
         if seen is None:
             return
+        workers = WorkerCounts(state.staying, sum(state.borrowed.values()), state.away)
+        self._gains.observe(workers, seen, samples=counters.samples, now=now)
         running.service.send(
             self._demand.paces(
                 look,
@@ -484,6 +488,7 @@ class FeedCoordinator(ConsumerApi):
             running.supervision,
             claims=await self.claims(),
             caches={} if has_ended else await running.supervision.caches.stats(),
+            changes=self._gains.changes,
         )
 
     async def costs(self) -> LoadingCosts:

@@ -23,6 +23,9 @@ KEPT_SKIPPED = 1000
 KEPT_NAMES = 1000
 """Most consumers, and most workers, that are remembered: more than a coordinator serves at a time."""
 
+KEPT_MOVES = 100
+"""Moves of workers between feeds whose times are kept, the newest ones."""
+
 KEPT_BLOCKS = 10_000
 """Number of per-block counts above which old blocks are dropped.
 
@@ -106,7 +109,7 @@ class Counters:
         workers_cpu_s, caches_cpu_s, coordinators_cpu_s: CPU seconds of the feed's processes.
         encoded_cpu_s, encoded_samples: see `LoadingCosts`.
         restarts: known restarts of the coordinator.
-        prediction_error, start_s: see `FeedStatus`.
+        prediction_error, start_s, moves_s: see `FeedStatus`.
     """
 
     def __init__(self) -> None:
@@ -127,6 +130,9 @@ class Counters:
         self.internal_errors = self.restarts = 0
         self.prediction_error: float | None = None
         self.start_s: float | None = None
+        self.moves_s: deque[float] = deque(maxlen=KEPT_MOVES)
+        # worker from another feed without a part so far -> Unix time of the decision to move it
+        self._moved_in: dict[str, float] = {}
         self._expected: tuple[float, float] | None = None  # seconds, and time of the prediction
         self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
         self.skipped: dict[int, SkippedSample] = {}  # by sample, most recent last
@@ -139,10 +145,18 @@ class Counters:
         """Add a line with the time to the log of decisions."""
         self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
+    def moved_in(self, worker: str, decided_at: float) -> None:
+        """Record that a worker comes from another feed, by a decision at this Unix time."""
+        self._moved_in[worker] = decided_at
+        if len(self._moved_in) > KEPT_MOVES:  # workers that died before their first part
+            del self._moved_in[next(iter(self._moved_in))]
+
     def finished(self, worker: str, block: int, meta: BlockMeta, order: SampleOrder) -> None:
         """Count a part of a block prepared by a worker; ``order`` is in blocks of its pipeline."""
         first, end = order.span(meta.block)
         self.parts += 1
+        if (decided_at := self._moved_in.pop(worker, None)) is not None:
+            self.moves_s.append(time.time() - decided_at)
         add(self.worker_samples, worker, meta.samples)
         add(self.worker_prep_s, worker, meta.prep_s)
         spent_s = self.workers_cpu_s.enter(worker, meta.cpu_s)

@@ -16,10 +16,11 @@ ANSWER_S = 5.0
 
 
 class Offer(Struct, frozen=True):
-    """An idle prep worker, and the feed that started it."""
+    """An idle prep worker, the feed that started it, and the Unix time of the decision to move it."""
 
     actor: Any
     owner: str
+    decided_at: float
 
 
 class Shared(Struct, frozen=True):

@@ -15,6 +15,7 @@ from mbaas.core.staging.consumers import Consumer
 from mbaas.core.staging.state import StagingState
 from mbaas.core.staging.streams import FEED_STREAM, stream_number
 from mbaas.core.story import SHOWN_DIGITS
+from mbaas.model.gains import WorkerChange
 from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, PipelineStatus, WorkerStatus
 from mbaas.wire.consumers import Claims, ConsumerReport, FeedInfo
 from mbaas.wire.samples import Amount
@@ -32,8 +33,9 @@ def snapshot(
     *,
     claims: Claims,
     caches: Mapping[str, CacheStats],
+    changes: tuple[WorkerChange, ...],
 ) -> FeedStatus:
-    """Return the feed's status, with statistics of ``caches`` by node id."""
+    """Return the feed's status, with statistics of ``caches`` by node id, and ``changes`` of its workers."""
     settings, order, core, worker_pool = info.settings, info.order, service.core, supervision.workers
     for node, stats in caches.items():
         counters.caches_cpu_s.enter((node, stats.incarnation), stats.cpu_s)
@@ -48,6 +50,8 @@ def snapshot(
         consumers=tuple(_consumer(counters, service, each) for each in core.consumers.by_name.values()),
         claims=claims,
         workers=tuple(_worker(counters, core, worker) for worker in worker_pool.workers.values()),
+        worker_changes=changes,
+        moves_s=tuple(counters.moves_s),
         workers_at_work=len(supervision.state.in_phase(WorkerPhase.WORKING)),
         waits_for=supervision.waits_for(),
         skipped=tuple(counters.skipped.values()),

@@ -77,6 +77,7 @@ class Supervision:
         self._elsewhere = dict(opening.lent)  # key -> worker that is lent, or offered to this feed
         # key, later the worker's name here -> True if it arrived
         self._offers: dict[Hashable, asyncio.Future[bool]] = {}
+        self._decided_at: dict[Hashable, float] = {}  # key of an offered worker -> Unix time of the decision
         self._leaving: set[asyncio.Task[None]] = set()  # workers moving to other feeds
 
     # ---- start and end ----
@@ -202,10 +203,13 @@ class Supervision:
     async def take_on(self, offer: peer_feeds.Offer) -> bool:
         """Take on another feed's worker, or a returning one. Return whether it was accepted."""
         key = self._key_of(offer.actor)
-        self._elsewhere[key] = offer.actor
+        self._elsewhere[key], self._decided_at[key] = offer.actor, offer.decided_at
         answer = self._offers[key] = asyncio.get_running_loop().create_future()
         self.handle(ev.Offered(key, None if offer.owner == self._settings.name else offer.owner))
-        return await answer
+        try:
+            return await answer
+        finally:
+            self._decided_at.pop(key, None)
 
     def lent_gone(self, actor: Any) -> None:
         """Record that a lent worker is gone."""
@@ -231,6 +235,8 @@ class Supervision:
         try:
             if actor is None:
                 raise ResourceError(f"worker {instruction.key} is gone")
+            if (decided_at := self._decided_at.get(instruction.key)) is not None:
+                self._counters.moved_in(instruction.worker, decided_at)
             worker = await self.workers.take_in(instruction.worker, actor, instruction.owner)
         except (ResourceError, ray.exceptions.RayError, asyncio.TimeoutError) as error:
             self.handle(ev.StartFailed(instruction.worker, last_line(error)))
@@ -249,7 +255,9 @@ class Supervision:
         worker = self.workers.workers.get(instruction.worker)
         taken = False
         if worker is not None:
-            offer = peer_feeds.Offer(worker.actor, worker.owner or self._settings.name)
+            leaving = self.state.workers.get(instruction.worker)  # None if the feed ends
+            waited_s = 0.0 if leaving is None or leaving.left_s is None else time.monotonic() - leaving.left_s
+            offer = peer_feeds.Offer(worker.actor, worker.owner or self._settings.name, time.time() - waited_s)
             taken = await peer_feeds.offer(instruction.target, offer)
             if worker.owner is None:
                 # also if it was refused: the supervisor takes it in again under this key

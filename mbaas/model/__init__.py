@@ -12,6 +12,7 @@
 - `threads`: fetch and prep threads of a machine, and threads between the queues of ranks (Lobster).
 - `loading`: the curve of a running feed, from its own measurements (A-Dloader).
 - `scaling`: number of prep workers of the cluster, and the machines that are released.
+- `gains`: the gain of each change of the workers, as predicted and as it came.
 - `lending`: prep workers of concurrent feeds (A-Dloader), and the default number of a feed.
 - `weights`, `balance`: each node's share of the samples by its speed; samples of a minibatch between ranks.
 """

@@ -1,9 +1,8 @@
-"""How fast a running feed loads with more or fewer workers: the three-stage curve, from the feed's own measurements.
+"""The three-stage curve of a running feed, from its measurements: loading rate against the number of workers.
 
-A-Dloader ("A Data-Loader Tunable Knob to Shorten GPU Idleness", 2022) fits the rates of CPU and storage against the
-number of workers, one job at a time, before the jobs run. A feed measures both while it runs. A window with a constant
-number of workers gives one point of prep's curve. The share of the time that workers wait for bytes shows whether
-storage or the network is the limit.
+A-Dloader ("A Data-Loader Tunable Knob to Shorten GPU Idleness", 2022) fits the rates of CPU and storage before jobs
+run, one job at a time. A feed measures both rates while it runs. A window with a constant number of workers gives one
+point of the curve of prep. If workers wait for bytes in a large part of their time, storage or the network is the limit.
 
 `mbaas.model.curves.fit_curve`, which also fits the curves of `mbaas plan`, is used where it describes the points well.
 Otherwise the slope at the present number of workers decides, and the reasons of decisions say so.
@@ -101,7 +100,7 @@ class LoadingWindow(Struct, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> float:
-        """Share of the time with tasks in which workers waited for bytes."""
+        """Waiting for bytes, as a share of the time in which workers had tasks."""
         return self.fetch_s / (self.prep_s + self.fetch_s)
 
     @property
@@ -175,10 +174,10 @@ class LoadingHistory:
     def curve(self, *, workers: int, machines: int, worker_per_s: float) -> PrepCurve:
         """Return the curve of a feed with so many workers, by the fit if it is good.
 
-        Workers contend with those of their machine only; more machines are taken to be as fast each.
+        Workers contend only within a machine, and all machines are assumed to be equally fast.
 
         Args:
-            worker_per_s: rate of one worker now, above 0; it decides while nothing else is known.
+            worker_per_s: current rate of one worker, above 0; used until other numbers of workers are measured.
         """
         counts = len(self._rates)
         if counts >= LEAST_COUNTS and self._is_good(fit := self._fitted()):
@@ -190,7 +189,7 @@ class LoadingHistory:
         if not others or not count:
             return PrepCurve.of_one(worker_per_s)
         nearest = min(others, key=lambda n: (abs(n - count), n))
-        # The slope cannot exceed that of the line from the origin: workers do not help each other.
+        # At most the slope of the line from the origin, because workers do not help each other.
         slope = min(max((here - medians[nearest]) / (count - nearest), 0.0), here / count)
         curve = ThroughputCurve(((count, here),), slope).over(machines).to_saturation()
         return PrepCurve(curve, len(medians.keys() | {count}))

@@ -11,7 +11,18 @@ from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.wire.consumers import Claims, ConsumerReport
 from mbaas.wire.samples import Amount, FetchCounts
 
-LISTS = ("consumers", "pipelines", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
+LISTS = (
+    "consumers",
+    "pipelines",
+    "workers",
+    "waits_for",
+    "skipped",
+    "notes",
+    "ledgers",
+    "nodes",
+    "worker_changes",
+    "moves_s",
+)
 NOTHING = ("prediction_error", "failed", "decoded_costs")
 OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", *NOTHING)
 

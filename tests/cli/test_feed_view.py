@@ -14,6 +14,7 @@ from mbaas.cli import feed_view
 from mbaas.cli.status import to_json
 from mbaas.errors import FeedGoneError, FeedRestartingError
 from mbaas.model.costs import LoadingCosts
+from mbaas.model.gains import WorkerChange
 from mbaas.status import ConsumerStatus, FeedStatus, PipelineStatus
 from mbaas.wire.consumers import ConsumerReport
 from mbaas.wire.samples import FetchCounts
@@ -58,6 +59,26 @@ def test_a_feed_that_serves_says_so_while_it_waits_for_another_worker(serving: F
     assert "waits" not in shown(feed_view.feed(serving, feed_view.Flow.since_start(serving)))
     failed = replace(serving, workers_at_work=0, failed="it was stopped")
     assert shown(feed_view.headline(failed)).startswith("train failed")
+
+
+def test_changes_of_workers_are_shown_with_predicted_and_measured_gain(serving: FeedStatus) -> None:
+    view = shown(feed_view.feed(serving, feed_view.Flow.since_start(serving)))
+    assert "predicted" not in view
+    change = WorkerChange(
+        at_s=1.0,
+        causes=("borrowed", "started"),
+        before=1,
+        after=3,
+        predicted_per_s=180.0,
+        gained_per_s=-12.0,
+        basis="by the rate of one worker",
+    )
+    changed = replace(serving, uptime_s=61.0, worker_changes=(change, replace(change, gained_per_s=None)))
+    view = shown(feed_view.feed(replace(changed, moves_s=(0.5, 0.3, 1.0)), feed_view.Flow.since_start(serving)))
+    rows = [line.split() for line in view.splitlines() if "borrowed" in line]
+    expected = "borrowed and started 1 to 3 1 min +180/s {} by the rate of one worker"
+    assert rows == [expected.format("-12/s").split(), expected.format("-").split()]
+    assert "500 ms median of 3 workers from other feeds, decision to first part" in " ".join(view.split())
 
 
 def test_the_time_to_the_first_minibatch_is_shown_of_those_that_have_one(serving: FeedStatus) -> None:

@@ -80,6 +80,12 @@ def test_workers_are_lent_and_come_back_when_the_borrower_ends(rich: mbaas.Feed,
         assert processes < pids(rich, poor)
         assert sum(worker.samples > 0 for worker in poor.status().workers) == 3
         assert any(f"lends a worker to {poor.name}" in note for note in rich.status().notes)
+        status = poor.status()
+        assert len(status.moves_s) == 2
+        assert all(0 < seconds < 30 for seconds in status.moves_s)
+        causes = {cause for change in status.worker_changes for cause in change.causes}
+        assert "borrowed" in causes
+        assert all(change.predicted_per_s > 0 for change in status.worker_changes if change.causes == ("borrowed",))
     wait_until(lambda: pids(rich) == processes, "the workers are back")
     with mbaas.join(rich.name, consumer="me", format="numpy") as loader:
         check([same := record_epoch(loader)])

@@ -79,6 +79,7 @@ class SupervisedWorker:
         failures: consecutive failed briefings.
         key: key under which another feed offered it; None if none did.
         target: the feed that it moves to; None if it ends.
+        left_s: time of the decision to let it go; None if it stays.
     """
 
     name: str
@@ -91,6 +92,7 @@ class SupervisedWorker:
     failures: int = 0
     key: Hashable | None = None
     target: str | None = None
+    left_s: float | None = None
 
     def transition(self, to: WorkerPhase, *why: object) -> None:
         """Change the phase and clear the deadline; raise InvariantError if that is not in `WORKER_PHASE_CHANGES`."""

@@ -468,7 +468,7 @@ class Supervisor:
     def _let_go(self, worker: SupervisedWorker, target: str | None) -> None:
         was_working = worker.phase is WorkerPhase.WORKING
         worker.transition(WorkerPhase.LEAVING)
-        worker.target = target
+        worker.target, worker.left_s = target, self._now
         if was_working:
             self._tell(staging.WorkerLeaves(worker.name))
         else:
@@ -754,6 +754,16 @@ class Supervisor:
             for worker in self.workers.values()
         )
         return max(1, self.own - away + sum(self.borrowed.values()))
+
+    @property
+    def away(self) -> int:
+        """Number of own workers that are at other feeds, or on their way there or back."""
+        moving = sum(
+            worker.owner is None
+            and (worker.target is not None or (worker.key is not None and worker.phase is WorkerPhase.STARTING))
+            for worker in self.workers.values()
+        )
+        return moving + sum(map(len, self.lent.values()))
 
     @property
     def borrowed(self) -> dict[str, int]:
