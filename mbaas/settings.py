@@ -139,6 +139,16 @@ class Lending:
     pause_s: FromZeroS = option(default=2.0)
     """Time between two moves of a feed."""
 
+    min_workers: AtLeast1 = 1
+    """Workers that this feed does not lend, even if they are idle."""
+
+    max_borrowed: Annotated[int, Ge(0)] | None = None
+    """Upper bound on the workers that this feed borrows at a time. Default: as many as it can use."""
+
+    weight: Annotated[float, Gt(0), Le(1000)] = 1.0
+    """Priority among feeds that lack workers when idle ones do not suffice: with weight 2, each worker that this feed
+    lacks counts twice."""
+
 
 @options(within="threads")
 class Threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mbaas.model.costs import LoadingCosts
@@ -80,6 +81,22 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True)
+class LendingStatus:
+    """Workers shared with other feeds, and the options that bound them.
+
+    Attributes:
+        borrowed, lent: workers by owner, and by borrower.
+        min_workers, max_borrowed, weight: see `mbaas.Lending`.
+    """
+
+    borrowed: Mapping[str, int]
+    lent: Mapping[str, int]
+    min_workers: int
+    max_borrowed: int | None
+    weight: float
+
+
+@dataclass(frozen=True)
 class NodeStatus:
     """One node.
 
@@ -134,6 +151,7 @@ class FeedStatus:
         dali_share: fraction of the images that the dali engine prepares with DALI; it prepares the others on CPUs.
         consumers, workers: consumers and prep workers.
         pipelines: the pipelines in use, that of the feed first.
+        lending: workers shared with other feeds; None if the feed does not lend.
         worker_changes: the last changes of the number of workers, each with its predicted and its measured gain.
         moves_s: for the last workers that came from other feeds, seconds from the decision to move one to the first
             part that it prepared here. The clocks of both machines count.
@@ -211,6 +229,7 @@ class FeedStatus:
     dali_share: float = 1.0
     worker_changes: tuple[WorkerChange, ...] = ()
     moves_s: tuple[float, ...] = ()
+    lending: LendingStatus | None = None
 
     @property
     def state(self) -> str:

@@ -214,6 +214,7 @@ def test_the_example_shows_the_defaults() -> None:
         "limit",
         "resample",
         "max_prep_workers",
+        "max_borrowed",
         "prep_labels",
         "ahead_blocks",
         "readahead_bytes",

@@ -220,6 +220,7 @@ def _figures(status: FeedStatus, flow: Flow) -> Iterator[tuple[str | Text, str, 
     if firsts := _first_batches(status):
         waited = f"median of {counted(len(firsts), 'trial')}, at most {seconds(max(firsts))}, from joining"
         yield "first batch", seconds(median(firsts)), waited
+    yield from _lending(status)
     if moves_s := status.moves_s:
         moved = f"median of {counted(len(moves_s), 'worker')} from other feeds, decision to first part"
         yield "moves", seconds(median(moves_s)), moved
@@ -238,6 +239,20 @@ def _decoded(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
         share = percent(status.fetched.decoded.samples / max(1, status.fetched.all.samples))
         nbytes = sum(amount.nbytes for amount, _ in amounts)
         yield "decoded", size(nbytes), f"{' and '.join(places)}, {share} of prepared samples came so"
+
+
+def _lending(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
+    # Nothing for a feed without neighbours and with the default options.
+    lending = status.lending
+    if lending is None:
+        return
+    shared = [f"{workers} from {feed}" for feed, workers in lending.borrowed.items()]
+    shared += [f"{workers} to {feed}" for feed, workers in lending.lent.items()]
+    quota = "" if lending.max_borrowed is None else f", borrows at most {lending.max_borrowed}"
+    bounds = f"keeps at least {lending.min_workers}{quota}, weight {number(lending.weight)}"
+    if shared or quota or lending.min_workers > 1 or lending.weight != 1:
+        moved = sum((*lending.borrowed.values(), *lending.lent.values()))
+        yield "loans", f"{moved}", f"{', '.join(shared) or 'none'}; {bounds}"
 
 
 def _costs(costs: LoadingCosts) -> Iterator[tuple[str, str, str]]:

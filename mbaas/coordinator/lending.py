@@ -59,7 +59,7 @@ class LendingClient:
         self._feed, self._reserved = settings.name, settings.prep_workers
         self._kind = kind
         self._supervision, self._counters = supervision, counters
-        self._lender = Lender(settings.name, settings.lending)
+        self._options, self._lender = settings.lending, Lender(settings.name, settings.lending)
         self._looks = False
         self._looked = 0
         self._is_alone = False
@@ -79,6 +79,9 @@ class LendingClient:
             demand_per_s=self._seen.demand_per_s,
             loading=self._seen.loading if self._seen.worker_per_s else None,
             basis=self._seen.measured.basis,
+            least=self._options.min_workers,
+            max_borrowed=self._options.max_borrowed,
+            weight=self._options.weight,
         )
 
     async def look(self, seen: Observation) -> None:

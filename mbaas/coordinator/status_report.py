@@ -11,12 +11,14 @@ from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core.cluster.supervised import WorkerPhase
+from mbaas.core.cluster.supervisor import Supervisor
 from mbaas.core.staging.consumers import Consumer
 from mbaas.core.staging.state import StagingState
 from mbaas.core.staging.streams import FEED_STREAM, stream_number
 from mbaas.core.story import SHOWN_DIGITS
 from mbaas.model.gains import WorkerChange
-from mbaas.status import ConsumerStatus, FeedStatus, NodeStatus, PipelineStatus, WorkerStatus
+from mbaas.settings import Lending
+from mbaas.status import ConsumerStatus, FeedStatus, LendingStatus, NodeStatus, PipelineStatus, WorkerStatus
 from mbaas.wire.consumers import Claims, ConsumerReport, FeedInfo
 from mbaas.wire.samples import Amount
 
@@ -52,6 +54,7 @@ def snapshot(
         workers=tuple(_worker(counters, core, worker) for worker in worker_pool.workers.values()),
         worker_changes=changes,
         moves_s=tuple(counters.moves_s),
+        lending=_lending(settings.lending, supervision.state) if settings.lending.enabled else None,
         workers_at_work=len(supervision.state.in_phase(WorkerPhase.WORKING)),
         waits_for=supervision.waits_for(),
         skipped=tuple(counters.skipped.values()),
@@ -161,6 +164,16 @@ def _worker(counters: Counters, core: StagingState, handle: WorkerHandle) -> Wor
     worker = core.tasks.workers.get(handle.name)
     tasks = len(worker.tasks) if worker is not None else 0
     return WorkerStatus(handle.name, handle.pid, tasks, samples, samples / busy_s if busy_s else 0.0)
+
+
+def _lending(options: Lending, state: Supervisor) -> LendingStatus:
+    return LendingStatus(
+        borrowed=state.borrowed,
+        lent={feed: len(keys) for feed, keys in state.lent.items()},
+        min_workers=options.min_workers,
+        max_borrowed=options.max_borrowed,
+        weight=options.weight,
+    )
 
 
 def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatus:

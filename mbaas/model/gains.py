@@ -42,7 +42,7 @@ class WorkerChange:
 
 
 class WorkerCounts(Struct, frozen=True):
-    """Workers of a feed: all that are up, the borrowed ones among them, and its workers at (or moving to) other feeds."""
+    """Workers of a feed: all that are up, the borrowed ones among them, and own ones at other feeds (or moving)."""
 
     here: int
     borrowed: int = 0

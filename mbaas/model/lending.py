@@ -26,8 +26,8 @@ from mbaas.base import units
 from mbaas.model.curves import ROUNDING, ThroughputCurve, whole
 from mbaas.settings import Lending
 
-Limit = Literal["prep", "training", "pool"]
-"""Bottleneck of a job: its own prep at its peak, its training, or the size of the pool."""
+Limit = Literal["prep", "training", "pool", "quota"]
+"""Bottleneck of a job: its own prep at its peak, its training, the size of the pool, or its quota of workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,19 @@ class Job:
 
     ``demand_per_s`` is measured, as is ``prep``, samples/s against workers; where fetch is slower, ``prep`` ends at its
     rate. It keeps ``reserved`` workers when the pool is short, if it can use them.
+
+    Attributes:
+        least, most: bounds on its workers; ``least`` also holds for workers that it cannot use.
+        weight: priority when the pool is short: a lack of workers counts that many times.
     """
 
     name: str
     demand_per_s: float
     prep: ThroughputCurve
     reserved: int = 1
+    least: int = 1
+    most: int | None = None
+    weight: float = 1.0
 
     @cached_property
     def needed(self) -> float:
@@ -50,8 +57,14 @@ class Job:
 
     @cached_property
     def useful(self) -> int:
-        """`needed` rounded up, at least one."""
-        return max(1, whole(self.needed))
+        """`needed` rounded up, within the bounds."""
+        useful = max(self.least, whole(self.needed))
+        return useful if self.most is None else min(useful, max(self.least, self.most))
+
+    def surplus(self, workers: int) -> float:
+        """Return how many of its workers a job does not need; below 0 for a lack, which counts by its weight."""
+        surplus = workers - self.needed
+        return surplus if surplus >= 0 else surplus * self.weight
 
 
 class JobWorkers(Struct, frozen=True):
@@ -88,6 +101,9 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
     No job gets more than it can use; the rest stays idle. If there are no more workers than jobs, the first jobs get
     one each. Otherwise every job has at least one, and its reserved workers unless the pool is too small for all
     reservations. Among equally over-provisioned jobs, the last one gives first.
+
+    A-Dloader does not weight jobs, and names fairness between them as an open question. Here jobs lack workers in
+    inverse proportion to their weights, and the rule is the paper's if all weights are 1.
     """
     # The paper's rule needs at least one worker for each job. Below that, the oldest jobs are served.
     if pool <= len(jobs):
@@ -95,7 +111,8 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
     else:
         counts = [min(job.useful, pool) for job in jobs]
         _take(counts, jobs, [min(job.reserved, job.useful) for job in jobs], pool=pool)
-        # If the pool is too small for all reservations, every job gives, down to one.
+        # If the pool is too small for all reservations, every job gives, down to its least number and then to one.
+        _take(counts, jobs, [job.least for job in jobs], pool=pool)
         _take(counts, jobs, [1] * len(jobs), pool=pool)
     by_job = tuple(_job_workers(job, count, pool=pool) for job, count in zip(jobs, counts, strict=True))
     return Allocation(by_job, pool - sum(counts))
@@ -104,13 +121,15 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
 def _take(counts: list[int], jobs: Sequence[Job], floors: list[int], *, pool: int) -> None:
     while sum(counts) > pool and (givers := [i for i, count in enumerate(counts) if count > floors[i]]):
         # The job with the most workers beyond its need gives; in a tie, the last one.
-        counts[max(givers, key=lambda i: (counts[i] - jobs[i].needed, i))] -= 1
+        counts[max(givers, key=lambda i: (jobs[i].surplus(counts[i]), i))] -= 1
 
 
 def _job_workers(job: Job, workers: int, *, pool: int) -> JobWorkers:
     demand = f"the {units.number(job.demand_per_s)} samples/s that its training could consume"
     prepared_per_s, needed = units.number(job.prep.rate(workers)), units.number(job.needed)
     prepared = f"{job.name} prepares {prepared_per_s} samples/s with {workers} of the pool of {pool}"
+    if job.most is not None and workers == job.most < whole(job.needed):
+        return JobWorkers(job.name, workers, "quota", f"{prepared}; {demand} need {needed}, more than its quota")
     if workers < job.useful:
         return JobWorkers(
             job.name, workers, "pool", f"{prepared}; {demand} need {needed}, but other jobs need some too"
@@ -131,6 +150,7 @@ class DemandReport(Struct, frozen=True, kw_only=True):
         demand_per_s: samples/s of prep at which none of its trials would wait; 0 without trials, or if all is ready.
         loading: samples/s that it loads against workers, the lower of prep and fetch; None if not known yet.
         basis: the measurement behind it, as a clause.
+        least, max_borrowed, weight: its ``lending`` options.
     """
 
     feed: str
@@ -141,12 +161,23 @@ class DemandReport(Struct, frozen=True, kw_only=True):
     demand_per_s: float
     loading: ThroughputCurve | None
     basis: str = ""
+    least: int = 1
+    max_borrowed: int | None = None
+    weight: float = 1.0
 
     @property
     def job(self) -> Job:
         """The feed as a job that competes for workers."""
-        curve = ThroughputCurve.linear(1.0) if self.loading is None else self.loading
-        return Job(name=self.feed, demand_per_s=self.demand_per_s, prep=curve, reserved=self.reserved)
+        own = max(self.workers - sum(self.borrowed.values()), self.reserved)  # those at other feeds may come back
+        return Job(
+            name=self.feed,
+            demand_per_s=self.demand_per_s,
+            prep=ThroughputCurve.linear(1.0) if self.loading is None else self.loading,
+            reserved=self.reserved,
+            least=self.least,
+            most=None if self.max_borrowed is None else own + self.max_borrowed,
+            weight=self.weight,
+        )
 
 
 class WorkerMove(Struct, frozen=True):
@@ -180,7 +211,7 @@ class Lender:
         known = {report.feed: report for report in reports if report.loading is not None or not report.demand_per_s}
         me = known.get(self._feed)
         # Keep the last worker: without one, a feed cannot measure its rate.
-        if me is None or me.workers < 2 or len(known) < 2:
+        if me is None or me.workers < 2 or len(known) < 2 or (me.workers <= me.least and not me.borrowed):
             return None
         allocation = allocate_workers(tuple(known.values()))
         if me.workers <= allocation.workers[me.feed]:

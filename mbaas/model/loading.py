@@ -2,7 +2,7 @@
 
 A-Dloader ("A Data-Loader Tunable Knob to Shorten GPU Idleness", 2022) fits the rates of CPU and storage before jobs
 run, one job at a time. A feed measures both rates while it runs. A window with a constant number of workers gives one
-point of the curve of prep. If workers wait for bytes in a large part of their time, storage or the network is the limit.
+point of the curve of prep. If workers wait for bytes in much of their time, storage or the network is the limit.
 
 `mbaas.model.curves.fit_curve`, which also fits the curves of `mbaas plan`, is used where it describes the points well.
 Otherwise the slope at the present number of workers decides, and the reasons of decisions say so.
@@ -20,7 +20,7 @@ from msgspec import Struct
 from mbaas.model.curves import Fit, ThroughputCurve, fit_curve
 
 LEAST_COUNTS = 3
-"""Different numbers of workers that a fit needs: two describe a bend only if one of them is beyond it."""
+"""Smallest number of different worker counts for a fit. Two counts show a bend only if one lies beyond it."""
 
 LEAST_R_SQUARED = 0.8
 """Explained share of the variance below which a fit is hardly better than the mean rate."""
@@ -32,7 +32,7 @@ BUSY = 0.7
 """Share of a window that workers must prepare for a point. Idle workers do not contend, so each would seem faster."""
 
 WAITS_FOR_BYTES = 0.1
-"""Fetch is the limit if workers wait for bytes for at least this share of the time in which they have tasks."""
+"""Fetch is the limit if busy workers wait for bytes for at least this share of their time."""
 
 CHANGED = 0.25
 """Two windows that both differ by this share from the first one with as many workers show that the work has changed.
@@ -62,7 +62,7 @@ class PrepCurve(Struct, frozen=True):
 
     @classmethod
     def of_one(cls, worker_per_s: float) -> PrepCurve:
-        """Return the line through the rate of one worker: nothing else is known."""
+        """Return the line through the rate of one worker, for a feed without other measurements."""
         return cls(ThroughputCurve.linear(worker_per_s))
 
     @property
@@ -95,12 +95,12 @@ class LoadingWindow(Struct, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> float:
-        """Share of the workers' time in which they prepared."""
+        """Preparing, as a share of the workers' time."""
         return self.prep_s / (self.workers * self.elapsed_s)
 
     @property
     def waits(self) -> float:
-        """Waiting for bytes, as a share of the time in which workers had tasks."""
+        """Waiting for bytes, as a share of the workers' time with tasks."""
         return self.fetch_s / (self.prep_s + self.fetch_s)
 
     @property

@@ -15,7 +15,7 @@ from mbaas.cli.status import to_json
 from mbaas.errors import FeedGoneError, FeedRestartingError
 from mbaas.model.costs import LoadingCosts
 from mbaas.model.gains import WorkerChange
-from mbaas.status import ConsumerStatus, FeedStatus, PipelineStatus
+from mbaas.status import ConsumerStatus, FeedStatus, LendingStatus, PipelineStatus
 from mbaas.wire.consumers import ConsumerReport
 from mbaas.wire.samples import FetchCounts
 
@@ -79,6 +79,15 @@ def test_changes_of_workers_are_shown_with_predicted_and_measured_gain(serving: 
     expected = "borrowed and started 1 to 3 1 min +180/s {} by the rate of one worker"
     assert rows == [expected.format("-12/s").split(), expected.format("-").split()]
     assert "500 ms median of 3 workers from other feeds, decision to first part" in " ".join(view.split())
+
+
+def test_loans_are_shown_with_their_bounds(serving: FeedStatus) -> None:
+    usual = LendingStatus(borrowed={}, lent={}, min_workers=1, max_borrowed=None, weight=1.0)
+    flow = feed_view.Flow.since_start(serving)
+    assert "loans" not in shown(feed_view.feed(replace(serving, lending=usual), flow))
+    given = replace(usual, borrowed={"rich": 2}, lent={"poor": 1}, max_borrowed=3, weight=2.0)
+    text = " ".join(shown(feed_view.feed(replace(serving, lending=given), flow)).split())
+    assert "loans 3 2 from rich, 1 to poor; keeps at least 1, borrows at most 3, weight 2" in text
 
 
 def test_the_time_to_the_first_minibatch_is_shown_of_those_that_have_one(serving: FeedStatus) -> None:

@@ -72,6 +72,24 @@ def test_what_is_borrowed_goes_home_first_even_if_a_third_feed_lacks_more() -> N
     assert (found["b"].target, found["b"].is_return) == ("a", True)
 
 
+def test_a_feed_keeps_its_least_number_even_idle_and_borrows_no_more_than_its_quota() -> None:
+    """a is idle with 4 workers of which it keeps 3; b can use 5 more and may borrow one."""
+    idle, hungry = report("a", 4, 0, least=3), report("b", 1, 600, max_borrowed=1)
+    assert moves_of([idle, hungry])["a"].target == "b"
+    assert moves_of([replace(idle, workers=3), report("b", 1, 600)]) == {}
+    borrowed = replace(hungry, workers=2, borrowed={"a": 1})
+    assert moves_of([report("a", 3, 0), borrowed]) == {}
+    assert "more than its quota" in allocate_workers([idle, borrowed]).by_job[1].reason
+
+
+def test_a_feed_with_a_larger_weight_borrows_first() -> None:
+    """b and c both lack 4 workers, and a can lend one: with equal weights b, the first by name, gets it."""
+    feeds = [report("a", 2, 0), report("b", 1, 500), report("c", 1, 500)]
+    assert moves_of(feeds)["a"].target == "b"
+    feeds[2] = replace(feeds[2], weight=2.0)
+    assert moves_of(feeds)["a"].target == "c"
+
+
 def test_a_move_waits_until_it_has_been_right_for_a_while_and_after_the_last_one() -> None:
     lender = Lender("a", Lending(hold_s=3, pause_s=5))
     rich, poor, content = report("a", 4, 50), report("b", 1, 500), report("b", 1, 90)

@@ -133,6 +133,32 @@ def test_it_is_what_the_paper_says(demands: list[int], pool: int) -> None:
     assert lacks == sorted(round(demand / 100 - count, 6) for demand, count in zip(demands, wanted, strict=True))
 
 
+def test_jobs_lack_workers_in_inverse_proportion_to_their_weights() -> None:
+    """Both need 9 workers, and there are 12: a lacks 2 at weight 2, b lacks 4."""
+    jobs = [job("a", 900, weight=2.0), job("b", 900)]
+    assert allocate(jobs, pool=12).workers == {"a": 7, "b": 5}
+
+
+@given(st.integers(2, 6), st.integers(0, 30), st.floats(1, 10), st.data())
+def test_a_larger_weight_takes_nothing_from_its_job(number: int, pool: int, weight: float, data: st.DataObject) -> None:
+    demands = data.draw(st.lists(st.integers(0, 1500), min_size=number, max_size=number))
+    jobs = [job(str(i), demand) for i, demand in enumerate(demands)]
+    heavy = [job("0", demands[0], weight=weight), *jobs[1:]]
+    assert allocate(heavy, pool=pool).workers["0"] >= allocate(jobs, pool=pool).workers["0"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1500), st.integers(1, 3), st.integers(1, 8)), min_size=1, max_size=6), st.data()
+)
+def test_bounds_of_jobs_hold(jobs: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    """At least the least number if the pool has that many for all jobs, and at most the most."""
+    bounded = [job(str(i), need, least=least, most=most) for i, (need, least, most) in enumerate(jobs)]
+    pool = data.draw(st.integers(len(jobs) + 1 + sum(least for _, least, _ in jobs), 60))
+    allocation = allocate(bounded, pool=pool)
+    for got, (_, least, most) in zip(allocation.by_job, jobs, strict=True):
+        assert least <= got.workers <= max(least, most)
+
+
 @given(st.integers(1, 6), st.integers(7, 30), st.data())
 def test_a_larger_pool_takes_nothing_from_anybody(number: int, pool: int, data: st.DataObject) -> None:
     demands = data.draw(st.lists(st.integers(0, 1500), min_size=number, max_size=number))
