@@ -385,6 +385,31 @@ def scale(
 
 
 @command(app)
+def allocation(
+    jobs: Annotated[str, typer.Option(help="Numbers of jobs of the simulated workloads.", metavar="N,N")] = "8,64",
+    workloads: Annotated[int, typer.Option(help="Random workloads of each size; results are means.", min=1)] = 10,
+    real_rounds: Annotated[int, typer.Option("--real", help="Also run three real jobs this many times.", min=0)] = 0,
+    scale: Annotated[float, typer.Option(help="Length of the real jobs; 1 is about two minutes.", min=0.05)] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Compare ways to divide prep workers between jobs that arrive and end: makespan, stall, time to move a worker.
+
+    Examples:
+        python -m benchmarks allocation --jobs 8,64 --real 2
+    """
+    from benchmarks.allocation import real, simulation
+    from benchmarks.allocation.report import Report, figures, tables
+
+    def measured() -> Report:
+        sizes = numbers("--jobs", jobs)
+        outcomes = [each for size in sizes for each in simulation.measure(size, seeds=workloads, tell=_progress)]
+        runs = real.measure(scale=scale, rounds=real_rounds, tell=_progress) if real_rounds else []
+        return Report(tuple(outcomes), tuple(runs))
+
+    _show(measured, tables, as_json, figures)
+
+
+@command(app)
 def fuzz(
     minutes: Annotated[float, typer.Option(help="Duration, over all targets.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Another seed, other cases.")] = 1,

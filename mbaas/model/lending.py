@@ -110,7 +110,7 @@ def allocate(jobs: Sequence[Job], *, pool: int) -> Allocation:
         counts = [int(index < pool) for index in range(len(jobs))]
     else:
         counts = [min(job.useful, pool) for job in jobs]
-        _take(counts, jobs, [min(job.reserved, job.useful) for job in jobs], pool=pool)
+        _take(counts, jobs, [min(max(job.reserved, job.least), job.useful) for job in jobs], pool=pool)
         # If the pool is too small for all reservations, every job gives, down to its least number and then to one.
         _take(counts, jobs, [job.least for job in jobs], pool=pool)
         _take(counts, jobs, [1] * len(jobs), pool=pool)

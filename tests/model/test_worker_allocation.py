@@ -133,6 +133,12 @@ def test_it_is_what_the_paper_says(demands: list[int], pool: int) -> None:
     assert lacks == sorted(round(demand / 100 - count, 6) for demand, count in zip(demands, wanted, strict=True))
 
 
+def test_the_least_number_stays_with_an_idle_job_while_others_lack_workers() -> None:
+    """a needs none and keeps 3 of 9; b and c, which need 15 each, get the other 6."""
+    jobs = [job("a", 0, least=3), job("b", 1500), job("c", 1500)]
+    assert allocate(jobs, pool=9).workers == {"a": 3, "b": 3, "c": 3}
+
+
 def test_jobs_lack_workers_in_inverse_proportion_to_their_weights() -> None:
     """Both need 9 workers, and there are 12: a lacks 2 at weight 2, b lacks 4."""
     jobs = [job("a", 900, weight=2.0), job("b", 900)]
@@ -153,7 +159,8 @@ def test_a_larger_weight_takes_nothing_from_its_job(number: int, pool: int, weig
 def test_bounds_of_jobs_hold(jobs: list[tuple[int, int, int]], data: st.DataObject) -> None:
     """At least the least number if the pool has that many for all jobs, and at most the most."""
     bounded = [job(str(i), need, least=least, most=most) for i, (need, least, most) in enumerate(jobs)]
-    pool = data.draw(st.integers(len(jobs) + 1 + sum(least for _, least, _ in jobs), 60))
+    fewest = len(jobs) + 1 + sum(least for _, least, _ in jobs)
+    pool = data.draw(st.integers(fewest, fewest + 8))
     allocation = allocate(bounded, pool=pool)
     for got, (_, least, most) in zip(allocation.by_job, jobs, strict=True):
         assert least <= got.workers <= max(least, most)

@@ -1,0 +1,88 @@
+"""The results of `python -m benchmarks allocation`, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from benchmarks.allocation import real, simulation
+from mbaas.base.units import counted, number, percent, seconds
+from mbaas.model.gains import WorkerChange
+from mbaas.tools.bench.render import figure_table
+
+
+@dataclass(frozen=True)
+class Report:
+    """Simulated workloads, and runs of the small workload on real feeds."""
+
+    outcomes: tuple[simulation.Outcome, ...]
+    runs: tuple[real.RealRun, ...]
+
+
+def figures(report: Report) -> dict[str, Any]:
+    """Return the results as plain values."""
+    return {
+        "outcomes": [asdict(outcome) for outcome in report.outcomes],
+        "runs": [{**asdict(run), "stall": run.stall} for run in report.runs],
+    }
+
+
+def tables(report: Report) -> Group:
+    """Return a table for each number of jobs, and those of the real runs."""
+    sizes = dict.fromkeys(outcome.jobs for outcome in report.outcomes)
+    shown = [_simulated([each for each in report.outcomes if each.jobs == jobs]) for jobs in sizes]
+    if report.runs:
+        shown += [_real(report.runs), _gains(report.runs)]
+    return Group(*shown)
+
+
+def _simulated(outcomes: Sequence[simulation.Outcome]) -> Table:
+    first = outcomes[0]
+    headings = ("policy", "makespan", "stall", "job", "slowdown", "changes")
+    title = f"{counted(first.jobs, 'job')}, {counted(first.pool, 'worker')}, simulated"
+    table = figure_table(title, headings, words=("policy",))
+    for each in outcomes:
+        table.add_row(
+            each.policy,
+            f"{each.makespan_s:,.0f} s",
+            percent(each.stall),
+            f"{each.job_s:,.0f} s",
+            number(each.slowdown),
+            number(each.changes),
+        )
+    return table
+
+
+def _real(runs: Sequence[real.RealRun]) -> Table:
+    table = figure_table(
+        "three jobs on real feeds", ("policy", "makespan", "stall", "moves", "move"), words=("policy",)
+    )
+    for run in runs:
+        moved = seconds(median(run.moves_s)) if run.moves_s else "-"
+        table.add_row(run.policy, seconds(run.makespan_s), percent(run.stall), f"{len(run.moves_s)}", moved)
+    return table
+
+
+def _gains(runs: Sequence[real.RealRun]) -> Table:
+    headings = ("feed", "workers", "number", "predicted", "gained")
+    table = figure_table("changes of the workers, samples/s", headings, words=("feed", "workers"))
+    for run in runs:
+        for feed, changes in run.changes.items():
+            for change in changes:
+                table.add_row(feed, *_cells(change))
+    return table
+
+
+def _cells(change: WorkerChange) -> tuple[str, ...]:
+    gained = "-" if change.gained_per_s is None else f"{change.gained_per_s:+.0f}"
+    return (
+        " and ".join(change.causes),
+        f"{change.before} to {change.after}",
+        f"{change.predicted_per_s:+.0f}",
+        gained,
+    )

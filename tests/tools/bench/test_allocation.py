@@ -1,0 +1,109 @@
+"""Ways to divide workers between jobs: each keeps to the pool, and feeds need no pause and no knowledge of needs."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+from rich.console import Console
+
+from benchmarks.allocation import real, simulation
+from benchmarks.allocation.policies import AtEvents, equal_shares, first_come, in_proportion
+from benchmarks.allocation.report import Report, figures, tables
+from benchmarks.allocation.simulation import BOUND, OURS, measure, policies, simulate
+from benchmarks.allocation.workload import KINDS, POOL, TrainingRun, pool_of, workload
+from mbaas.model.curves import ThroughputCurve
+
+LINE = ThroughputCurve.linear(100)
+
+
+def run(name: str, need: float, *, arrives_s: float = 0.0, minutes: float = 1.0) -> TrainingRun:
+    """A job that needs so many workers and takes so many minutes if it never waits."""
+    return TrainingRun(
+        name=name, arrives_s=arrives_s, samples=need * 100 * minutes * 60, step_per_s=need * 100, prep=LINE
+    )
+
+
+THREE = [run("0-a", 4.0), run("1-b", 1.0), run("2-c", 2.5)]
+
+
+def test_the_rules_divide_as_they_are_called() -> None:
+    """7 workers for needs of 4, 1 and 2.5: equal 2.3 each, in proportion 3.7, 0.9 and 2.3, in order 4, 1 and 2."""
+    assert [*equal_shares(THREE, 7).values()] == [3, 2, 2]
+    assert [*in_proportion(THREE, 7).values()] == [4, 1, 2]
+    assert [*first_come(THREE, 7).values()] == [4, 1, 2]
+    assert [*first_come(THREE, 4).values()] == [4, 0, 0]
+    assert [*in_proportion(THREE, 2).values()] == [1, 1, 0]
+
+
+def test_a_lone_job_takes_as_long_as_its_workers_need() -> None:
+    """6,000 samples at 100/s each: 4 workers take 15 s, one takes 60 s."""
+    job = run("0-a", 4.0, minutes=0.25)
+    assert simulate([job], AtEvents(equal_shares, 4)) == {"0-a": 15.0}
+    assert simulate([job], AtEvents(equal_shares, 1)) == {"0-a": 60.0}
+
+
+def test_a_pause_and_a_window_cost_their_time() -> None:
+    """b arrives at 10 s, begins at 40 s, and a pauses for 16 s then. Without both, a and b take 60 s each."""
+    jobs = [run("0-a", 1.0), run("1-b", 1.0, arrives_s=10.0)]
+    assert simulate(jobs, AtEvents(equal_shares, 4)) == {"0-a": 60.0, "1-b": 70.0}
+    paused = simulate(jobs, AtEvents(equal_shares, 4, window_s=30.0, pause_s=16.0))
+    assert paused == {"0-a": 76.0, "1-b": 100.0}
+
+
+class Watched:
+    """A policy that checks that no more workers work than the pool has, a lone worker of a feed apart."""
+
+    def __init__(self, policy: simulation.Policy, pool: int) -> None:
+        self.changes, self._policy, self._pool = 0, policy, pool
+
+    def workers(self, active: Sequence[TrainingRun], now: float) -> Mapping[str, float]:
+        found = self._policy.workers(active, now)
+        assert found.keys() == {job.name for job in active}
+        assert sum(found.values()) <= self._pool + 1e-9
+        return found
+
+    def trained(self, served: Mapping[str, float]) -> None:
+        self._policy.trained(served)
+
+
+@pytest.mark.parametrize("jobs", [8, 13])
+def test_no_policy_uses_more_than_the_pool_and_all_jobs_end(jobs: int) -> None:
+    runs, pool = workload(jobs, seed=3), pool_of(jobs)
+    for make in policies(jobs, pool, seed=3).values():
+        ends = simulate(runs, Watched(make(), pool))
+        assert len(ends) == jobs
+        assert all(ends[each.name] >= each.arrives_s + each.least_s - 1e-6 for each in runs)
+
+
+def test_feeds_that_measure_come_close_to_those_who_know_and_beat_a_pool_for_each() -> None:
+    """Eight jobs on 18 workers, the mean of three workloads."""
+    found = {outcome.policy: outcome for outcome in measure(8, seeds=3, tell=lambda _: None)}
+    ours, known = found[OURS], found["in proportion to need"]
+    assert ours.stall < known.stall + 0.05
+    assert ours.makespan_s < 0.8 * found["a pool for each"].makespan_s
+    assert ours.makespan_s <= found["A-Dloader, 30 s window, 16 s pause"].makespan_s
+    assert found[BOUND].makespan_s <= min(outcome.makespan_s for outcome in found.values())
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(tables(Report(tuple(found.values()), ())))
+    assert "8 jobs, 18 workers, simulated" in console.export_text()
+    assert len(figures(Report(tuple(found.values()), ()))["outcomes"]) == 7
+
+
+def test_a_workload_has_every_kind_equally_often() -> None:
+    names = [each.name.partition("-")[2] for each in workload(64, seed=1)]
+    assert sorted(names) == sorted([kind.name for kind in KINDS] * 8)
+    assert (pool_of(8), pool_of(64)) == (POOL, 8 * POOL)
+    assert math.isfinite(min(each.fetch_per_s for each in workload(8, seed=0)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_real_feeds_lend_and_tell_what_it_gained(no_ray: None) -> None:
+    lent, alone = real.measure(scale=0.25, rounds=1, tell=lambda _: None)
+    assert {job.name for job in lent.jobs} == {job.name for job in alone.jobs} == {"light", "heavy", "late"}
+    assert lent.moves_s
+    assert not alone.moves_s
+    assert any("borrowed" in change.causes for change in lent.changes["heavy"])
