@@ -22,7 +22,6 @@ from mbaas.samples.order import ASIDE, OwnEpoch, SampleOrder, Shuffle
 from mbaas.samples.placement import BlockPart
 from mbaas.settings import Timeouts
 from mbaas.wire.consumers import Resumption
-from support.garbage import kept_garbage
 
 BLOCK_SAMPLES = 3
 """An epoch's last block may have one sample less."""
@@ -693,9 +692,8 @@ def run_some(
     Raises:
         AssertionError: at the first broken promise.
     """
-    with kept_garbage():
-        for seed in seeds:
-            Simulation(seed, steps, calm=calm, keeps_all=keeps_all, pipelines=pipelines).run()
+    for seed in seeds:
+        Simulation(seed, steps, calm=calm, keeps_all=keeps_all, pipelines=pipelines).run()
 
 
 def _told(scene: tuple[float, ev.Event] | ev.Instruction) -> str:

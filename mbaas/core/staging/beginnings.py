@@ -159,8 +159,9 @@ class Beginnings:
 
     def join_start(self, cohort: Cohort) -> int | None:
         """Return the first block of the slowest member's epoch if a newcomer can start it with that member."""
-        boundary = self._epochs.around(cohort.slowest).first
-        return boundary if self._window.has_all(range(boundary, cohort.slowest)) else None
+        slowest = cohort.slowest
+        boundary = slowest - cohort.stream.index_of(slowest)
+        return boundary if self._window.has_all(range(boundary, slowest)) else None
 
     def entrance(self, cohort: Cohort, least: int = 0) -> int:
         """Return the block where a newcomer to ``cohort`` starts: the join window's, or the start of the next epoch."""

@@ -228,12 +228,17 @@ class Cohort:
     @property
     def furthest(self) -> int:
         """Cursor of the furthest member that has requested a block; otherwise `slowest`."""
-        return max([self.slowest, *[m.cursor for m in self.active if m.asked]])
+        return self._furthest(self.slowest)
+
+    def _furthest(self, slowest: int) -> int:
+        # Every event reads positions of each cohort several times, so properties look for `slowest` only once.
+        return max([slowest, *[m.cursor for m in self.active if m.asked]])
 
     @property
     def is_held_back(self) -> bool:
         """True if the slowest member limits how far blocks are prepared ahead of the furthest."""
-        return self.furthest > self.slowest + self.slack_blocks
+        slowest = self.slowest
+        return self._furthest(slowest) > slowest + self.slack_blocks
 
     @property
     def front(self) -> int:
@@ -255,7 +260,8 @@ class Cohort:
     @property
     def horizon(self) -> int:
         """End of the blocks that may be prepared now; at most the next epoch of the furthest member that reads."""
-        slowest, furthest = self.slowest, self.furthest
+        slowest = self.slowest
+        furthest = self._furthest(slowest)
         if not self.ahead_blocks:
             return slowest + any(m.waiting and m.cursor == slowest for m in self.active)
         if self.active and all(m.is_visitor for m in self.active):

@@ -64,7 +64,7 @@ class Keeping:
         # A postponed block waits for storage, and only its own consumers should wait for that.
         if block.number in self._awaited() and not block.is_put_off:
             return Reason.AWAITED
-        return _by_position(block, self._spans()[stream])
+        return _by_position(block, self._spans(self._consumers.streams[stream]))
 
     def unwanted(self) -> list[StagedBlock]:
         """Return the blocks to drop now."""
@@ -72,26 +72,32 @@ class Keeping:
 
     def _weaker(self, than: Reason) -> list[tuple[Reason, StagedBlock]]:
         """Return the blocks with a weaker reason, at most AWAITED, and their reasons; see `reason`."""
-        # Called after every event, so positions are computed once, and consumers are searched last, only for blocks
-        # that one of them may hold.
-        spans = self._spans()
+        # Called after every event, so positions are computed once, only for streams with such blocks, and consumers are
+        # searched last, only for blocks that one of them may hold.
+        spans = dict[int, list[tuple[Reason, range]]]()
         awaited = self._awaited() if than > Reason.AHEAD else set()
-        consumers, held_from = self._consumers_of(), dict[int, int]()
-        for stream, there in consumers.items():
-            keeps_all = self._consumers.streams[stream].keeps_all
-            held_from[stream] = 0 if keeps_all else min([consumer.released for consumer in there])
         found = []
         for block in self._window.blocks.values():
             if block.is_in_hand:
                 continue
             stream = stream_number(block.number)
+            if stream not in spans:
+                spans[stream] = self._spans(self._consumers.streams[stream])
             reason = _by_position(block, spans[stream])
-            if reason >= than or (block.number in awaited and not block.is_put_off):
-                continue
-            there = consumers.get(stream, [])
-            if not there or block.number < held_from[stream] or not self._is_held(block.number, there):
+            if reason < than and (block.number not in awaited or block.is_put_off):
                 found.append((reason, block))
-        return found
+        if not found:
+            return []
+        consumers, held_from = self._consumers_of(), dict[int, int]()
+        for stream, there in consumers.items():
+            keeps_all = self._consumers.streams[stream].keeps_all
+            held_from[stream] = 0 if keeps_all else min([consumer.released for consumer in there])
+
+        def is_held(number: int) -> bool:
+            there = consumers.get(stream_number(number))
+            return there is not None and number >= held_from[stream_number(number)] and self._is_held(number, there)
+
+        return [(reason, block) for reason, block in found if not is_held(block.number)]
 
     def weakest(self, below: Reason) -> tuple[StagedBlock, Reason] | None:
         """Return the block to drop first for its bytes, with its reason, which is weaker than ``below``; or None.
@@ -142,19 +148,12 @@ class Keeping:
             if any(member.waiting and member.cursor == cohort.slowest for member in cohort.members)
         }
 
-    def _spans(self) -> defaultdict[int, list[tuple[Reason, range]]]:
-        """Return the reasons that follow from positions alone, by stream."""
-        found = defaultdict[int, list[tuple[Reason, range]]](list)
-        cohorts = self._consumers.cohorts.values()
-        for stream in self._consumers.streams:
-            if stream.keeps_all:
-                found[stream.number] = self._spans_of_epoch(
-                    stream, [cohort for cohort in cohorts if cohort.stream is stream]
-                )
-        for cohort in cohorts:
-            if not cohort.stream.keeps_all:
-                found[cohort.stream.number] += self._spans_of(cohort)
-        return found
+    def _spans(self, stream: Stream) -> list[tuple[Reason, range]]:
+        """Return the reasons that follow from positions alone, for the blocks of a stream."""
+        cohorts = [cohort for cohort in self._consumers.cohorts.values() if cohort.stream is stream]
+        if stream.keeps_all:
+            return self._spans_of_epoch(stream, cohorts)
+        return [span for cohort in cohorts for span in self._spans_of(cohort)]
 
     def _spans_of_epoch(self, stream: Stream, cohorts: Sequence[Cohort]) -> list[tuple[Reason, range]]:
         whole = range(stream.first, stream.first + stream.blocks_per_epoch)
@@ -181,12 +180,13 @@ class Keeping:
 
 
 def _by_position(block: StagedBlock, spans: list[tuple[Reason, range]]) -> Reason:
-    return max(
-        (
-            reason
-            for reason, blocks in spans
-            # A block that is only useful later is not worth preparing to its end, nor is its error worth keeping.
-            if block.number in blocks and (reason is not Reason.USEFUL or block.state is BlockState.READY)
-        ),
-        default=Reason.UNWANTED,
-    )
+    number, strongest = block.number, Reason.UNWANTED
+    for reason, blocks in spans:
+        if number not in blocks:
+            continue
+        if reason is Reason.AHEAD:  # no position gives a stronger one, and most blocks have it
+            return reason
+        # A block that is only useful later is not worth preparing to its end, nor is its error worth keeping.
+        if reason is not Reason.USEFUL or block.state is BlockState.READY:
+            strongest = max(strongest, reason)
+    return strongest

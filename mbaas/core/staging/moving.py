@@ -44,8 +44,10 @@ class PartMoves:
 
     def begin(self, lead: Callable[[int], float]) -> Iterator[tuple[int, Move]]:
         """Yield the number and the description of each copy to start, the blocks with the smallest ``lead`` first."""
+        if not self.leaving:
+            return
         targets = [node for node in self._tasks.nodes() if node not in self.leaving]
-        if not self.leaving or not targets:
+        if not targets:
             return
         copied = {move.task for move in self._under_way.values()}
         waiting = [

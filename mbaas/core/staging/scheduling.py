@@ -66,7 +66,7 @@ class _OpenParts:
     # workers, and most events create work on one node only.
 
     def __init__(self, window: Window, nodes: list[str]) -> None:
-        self.by_home: dict[int, dict[str, int]] = {}
+        self.by_home: dict[int, dict[str, int]] = {}  # of blocks with open parts
         self.strays: dict[int, set[str]] = {}
         self._cuts: Counter[int] = Counter()  # block -> number of times it was cut since the event
         self._nodes, self._known = nodes, frozenset(nodes)
@@ -74,9 +74,10 @@ class _OpenParts:
             self._look_at(block)
 
     def _look_at(self, block: StagedBlock) -> None:
-        homes = {part.block_part.home: number for number, part in block.open_parts()} if block.has_open_parts else {}
-        self.by_home[block.number] = homes
-        self.strays[block.number] = homes.keys() - self._known if homes else set()
+        if block.has_open_parts:
+            homes = {part.block_part.home: number for number, part in block.open_parts()}
+            self.by_home[block.number] = homes
+            self.strays[block.number] = homes.keys() - self._known
 
     def cut(self, block: StagedBlock) -> None:
         # A block that is granted and dropped again and again after one event would loop forever.
@@ -91,7 +92,9 @@ class _OpenParts:
 
     def part_for(self, node: str, block: int) -> int | None:
         # Parts whose home has no worker are open to all nodes.
-        homes = self.by_home[block]
+        homes = self.by_home.get(block)
+        if homes is None:
+            return None
         return min((homes[home] for home in (node, *self.strays[block]) if home in homes), default=None)
 
     def nodes(self) -> list[str]:
@@ -238,7 +241,7 @@ class Scheduler:
         worker = self._tasks.idle()
         if worker is None:
             return None
-        blocks = self._wanted_blocks()
+        blocks = [block for block in self._wanted_blocks() if block in parts.by_home]
         # Counted on demand: only an idle worker needs it, and a running count would change with every event.
         backlog = Counter(home for block in blocks for home in parts.by_home[block])
         for block in blocks:
