@@ -14,8 +14,10 @@ import ray
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.core import kept_form
 from mbaas.dataset import synthetic
 from mbaas.ray_cluster import actor_names
+from support.feeds import in_coordinator
 from support.trials import record_epoch
 from support.waiting import wait_until
 
@@ -26,6 +28,8 @@ DATA = synthetic(SAMPLES, height=HEIGHT, width=WIDTH)
 WHOLE_BYTES = SAMPLES * (HEIGHT * WIDTH * 3 + 128)
 OPTIONS: dict[str, Any] = {"batch_size": 32, "prep_workers": 2, "seed": 3, "cache_bytes": 4 * WHOLE_BYTES}
 PAUSE_S, SLOW_S = 0.2, 0.002
+EPOCHS = 4
+"""Epochs that each consumer reads at least."""
 
 
 def resized(size: int) -> T.Pipeline:
@@ -77,8 +81,12 @@ def kill_cache(feed: str) -> None:
 
 
 def test_the_form_changes_with_the_pipelines_and_no_byte_does(feed_name: str) -> None:
-    """Whole images once a pipeline resizes otherwise, also after the cache died; and back."""
+    """Whole images once a pipeline resizes otherwise, also after the cache died; and back.
+
+    A form is used after it was best for a second. `tests/core/test_kept_form.py` has the ten seconds of a real feed.
+    """
     with mbaas.serve(feed_name, DATA, resized(60), **OPTIONS) as feed:
+        in_coordinator(feed.name, lambda _: setattr(kept_form, "STAY_S", 1.0))
 
         def decoded_bytes() -> int:
             return feed.status(timeout_s=30).decoded.nbytes
@@ -92,7 +100,8 @@ def test_the_form_changes_with_the_pipelines_and_no_byte_does(feed_name: str) ->
                 kill_cache(feed.name)
                 wait_until(lambda: decoded_bytes() < WHOLE_BYTES, "the cache is empty")
                 wait_until(lambda: decoded_bytes() == WHOLE_BYTES, "they are kept whole again")
+                wait_until(lambda: len(other) >= EPOCHS, "the other pipeline has read enough epochs")
             wait_until(lambda: decoded_bytes() == small, "they are kept resized again", deadline_s=40)
+            wait_until(lambda: len(first) >= EPOCHS, "the feed's own pipeline has read enough epochs")
     for seen, pipeline in ((first, resized(60)), (other, resized(48))):
-        assert len(seen) > 3
         assert seen.items() <= digests_alone(pipeline, max(seen) + 1).items()
