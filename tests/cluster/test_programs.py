@@ -54,15 +54,21 @@ def head() -> Iterator[Head]:
 
 
 @contextmanager
-def program(head: Head, name: str, *, detached: bool) -> Iterator[subprocess.Popen[str]]:
-    """A program that serves the feed ``name`` and reads the feeds requested by `read`."""
-    serving = head.start(PROGRAM, name, str(SAMPLES), "detached" if detached else "attached")
-    try:
-        assert answer_of(serving) == name
-        yield serving
-    finally:
-        serving.kill()
-        serving.communicate()
+def programs(head: Head, **detached: bool) -> Iterator[list[subprocess.Popen[str]]]:
+    """Programs that start together. Each serves the feed of its name, and reads the feeds requested by `read`."""
+    with ExitStack() as stack:
+        started = {}
+        for name, is_detached in detached.items():
+            started[name] = head.start(PROGRAM, name, str(SAMPLES), "detached" if is_detached else "attached")
+            stack.callback(end, started[name])
+        for name, serving in started.items():
+            assert answer_of(serving) == name
+        yield [*started.values()]
+
+
+def end(serving: subprocess.Popen[str]) -> None:
+    serving.kill()
+    serving.communicate()
 
 
 def answer_of(serving: subprocess.Popen[str]) -> object:
@@ -85,10 +91,7 @@ def read(serving: subprocess.Popen[str], *feeds: str) -> None:
 @pytest.mark.timeout(180)
 def test_three_programs_read_the_feeds_of_each_other(head: Head) -> None:
     """Two feeds are detached. The third ends with its program, which is killed; the others continue."""
-    with ExitStack() as programs:
-        one, two, three = (
-            programs.enter_context(program(head, name, detached=name != "three")) for name in ("one", "two", "three")
-        )
+    with programs(head, one=True, two=True, three=False) as (one, two, three):
         for each in (one, two, three):
             read(each, "one", "two", "three")
         three.kill()
@@ -101,7 +104,7 @@ def test_three_programs_read_the_feeds_of_each_other(head: Head) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_program_with_another_version_is_refused_with_a_sentence(head: Head) -> None:
-    with program(head, "newer", detached=False):
+    with programs(head, newer=False):
         older = head.run(sys.executable, "-c", "import mbaas; mbaas.join('newer', format='numpy')")
     assert older.returncode == 1
     assert re.search(
@@ -148,22 +151,17 @@ for line in sys.stdin:
 
 def lent(head: Head, folders: tuple[str, str], until: str) -> object:
     """Serve a feed with three idle workers and one with a busy worker, from two programs; train on the second."""
-    rich = head.start(LENDER, "rich", "3", folders[0])
-    try:
-        assert answer_of(rich) == "rich"
-        poor = head.start(LENDER, "poor", "1", folders[1])
-        try:
-            assert answer_of(poor) == "poor"
-            assert poor.stdin is not None
-            poor.stdin.write(f"{until}\n")
-            poor.stdin.flush()
-            return answer_of(poor)
-        finally:
-            poor.kill()
-            poor.communicate()
-    finally:
-        rich.kill()
-        rich.communicate()
+    with ExitStack() as stack:
+        started = []
+        for name, workers, folder in zip(("rich", "poor"), ("3", "1"), folders, strict=True):
+            started.append(head.start(LENDER, name, workers, folder))
+            stack.callback(end, started[-1])
+        rich, poor = started
+        assert (answer_of(rich), answer_of(poor)) == ("rich", "poor")
+        assert poor.stdin is not None
+        poor.stdin.write(f"{until}\n")
+        poor.stdin.flush()
+        return answer_of(poor)
 
 
 @pytest.mark.slow
