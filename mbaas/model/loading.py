@@ -17,6 +17,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from mbaas.base import units
 from mbaas.model.curves import Fit, ThroughputCurve, fit_curve
 
 LEAST_COUNTS = 3
@@ -69,7 +70,7 @@ class PrepCurve(Struct, frozen=True):
     def basis(self) -> str:
         """The measurement behind the curve, as a clause."""
         if self.r_squared is not None:
-            return f"by a fit to {self.counts} numbers of workers, R² {self.r_squared:.2f}"
+            return f"by a fit to {self.counts} numbers of workers, R² {units.number(self.r_squared)}"
         if self.counts > 1:
             why = "too few for a fit" if self.counts < LEAST_COUNTS else "no fit is good"
             return f"by the slope at this number of workers: {self.counts} were measured, {why}"

@@ -37,9 +37,10 @@ def test_without_a_folder_or_room_for_a_piece_there_is_no_disk(tmp_path: Path) -
 def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """A read of 128 KiB takes at least 20 ms in each thread: at most 6.6 MB/s per thread, for any number of threads.
 
-    A sleep takes longer on a busy machine, so the rate is compared with the reads as they were.
+    A sleep takes longer on a busy machine, so the rate is compared with the reads as they were. Between reads, threads
+    may also wait for a core, so the best of five probes counts.
     """
-    pread, reads, took_s = tuner.os.pread, [], []
+    pread, reads, took_s, ratios = tuner.os.pread, [], [], []
 
     def slow(file: int, nbytes: int, start: int) -> bytes:
         reads.append(start)
@@ -50,11 +51,17 @@ def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return content
 
     monkeypatch.setattr(tuner.os, "pread", slow)
-    _, disk = probe_speeds(disk_path=tmp_path, disk_bytes=PIECE, threads=threads)
-    assert disk is not None
-    in_reads = 131_072 * len(took_s) / sum(took_s)
-    assert 0.3 * in_reads < disk <= 131_072 / 0.02
-    assert len(reads) == len(set(reads)), "a second read of a piece would come from memory"
+    for _ in range(5):
+        reads.clear()
+        took_s.clear()
+        _, disk = probe_speeds(disk_path=tmp_path, disk_bytes=PIECE, threads=threads)
+        assert disk is not None
+        assert disk <= 131_072 / 0.02
+        assert len(reads) == len(set(reads)), "a second read of a piece would come from memory"
+        ratios.append(disk * sum(took_s) / (131_072 * len(took_s)))
+        if ratios[-1] > 0.3:
+            break
+    assert max(ratios) > 0.3
 
 
 def test_what_is_read_was_driven_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
