@@ -1,6 +1,7 @@
 """Changes of a feed's workers: the gain that was predicted, and the one that came.
 
-Both gains are samples/s that prep delivers. Spare capacity of prep is no gain, because trials do not use it.
+Both gains are samples/s of prep up to the demand of the trials before the change. Samples beyond that only fill the
+staging memory, for example at the start of a feed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class WorkerChange:
         causes: "started", "ended" (also by a fault), "borrowed", "returned" to the owner, "lent", "back" from a loan.
         before, after: workers that were up.
         predicted_per_s: samples/s that the change was to add at the demand of the trials, below 0 for a loss.
-        gained_per_s: samples/s that prep delivered more afterwards; None until that is measured.
+        gained_per_s: samples/s up to that demand that prep delivered more afterwards; None until that is measured.
         basis: the measurement behind the prediction, as a clause.
     """
 
@@ -86,6 +87,7 @@ class GainLog:
             self._changed(counts, *self._before, samples=samples, now=now)
         elif self._pending is not None and now - self._pending.since >= GAIN_S:
             per_s = (samples - self._pending.samples) / (now - self._pending.since)
+            per_s = min(per_s, self._pending.seen.demand_per_s)
             self._changes[-1] = replace(self._changes[-1], gained_per_s=per_s - self._pending.per_s)
             self._pending = None
         self._before = counts, seen
@@ -97,7 +99,7 @@ class GainLog:
         self, counts: WorkerCounts, before: WorkerCounts, seen: Observation, *, samples: float, now: float
     ) -> None:
         causes, first = counts.causes(before), before.here
-        at_s, per_s = now - self._began, self._per_s()
+        at_s, per_s = now - self._began, min(self._per_s(), seen.demand_per_s)
         if self._pending is not None:  # the change before it had no time to show: both together
             last = self._changes.pop()
             causes, first, at_s = tuple(dict.fromkeys((*last.causes, *causes))), last.before, last.at_s

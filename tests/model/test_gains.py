@@ -66,6 +66,17 @@ def test_a_lent_worker_costs_its_owner_nothing_that_trials_take() -> None:
     assert (change.causes, change.predicted_per_s, change.gained_per_s) == (("lent",), 0, 0)
 
 
+def test_samples_that_only_fill_the_staging_are_no_gain_and_their_end_no_loss() -> None:
+    """Trials take 60 samples/s; two workers prepare 200 at first, and the one that stays prepares 100."""
+    log, samples = GainLog(0.0), 0.0
+    for now in range(40):
+        workers = 2 if now < 20 else 1
+        log.observe(WorkerCounts(workers, away=2 - workers), seen(workers, 60.0), samples=samples, now=float(now))
+        samples += 100.0 * workers
+    (change,) = log.changes
+    assert (change.predicted_per_s, change.gained_per_s) == (0, 0)
+
+
 def test_changes_without_time_between_them_are_one() -> None:
     """From 1 to 3 workers: 250 - 100."""
     feed = Feed()
