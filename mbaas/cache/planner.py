@@ -49,8 +49,8 @@ class _Sources(NamedTuple):
 class _Recent(NamedTuple):
     """A slab's bytes, the samples that were read into it, and the end of their part in epochs.
 
-    A slab that was read ahead is not charged to the cache until its part is fetched. If there is no room for it then,
-    it is dropped at the end of the fetch.
+    A slab that was read ahead is charged to the cache when the fetch of its part ends. If there is no room for it then,
+    it is dropped.
     """
 
     nbytes: int
@@ -137,7 +137,6 @@ class Planner:
         # No longer read ahead, so its budget is free for the following blocks.
         for load in plan.loads:
             self.ahead.release(load.slab)
-            self._charge_recent(load.slab)
         # Only the node's own parts are read ahead. Others are fetched here only while their home node is gone.
         if self.ahead.budget_bytes and self.placements.is_own(request):
             self.ahead.follow(request.block, request.shuffle, request.stream, pipeline)
@@ -651,21 +650,16 @@ class Planner:
                 self.withdraw(self.directory.samples_in(lasting.pop()))
         return min(free_bytes, self.minio.free_bytes)
 
-    def _charge_recent(self, slab: int) -> bool:
-        """Charge a recent slab that was read ahead; return False if there is no room for it."""
-        if self._is_charged(slab):
-            return True
+    def _settle_recent(self, slab: int) -> None:
+        """Charge a slab that was read ahead and whose fetch has ended, or drop it if there is no room."""
+        if slab in self._loading or self._is_charged(slab):
+            return
         nbytes = self._recent[slab].nbytes
         if self._make_room_for_recent(nbytes) < nbytes:
-            return False
+            self._drop_recent(slab)
+            return
         self.minio.used_bytes += nbytes
         self._recent[slab] = self._recent[slab]._replace(is_charged=True)
-        return True
-
-    def _settle_recent(self, slab: int) -> None:
-        """Charge a slab whose fetch has ended, or drop it if there is no room."""
-        if slab in self._recent and slab not in self._loading and not self._charge_recent(slab):
-            self._drop_recent(slab)
 
     def _drop_recent(self, slab: int) -> None:
         ids = self._recent[slab].sample_ids
@@ -684,6 +678,8 @@ class Planner:
     @property
     def _most_recent_bytes(self) -> int:
         """Most bytes charged for recent samples; 0 unless pipelines share copies."""
+        if not self.shared.group.pipelines:  # the usual case; `_of_home` takes O(dataset) time once
+            return 0
         return min(self.minio.budget_bytes, int(self.shared.share * self._of_home.nbytes))
 
     def _share_that_fits(self) -> float:

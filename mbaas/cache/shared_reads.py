@@ -36,14 +36,14 @@ class Span(NamedTuple):
     end: float
 
 
-class Together(NamedTuple):
+class SharingGroup(NamedTuple):
     """The pipelines that share copies, and the part of an epoch from the last one's position to the first one's."""
 
     pipelines: frozenset[str]
     spread: float
 
 
-NO_SHARING = Together(frozenset(), 0.0)
+NO_SHARING = SharingGroup(frozenset(), 0.0)
 
 
 class SharedReads:
@@ -58,7 +58,7 @@ class SharedReads:
         self._newest: dict[str, int] = {}  # pipeline -> number of its newest fetch
         self._began = math.inf  # where the first fetch began, in epochs
         self._fetches = 0
-        self.together = NO_SHARING
+        self.group = NO_SHARING
         self._largest = 0.0  # largest spread since the last reduction
 
     def fetched(self, pipeline: str, span: Span) -> None:
@@ -71,17 +71,17 @@ class SharedReads:
             del self._positions[gone], self._newest[gone]
         # Positions change slowly, and choosing takes long with many pipelines.
         if is_new or self._fetches % len(self._positions) == 0:
-            found = together(self._positions, self._fits()) if len(self._positions) > 1 else NO_SHARING
-            if found.pipelines != self.together.pipelines:
-                self.together, self._largest = found, 0.0
+            found = sharing_group(self._positions, self._fits()) if len(self._positions) > 1 else NO_SHARING
+            if found.pipelines != self.group.pipelines:
+                self.group, self._largest = found, 0.0
             self._largest = max(self._largest, found.spread)
-            self.together = found._replace(spread=max(found.spread, self.together.spread))
+            self.group = found._replace(spread=max(found.spread, self.group.spread))
         if self._fetches % STEADY_FETCHES == 0:
-            self.together, self._largest = self.together._replace(spread=self._largest), 0.0
+            self.group, self._largest = self.group._replace(spread=self._largest), 0.0
 
     def is_awaited(self, pipeline: str, span: Span) -> bool:
         """Return whether other pipelines still need the samples of a part."""
-        members = self.together.pipelines
+        members = self.group.pipelines
         others = members - {pipeline} if pipeline in members else ()
         return any(each in self._positions and self._positions[each].end < span.end for each in others)
 
@@ -89,17 +89,17 @@ class SharedReads:
     def share(self) -> float:
         """The largest share of the bytes of all samples that copies may take."""
         # In the first epoch, the samples cached for good are all from its beginning, and the others need copies.
-        uncached = 1.0 if self.passed_position < self._began + 1 else (1 - self._fits()) / (1 - self.together.spread)
-        return self.together.spread * uncached
+        uncached = 1.0 if self.passed_position < self._began + 1 else (1 - self._fits()) / (1 - self.group.spread)
+        return self.group.spread * uncached
 
     @property
     def passed_position(self) -> float:
         """The position that all pipelines sharing copies have reached; infinite if none share any."""
-        members = [self._positions[each] for each in self.together.pipelines if each in self._positions]
+        members = [self._positions[each] for each in self.group.pipelines if each in self._positions]
         return min((span.begin for span in members), default=math.inf)
 
 
-def together(positions: Mapping[str, Span], fits: float) -> Together:
+def sharing_group(positions: Mapping[str, Span], fits: float) -> SharingGroup:
     """Choose the pipelines that share copies, from the last part that each fetched."""
     best, found = (1 - fits) * len(positions), NO_SHARING
     if fits >= 1 or len(positions) < 2:
@@ -118,5 +118,5 @@ def together(positions: Mapping[str, Span], fits: float) -> Together:
             read = (1 - fits) / (1 - spread) * (1 + len(ordered) - (end - begin))
             if read < best:
                 members = frozenset(pipeline for _, pipeline in ordered[begin:end])
-                best, found = read, Together(members, spread)
+                best, found = read, SharingGroup(members, spread)
     return found

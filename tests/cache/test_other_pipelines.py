@@ -87,6 +87,7 @@ def test_a_pipeline_alone_reads_what_is_not_cached() -> None:
         of.epoch(epoch)
     assert of.reads[3] == SAMPLES / 2
     assert not of.planner._recent
+    assert of.planner._home is None, "no look at all samples without other pipelines"
 
 
 def test_recent_samples_stay_for_good_when_pipelines_are_gone() -> None:
