@@ -651,11 +651,11 @@ class Planner:
         return min(free_bytes, self.minio.free_bytes)
 
     def _settle_recent(self, slab: int) -> None:
-        """Charge a slab that was read ahead and whose fetch has ended, or drop it if there is no room."""
+        """Charge a slab that was read ahead and whose fetch has ended. Drop it if there is no need or no room for it."""
         if slab in self._loading or self._is_charged(slab):
             return
-        nbytes = self._recent[slab].nbytes
-        if self._make_room_for_recent(nbytes) < nbytes:
+        nbytes, end = self._recent[slab].nbytes, self._recent[slab].end
+        if end <= self.shared.passed_position or self._make_room_for_recent(nbytes) < nbytes:
             self._drop_recent(slab)
             return
         self.minio.used_bytes += nbytes

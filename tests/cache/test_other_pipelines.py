@@ -172,3 +172,36 @@ def test_a_pipeline_that_cannot_use_decoded_samples_gets_them_as_they_are_stored
     assert (rows.counts.decoded.samples, rows.counts.storage.samples) == (0, 24)
     assert set(rows.length.tolist()) == {BYTES}
     assert of.fetch(51).counts.decoded.samples == 24
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    share=st.sampled_from([0.3, 0.5, 0.8]),
+    readahead=st.sampled_from([60, 300, 1000]),
+)
+def test_any_schedule_of_pipelines_close_to_each_other_keeps_every_invariant(
+    seed: int, share: float, readahead: int
+) -> None:
+    """Copies that were read ahead are charged, dropped, or given up in the middle of a read."""
+    rng = random.Random(seed)
+    of = Node([rng.randrange(5, 15) for _ in range(240)], block_samples=8, cache=int(share * 2400), readahead=readahead)
+    following = dict.fromkeys((8, 6, 4), 0)
+    for _ in range(150):
+        move = rng.randrange(10)
+        if move < 4 and len(of.waiting) < 4:
+            size = min(following, key=lambda size: following[size] * size + rng.randrange(40))
+            request = of.placements.own(following[size], None, StreamKey(size))
+            following[size] += rng.choice([1, 1, 1, 1, 2, 9])
+            if not of.waiting[request]:
+                of.begin(request, str(size))
+        elif move < 7 and of.filling:
+            of.fill(rng.choice([*of.filling]))
+        elif move < 9 and of.waiting:
+            ready = of.ready()
+            if ready:
+                finish(of, rng.choice(ready))
+            elif rng.random() < 0.2:  # the caller gave up
+                of.end(rng.choice([*of.waiting]))
+        elif of.filling and rng.random() < 0.1:
+            of.fail(rng.choice([*of.filling]))
