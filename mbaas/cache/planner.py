@@ -651,7 +651,7 @@ class Planner:
         return min(free_bytes, self.minio.free_bytes)
 
     def _settle_recent(self, slab: int) -> None:
-        """Charge a slab that was read ahead and whose fetch has ended. Drop it if there is no need or no room for it."""
+        """Charge a slab that was read ahead and whose fetch has ended; drop it if it is not needed or has no room."""
         if slab in self._loading or self._is_charged(slab):
             return
         nbytes, end = self._recent[slab].nbytes, self._recent[slab].end
