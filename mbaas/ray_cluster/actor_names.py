@@ -62,8 +62,9 @@ def pid_of(actor: Any) -> int | None:
 
 def live_actors() -> list[dict[str, Any]]:
     """Return Ray's descriptions of all actors of the cluster that are alive: Name, Pid, Address and others."""
-    # Private: Ray's state API needs the dashboard, and an embedded Ray has none.
-    return [actor for actor in ray._private.state.actors().values() if actor["State"] == "ALIVE"]
+    # Private: Ray's state API needs the dashboard, and an embedded Ray has none. Ray also remembers dead actors, up to
+    # 100,000, so it must select.
+    return [*ray._private.state.actors(actor_state_name="ALIVE").values()]
 
 
 def feed_names() -> list[str]:

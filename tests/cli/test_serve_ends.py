@@ -54,8 +54,7 @@ for how, is_there in (("there", True), ("gone", False)):
 
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
-# alone, because seconds are measured; 300 s, because Ray starts slowly on a busy machine
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # 300 s, because Ray starts slowly on a busy machine
 
 Command = subprocess.Popen[str]
 
@@ -64,7 +63,7 @@ WAYS = {
     "Ctrl-C to the group": (signal.SIGINT, os.killpg),
     "SIGTERM to the group": (signal.SIGTERM, os.killpg),
 }
-KILLED = "SIGKILL"
+KILLED, SCRIPT = "SIGKILL", "a program"
 
 
 @contextmanager
@@ -102,18 +101,19 @@ def started(folder: Path, *command: str) -> Iterator[Command]:
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[dict[str, tuple[Path, Command]]]:
-    """One serving command for each way to end it, started together to keep all cores busy.
+    """One serving command for each way to end it, and a program, started together to keep all cores busy.
 
     After all have ended, shared memory contains none of their files.
     """
     shared = shared_files()
     with ExitStack() as stack:
         found = {}
-        for way in (*WAYS, KILLED):
+        for way in (*WAYS, KILLED, SCRIPT):
             folder = stack.enter_context(folder_of_images())
-            found[way] = folder, stack.enter_context(started(folder))
-        for _, process in found.values():
-            Running(process, []).wait_for("0 trials")
+            command = ("-c", PROGRAM, str(folder)) if way == SCRIPT else ()
+            found[way] = folder, stack.enter_context(started(folder, *command))
+        for way, (_, process) in found.items():
+            Running(process, []).wait_for("an epoch" if way == SCRIPT else "0 trials")
         yield found
     assert not shared_files_left(shared)
 
@@ -124,6 +124,34 @@ def await_the_end_of_all(folder: Path, began: float) -> None:
     wait_until(lambda: not processes_with(str(folder)), "nothing that it started runs", deadline_s=deadline_s)
 
 
+def end_with_sigterm(folder: Path, process: Command, code: int) -> None:
+    """End a program that started Ray, and check its exit code and that everything ends in time.
+
+    The GCS is in the group, and stopping a feed after its end would wait a minute for it.
+    """
+    wait_until(lambda: any("ray::CacheNode" in line for line in processes_with(str(folder))), "a feed serves")
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == code, output
+    await_the_end_of_all(folder, began)
+
+
+def test_commands_start_a_ray_each(cluster: str, serving: dict[str, tuple[Path, Command]]) -> None:
+    """Also next to a Ray that runs. The other tests measure seconds alone, and need all of these started."""
+    for folder, process in serving.values():
+        assert process.poll() is None
+        (gcs,) = (line for line in processes_with(str(folder)) if "gcs_server" in line)
+        assert cluster.rpartition(":")[2] not in gcs
+
+
+@pytest.mark.alone
+def test_sigterm_to_the_group_ends_a_program_that_started_a_ray(serving: dict[str, tuple[Path, Command]]) -> None:
+    folder, process = serving[SCRIPT]
+    end_with_sigterm(folder, process, signal.SIGTERM)
+
+
+@pytest.mark.alone
 @pytest.mark.parametrize("way", WAYS)
 def test_it_ends_with_all_that_it_started(serving: dict[str, tuple[Path, Command]], way: str) -> None:
     """Sent to the group, as terminals, `timeout` and systemd do, the signal also reaches Ray's processes.
@@ -142,6 +170,7 @@ def test_it_ends_with_all_that_it_started(serving: dict[str, tuple[Path, Command
     await_the_end_of_all(folder, began)
 
 
+@pytest.mark.alone
 def test_what_it_started_ends_when_it_is_killed(serving: dict[str, tuple[Path, Command]]) -> None:
     """Except two small Ray processes, which report their node's end to the GCS and wait a minute for it."""
     folder, process = serving[KILLED]
@@ -154,41 +183,22 @@ def test_what_it_started_ends_when_it_is_killed(serving: dict[str, tuple[Path, C
     wait_until(lambda: not left(), "nothing that it started runs", deadline_s=ENDS_WITHIN_S)
 
 
-@pytest.mark.parametrize(
-    ("command", "first", "code"),
-    [
-        (("-c", PROGRAM, "."), "an epoch", signal.SIGTERM),
-        pytest.param(
-            ("-m", "mbaas", "analyze", "feed.yaml", "--rate", "100"),
-            "costs of a feed and of a trial",
-            130,
-            marks=pytest.mark.long,
-        ),
-    ],
-    ids=["a program", "mbaas analyze"],
-)
-def test_sigterm_to_the_group_ends_whoever_started_a_ray(command: tuple[str, ...], first: str, code: int) -> None:
-    """The GCS is in the group, and stopping a feed after its end would wait a minute for it.
-
-    Measurements made before the signal are saved.
-    """
+@pytest.mark.alone
+@pytest.mark.long
+def test_sigterm_to_the_group_ends_an_analysis() -> None:
+    """Measurements made before the signal are saved."""
     shared = shared_files()
     with folder_of_images() as folder:
-        where = [str(folder / word) if word in (".", "feed.yaml") else word for word in command]
-        with started(folder, *where) as process:
-            Running(process, []).wait_for(first)
-            wait_until(lambda: any("ray::CacheNode" in line for line in processes_with(str(folder))), "a feed serves")
-            began = time.monotonic()
-            os.killpg(process.pid, signal.SIGTERM)
-            output, _ = process.communicate(timeout=ENDS_WITHIN_S)
-            assert process.returncode == code, output
-            await_the_end_of_all(folder, began)
-            if "analyze" in command:
-                (saved,) = (folder / "mbaas").glob("analyze-*.json")
-                assert json.loads(saved.read_text())["stages"]["prep"]["workers"]["points"], "the next run continues"
+        command = "-m", "mbaas", "analyze", str(folder / "feed.yaml"), "--rate", "100"
+        with started(folder, *command) as process:
+            Running(process, []).wait_for("costs of a feed and of a trial")
+            end_with_sigterm(folder, process, 130)
+            (saved,) = (folder / "mbaas").glob("analyze-*.json")
+            assert json.loads(saved.read_text())["stages"]["prep"]["workers"]["points"], "the next run continues"
     assert not shared_files_left(shared)
 
 
+@pytest.mark.alone
 def test_a_feed_on_another_ray_ends_with_the_command_that_is_killed(cluster: str) -> None:
     """No process is left to stop it: its actors detect that themselves."""
     with folder_of_images() as folder, pytest.MonkeyPatch.context() as patch:

@@ -18,6 +18,11 @@ GRACE_S = 10.0
 PERIOD_S = 0.1
 """Pause between two checks. A check takes at least 20 ms of CPU time from tests in other processes."""
 
+LIVING = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING")
+"""Ray's states of actors but DEAD, in which it has a thousand at the end of a session. The order is that of a life, so
+that an actor which starts meanwhile is found.
+"""
+
 
 @dataclass(frozen=True)
 class StoreUse:
@@ -40,9 +45,9 @@ def store_contents() -> str:
 
 def alive_actors() -> set[str]:
     """Ids and class names of all live actors, except for idle trial processes."""
-    actors, idle = ray._private.state.actors().values(), POOL.ids()
-    alive = [a for a in actors if a["State"] != "DEAD" and a["ActorID"] not in idle]
-    return {f"{a['ActorClassName']} {a['ActorID']}" for a in alive}
+    found = [ray._private.state.actors(actor_state_name=state) for state in LIVING]
+    names = {key: actor["ActorClassName"] for actors in found for key, actor in actors.items()}
+    return {f"{names[key]} {key}" for key in names.keys() - POOL.ids()}
 
 
 @dataclass(frozen=True)
