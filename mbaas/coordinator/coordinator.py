@@ -298,7 +298,7 @@ class FeedCoordinator(ConsumerApi):
             try:
                 if pages:
                     await asyncio.to_thread(recovery.keep_ledgers, self._settings.name, pages)
-            except BaseException:
+            except BaseException:  # also when it is cancelled
                 self._counters.ledgers.keep_again(pages)
                 raise
 

@@ -131,7 +131,7 @@ class OwnPipelines:
             name, kept = own_pipeline_key(fingerprint), pickle.dumps((self._feed.fingerprint, pipeline))
             try:
                 await asyncio.to_thread(store.put, self._settings.name, name, kept)
-            except BaseException:
+            except BaseException:  # also when it is cancelled
                 self.forget(number)
                 raise
             return stream
