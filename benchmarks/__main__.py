@@ -496,6 +496,19 @@ def mutants(
 
 
 @command(app)
+def charts() -> None:
+    """Draw the charts of the documents: docs/images, from the tables in docs/results.
+
+    Examples:
+        python -m benchmarks charts
+    """
+    from benchmarks.charts.charts import write
+
+    for file in write():
+        line(out, str(file))
+
+
+@command(app)
 def dashboards() -> None:
     """Write the Grafana dashboards in cluster/grafana, after a change of the metrics or of the panels.
 

@@ -1,0 +1,4 @@
+"""The charts of the documents, drawn from the tables in ``docs/results``.
+
+`results` reads the tables, `drawing` draws bars and makes SVG files, and `charts` lists the charts.
+"""
