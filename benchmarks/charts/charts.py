@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.charts import drawing
 from benchmarks.charts.drawing import Bar, Kind, Panel, Wait
+from benchmarks.charts.flow import flow
 from benchmarks.charts.results import Row, source, table
 from mbaas.model.quantity import Quantity
 from mbaas.tools.analysis import plots
@@ -25,7 +26,7 @@ class Chart:
 
     Attributes:
         name: name of the file, without suffix.
-        table: name of the table in ``docs/results``.
+        table: name of the table in ``docs/results``; "" for a drawing without figures.
         said: description for screen readers.
         draw: draws the rows; the second argument is the line with machine and date.
     """
@@ -36,7 +37,7 @@ class Chart:
     draw: Callable[[Sequence[Row], str], Figure]
 
     def figure(self) -> Figure:
-        return self.draw(table(self.table), source(self.table).line)
+        return self.draw(table(self.table), source(self.table).line) if self.table else self.draw([], "")
 
     def svg(self) -> str:
         return drawing.svg(self.figure(), name=self.name, said=self.said)
@@ -257,6 +258,7 @@ def _faults(rows: Sequence[Row], line: str) -> Figure:
 
 
 CHARTS = (
+    Chart("flow", "", "The path of a minibatch from storage to trials", lambda *_: flow()),
     Chart("trials", "trials", "Rate and CPU time of eight trials with mbaas, DataLoaders and DALI", _trials),
     Chart("peers", "trials", "Rates of six loaders for eight trials", _peers),
     Chart("gpu", "gpu", "Rates of eight trials and of one trial with preparation on a GPU", _gpu),
