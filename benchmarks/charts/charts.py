@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.charts import drawing
 from benchmarks.charts.drawing import Bar, Kind, Panel, Wait
-from benchmarks.charts.flow import flow
 from benchmarks.charts.results import Row, source, table
+from benchmarks.charts.structure import structure
 from mbaas.model.quantity import Quantity
 from mbaas.tools.analysis import plots
 
@@ -258,7 +258,7 @@ def _faults(rows: Sequence[Row], line: str) -> Figure:
 
 
 CHARTS = (
-    Chart("flow", "", "The path of a minibatch from storage to trials", lambda *_: flow()),
+    Chart("architecture", "", "The path of a minibatch from storage to trials", lambda *_: structure()),
     Chart("trials", "trials", "Rate and CPU time of eight trials with mbaas, DataLoaders and DALI", _trials),
     Chart("peers", "trials", "Rates of six loaders for eight trials", _peers),
     Chart("gpu", "gpu", "Rates of eight trials and of one trial with preparation on a GPU", _gpu),

@@ -189,7 +189,8 @@ def _style() -> str:
     names = ("paper", "ink", "soft", "blue", "red", "grey")
     day, night = (";".join(f"--{name}:{colours[name]}" for name in names) for colours in (light, dark))
     return (
-        f".chart{{{day};font-family:system-ui,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}}"
+        f".chart{{{day};max-width:100%;height:auto;"
+        "font-family:system-ui,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}"
         f"@media (prefers-color-scheme:dark){{.chart{{{night}}}}}"
         f"[data-md-color-scheme=default] .chart{{{day}}}[data-md-color-scheme=slate] .chart{{{night}}}"
     )

@@ -31,6 +31,7 @@ COPIES = "repository"
 
 _SOURCES = {page: source for source, page in PAGES.items()}
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+_DRAWN = re.compile(r'<img\b[^>]*\ssrc="([^":]+\.svg)"[^>]*>')
 _GENERATED = re.compile(r"<!-- generated: (\w+) ?(.*?) -->")
 
 
@@ -49,6 +50,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     text = _outside_code(markdown, lambda part: _LINK.sub(lambda link: _linked(uri, link), part))
     return _GENERATED.sub(lambda found: GENERATED[found[1]](found[2]), text)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Put drawings into the page itself, so that they follow its light or dark switch and have selectable text."""
+
+    def drawn(image: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.dest_uri), image[1]))
+        return (ROOT / "docs" / path).read_text(encoding="utf-8").strip()
+
+    return _DRAWN.sub(drawn, html)
 
 
 def _target(uri: str, link: str) -> str:

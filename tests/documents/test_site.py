@@ -63,6 +63,15 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     assert [path.name for path in site.rglob("*.html") if loads.search(path.read_text())] == []
 
 
+def test_drawings_are_in_the_page(site: Path) -> None:
+    """So they follow the light or dark switch of the page."""
+    page = (site / "scaling/index.html").read_text()
+    assert "47,089 samples/s</text>" in page
+    assert "[data-md-color-scheme=slate] .chart" in page
+    assert not re.search(r"<img[^>]*\.svg", page)
+    assert (site / "results/trials.csv").is_file()
+
+
 def test_pages_have_what_the_code_says(site: Path) -> None:
     metrics = (site / "metrics/index.html").read_text()
     assert all(f"<code>{metric.exported}</code>" in metrics for metric in METRICS)

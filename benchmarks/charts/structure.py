@@ -20,7 +20,7 @@ COORDINATOR = (304.0, 424.0)
 """Left and right end of the coordinator."""
 
 
-def flow() -> Figure:
+def structure() -> Figure:
     """Draw the picture from the top down."""
     figure, axes = plots.new_canvas(title="", size=(WIDTH, HEIGHT))
     middle = sum(COLUMN) / 2
