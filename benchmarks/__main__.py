@@ -509,6 +509,21 @@ def charts() -> None:
 
 
 @command(app)
+def pictures() -> None:
+    """Take the pictures of the documents: status, top, samples and report of a small real feed, in docs/images.
+
+    Examples:
+        python -m benchmarks pictures
+    """
+    check_installed()
+    from benchmarks.pictures import write
+    from mbaas.tools.bench.rows import BenchSettings
+
+    for file in write(BenchSettings().cache_dir, report=_progress):
+        line(out, str(file))
+
+
+@command(app)
 def dashboards() -> None:
     """Write the Grafana dashboards in cluster/grafana, after a change of the metrics or of the panels.
 

@@ -139,20 +139,23 @@ def framed(figure: Figure, title: str, *, source: str) -> Figure:
     return figure
 
 
-def svg(figure: Figure, *, name: str, said: str) -> str:
+def svg(figure: Figure, *, name: str, said: str, margin: float = 0.0) -> str:
     """Return a figure as an SVG file with real text and a background, light or dark as its page.
 
     Args:
         name: name of the chart.
         said: description for screen readers.
+        margin: room around a figure that has none.
     """
     from mbaas.tools.analysis.report.page import inline
 
-    width, height = figure.bbox.width, figure.bbox.height
+    width, height = (float(side) + 2 * margin for side in (figure.bbox.width, figure.bbox.height))
     size = f'width="{ENLARGED * width:g}" height="{ENLARGED * height:g}" xmlns="http://www.w3.org/2000/svg"'
-    paper = f'<rect width="{width:g}" height="{height:g}" rx="6" style="fill: var(--paper)"/>'
+    place = f"{0 - margin:g} {0 - margin:g} {width:g} {height:g}"
+    paper = f'<rect x="{0 - margin:g}" y="{0 - margin:g}" width="{width:g}" height="{height:g}" rx="6"'
     text = str(inline(figure, name=name, said=said)).replace("<svg ", f"<svg {size} ", 1)
-    return text.replace("</title>", f"</title><style>{_style()}</style>{paper}", 1) + "\n"
+    text = re.sub('viewBox="[^"]*"', f'viewBox="{place}"', text, count=1)
+    return text.replace("</title>", f'</title><style>{_style()}</style>{paper} style="fill: var(--paper)"/>', 1) + "\n"
 
 
 def _new(title: str, height: float, source: str) -> tuple[Figure, Axes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.charts.drawing import MARGIN, WIDTH
 from mbaas.tools.analysis import plots
@@ -58,7 +58,7 @@ def _box(axes: Axes, across: tuple[float, float], down: tuple[float, float], nam
 
     (left, right), (top, bottom) = across, down
     style = "round,pad=0,rounding_size=5"
-    look = {"facecolor": plots.PAPER, "edgecolor": plots.BLUE, "linewidth": 1.5}
+    look: dict[str, Any] = {"facecolor": plots.PAPER, "edgecolor": plots.BLUE, "linewidth": 1.5}
     axes.add_patch(FancyBboxPatch((left, top), right - left, bottom - top, boxstyle=style, **look))
     middle = (left + right) / 2
     plots.write(axes, (middle, top + 19), name, side="center", strong=True)
