@@ -32,6 +32,7 @@ COPIES = "repository"
 _SOURCES = {page: source for source, page in PAGES.items()}
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _DRAWN = re.compile(r'<img\b[^>]*\ssrc="([^":]+\.svg)"[^>]*>')
+_IMAGE = re.compile(r"(!\[[^\]]*\])\((?!https?:)([^)\s]+)\)")
 _GENERATED = re.compile(r"<!-- generated: (\w+) ?(.*?) -->")
 
 
@@ -49,6 +50,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Let links lead to pages and copies, and put in what is made from the code."""
     uri = page.file.src_uri
     text = _outside_code(markdown, lambda part: _LINK.sub(lambda link: _linked(uri, link), part))
+    text = _IMAGE.sub(lambda image: f"{image[1]}({_relative(uri, image[2])})", text)
     return _GENERATED.sub(lambda found: GENERATED[found[1]](found[2]), text)
 
 
@@ -66,6 +68,11 @@ def _target(uri: str, link: str) -> str:
     """Return the file of the repository to which a page's link leads."""
     source = _SOURCES.get(uri, f"docs/{uri}")
     return posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+
+
+def _relative(uri: str, image: str) -> str:
+    """Return the path from a page to an image in docs/, as the site needs it."""
+    return posixpath.relpath(_target(uri, image).removeprefix("docs/"), posixpath.dirname(uri) or ".")
 
 
 def _copied(uri: str, text: str) -> list[str]:

@@ -334,7 +334,7 @@ def test_the_guide_shows_the_same_in_a_file_and_in_python(
     write: Write, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test's data has an age and a class "unknown", as the guide's has."""
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "subsets.md").read_text()
     (python,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "data.filter" in block)
     (yaml,) = (block for block in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "read_manifest" in block)
     rows = [("images/ant/00.png", ("cat", "dog", "unknown")[age % 3], age, 0.5) for age in range(2000)]
@@ -352,7 +352,7 @@ def test_the_guide_shows_the_same_in_a_file_and_in_python(
 def test_the_guide_draws_the_same_in_a_file_and_in_python(
     write: Write, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "subsets.md").read_text()
     (python,) = (block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if ".balance(" in block)
     in_files = re.findall(r"`(resample: \{.*?\})`", guide)
     rows = {"uri": ["images/ant/00.png"] * 300, "label": [*range(30)] * 10, "weight": [*range(300)]}

@@ -19,7 +19,7 @@ from mbaas.samples.order import SampleOrder, Shuffle
 
 ORDER = SampleOrder(num_samples=1003, seed=0, block_samples=192)
 FINGERPRINT = "data-pipeline-0"
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "resume.md"
 
 
 def state(**changed: Any) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def test_what_the_page_shows_serves_a_detached_feed(head: Head, tmp_path: Path) 
         image = tmp_path / "train" / f"class-{number % 2}" / f"{number}.png"
         image.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(image), np.zeros((24, 30, 3), np.uint8))
-    shown = block_with(ROOT / "docs" / "cluster.md", "detached=True").text
+    shown = block_with(ROOT / "docs" / "how-to" / "detached.md", "detached=True").text
     done = head.run(sys.executable, "-c", shown.replace("/shared/train", str(tmp_path / "train")))
     assert done.returncode == 0, done.stdout
     status = json.loads(head.run(*command("status", "train", "--json")).stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
 """Small generated data, under the names that the programs of the documentation read.
 
-`for_guide` and the like each write the data of one page. The folders ``bucket`` and ``shared`` replace
+`for_shards` and the like each write the data of one page. The folders ``bucket`` and ``shared`` replace
 ``s3://bucket`` and ``/shared``: see `INSTEAD`.
 """
 
@@ -20,6 +20,9 @@ import pyarrow as pa
 import soundfile
 from pyarrow import csv, parquet
 from tfrecord import TFRecordWriter
+
+import mbaas
+from mbaas import transforms as T
 
 INSTEAD: Mapping[str, str] = {
     "s3://bucket": "bucket",
@@ -85,11 +88,18 @@ def write_coco(file: Path, images: Path, samples: int = 12) -> None:
         write_image(images / str(image["file_name"]))
 
 
-def for_guide(here: Path) -> None:
+def for_classes(here: Path) -> None:
+    write_classes(here / "train")
+
+
+def for_images(here: Path) -> None:
+    (here / "bucket").mkdir()
+    write_table(here / "bucket" / "train.parquet", species=["cat", "dog", "cat"], age=[1, 2, 3])
+
+
+def for_shards(here: Path) -> None:
     for name in ("bucket", "shared"):
         (here / name).mkdir()
-    write_classes(here / "train")
-    write_table(here / "bucket" / "train.parquet", species=["cat", "dog", "cat"], age=[1, 2, 3])
     for number in range(128):
         write_shard(here / "bucket" / f"train-{number:06d}.tar", {"x.png": PNG, "x.cls": b"%d" % number})
     for name in ("a.tar", "b.tar"):
@@ -105,11 +115,24 @@ def for_guide(here: Path) -> None:
     rows = datasets.Dataset.from_dict({"image": [{"bytes": PNG, "path": None}] * 3, "labels": [0, 1, 1]}, features)
     datasets.disable_progress_bars()
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(here / "bucket" / "beans")
+
+
+def for_own_data(here: Path) -> None:
     with zipfile.ZipFile(here / "photos.zip", "w") as archive:
         archive.writestr(zipfile.ZipInfo("cat/1.png", (2024, 1, 1, 0, 0, 0)), PNG)
+
+
+def for_subsets(here: Path) -> None:
     species, ages, weights = ["cat", "dog", "unknown"] * 1000, [17, 18, 19, 40] * 750, [0.5, 1.0, 2.0] * 1000
     write_table(here / "photos.parquet", species=species, age=ages, weight=weights)
     write_table(here / "more.csv", species=["dog", "cat", "unknown"], age=[1, 2, 3], weight=[1.0, 0.5, 2.0])
+
+
+def with_feed(here: Path) -> None:
+    """Serve 12 images as the feed "train", which the page's programs join."""
+    write_classes(here / "train")
+    pipeline = T.Pipeline([T.DecodeImage(), T.CenterCrop(32)])
+    mbaas.serve("train", mbaas.read_images(here / "train"), pipeline, batch_size=4, prep_workers=1)
 
 
 def for_detection(here: Path) -> None:
@@ -144,6 +167,10 @@ def for_arrays(here: Path) -> None:
     )
 
 
-def for_quick_start(here: Path) -> None:
-    """Write the images that a program of docs/quick-start.md creates for its feed file."""
+def for_tutorial(here: Path) -> None:
+    """Write photographs, which a program of docs/tutorial.md makes for its feed file."""
+    write_classes(here / "photos")
+
+
+def for_disks(here: Path) -> None:
     write_classes(here / "images")

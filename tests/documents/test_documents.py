@@ -132,7 +132,7 @@ TREES = ("mbaas", "tune_integration", "tests", "benchmarks", "examples", "docs",
 FOLDERS = ("train/", "validation/", "records/")
 """Folders of a user."""
 
-PROGRAMS = ("my_prep.py", "search.py")
+PROGRAMS = ("my_prep.py", "search.py", "photos.py", "before.py", "after.py")
 """Programs of a user."""
 
 PATH = re.compile(rf"(?:{'|'.join(map(re.escape, TREES))})/(?:[\w./-]*\w\.\w+|[\w./-]+/)?|[\w/-]+(?:\.py|/)")

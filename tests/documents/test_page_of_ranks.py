@@ -1,4 +1,4 @@
-"""The guide's search of data-parallel trials runs as a reader runs it, after the page's first program."""
+"""The search of data-parallel trials runs as a reader runs it, after the program that serves a feed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ print("ranks", len({row["consumer"] for row in rows}), "epochs", len(rows), "exa
 @pytest.mark.timeout(LIMIT_S)
 def test_two_trials_of_two_ranks_each_see_every_sample_once(tmp_path: Path) -> None:
     page_data.write_classes(tmp_path / "train")
-    guide = ROOT / "docs" / "guide.md"
-    parts = [block_with(guide, "feed = mbaas.serve(").text, block_with(guide, "TorchTrainer(").text, WHAT_IT_DID]
+    guides = ROOT / "docs" / "how-to"
+    served = block_with(guides / "serve.md", "feed = mbaas.serve(").text
+    parts = [served, block_with(guides / "ranks.md", "TorchTrainer(").text, WHAT_IT_DID]
     (tmp_path / "pasted.py").write_text("\n".join([ON_8_CPUS, *parts]))
     with tempfile.TemporaryDirectory(prefix="dp", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ended = subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +27,18 @@ Names = dict[str, Any]
 
 ELSEWHERE = {
     ("README.md", "tune.Tuner("): "tests/examples/test_readme.py, on a machine of its own: a whole search",
-    ("docs/guide.md", "TorchTrainer("): "tests/documents/test_page_of_ranks.py, marked long: two trials of two ranks",
-    ("docs/cluster.md", "detached=True"): "tests/cluster/test_detached.py, marked long: on a cluster that stays",
-    ("docs/guide.md", "WandbLoggerCallback"): "tests/tune_integration/test_trackers.py, whose search logs to both",
-    ("docs/guide.md", "LightningDataModule"): "tests/trainers/lightning_processes.py, which two processes run",
-    ("docs/guide.md", "trainer.get_train_dataloader"): "tests/examples/test_trainers.py, which trains with it",
+    ("docs/tutorial.md", "HSV2BGR"): "tests/documents/test_tutorial.py, with the programs below",
+    ("docs/tutorial.md", "class Photos"): "tests/documents/test_tutorial.py",
+    ("docs/tutorial.md", "mbaas.serve("): "tests/documents/test_tutorial.py",
+    ("docs/how-to/ranks.md", "TorchTrainer("): "tests/documents/test_page_of_ranks.py, marked long: two trials of two ranks",
+    ("docs/how-to/detached.md", "detached=True"): "tests/cluster/test_detached.py, marked long: on a cluster that stays",
+    ("docs/how-to/tune.md", "WandbLoggerCallback"): "tests/tune_integration/test_trackers.py, whose search logs to both",
+    ("docs/how-to/trainers.md", "LightningDataModule"): "tests/trainers/lightning_processes.py, which two processes run",
+    ("docs/how-to/trainers.md", "trainer.get_train_dataloader"): "tests/examples/test_trainers.py, which trains with it",
+    ("docs/how-to/trainers.md", "last.ckpt"): "tests/trainers/test_lightning.py, which has such a checkpoint",
+    ("docs/how-to/other-searches.md", "import optuna"): "tests/documents/test_libraries_of_pages.py, where it is installed",
+    ("docs/migration.md", "v2.Compose("): "tests/documents/test_libraries_of_pages.py, where torchvision is installed",
     ("docs/augmentation.md", "T.Torchvision("): "tests/transforms/test_libraries.py, where torchvision is installed",
-    ("docs/guide.md", "last.ckpt"): "tests/trainers/test_lightning.py, which has such a checkpoint",
 }
 """(page, text in one of its blocks) -> test that runs that block."""
 
@@ -111,6 +117,7 @@ def draws(names: Names) -> None:
 
 def a_map(names: Names) -> None:
     """The pipeline hides tokens when samples are prepared as in a prep worker."""
+    page_data.write_image(Path("a.png"))
     Path("text.jsonl").write_text(json.dumps({"uri": "a.png", "tokens": [7] * 200}))
     found = first_samples(mbaas.read_manifest("text.jsonl"), names["pipeline"], count=1)
     hidden = int((np.asarray(found.known["tokens"]) == 0).sum())
@@ -118,8 +125,8 @@ def a_map(names: Names) -> None:
 
 
 def three_epochs(names: Names) -> None:
-    assert (names["epoch"], len(names["batch"]["image"])) == (2, 12)
-    assert names["feed"].status().inexact_epochs == 0
+    assert (names["epoch"], len(names["batch"]["image"])) == (2, 4)
+    assert mbaas.connect("train").status().inexact_epochs == 0
 
 
 def annotations(names: Names) -> None:
@@ -188,31 +195,46 @@ def steps(names: Names) -> None:
     assert seen == list(range(50))
 
 
-def two_trials(names: Names) -> None:
-    assert names["received"] == {"ann": 1500, "bob": 1500}
-    assert 1500 <= names["prepared"] < 2700  # 3,000 if they shared nothing
+def the_rest(names: Names) -> None:
+    """12 samples in minibatches of 4: two were read before the state was saved."""
+    assert names["rest"] == 4
+
+
+def as_torchvision(names: Names) -> None:
+    assert names["image"].shape[1:] == (3, 64, 64)
+    assert names["image"].dtype == torch.float32
+
+
+def feed_has(names: Names) -> None:
+    assert names["run_config"].callbacks[0]._names == ("train", "validation")
 
 
 SHOWN = {
     "README.md": Page(),
     "docs/loading.md": Page(checks={"seconds_per_step": steps}),
-    "docs/quick-start.md": Page(checks={"def trial": two_trials}),
-    "docs/guide.md": Page(
-        page_data.for_guide,
+    "docs/tutorial.md": Page(),
+    "docs/migration.md": Page(page_data.for_classes, {"mbaas.join(": as_torchvision}),
+    "docs/how-to/serve.md": Page(page_data.for_classes),
+    "docs/how-to/images.md": Page(page_data.for_images, {'read_manifest("s3': a_table, "T.Boxes(": pipeline_with_boxes}),
+    "docs/how-to/shards.md": Page(
+        page_data.for_shards,
         {
-            'read_manifest("s3': a_table,
-            "T.Boxes(": pipeline_with_boxes,
             "read_webdataset(": shards,
             "read_tfrecord(": records,
             "read_parquet(": parquet_files,
             "read_huggingface(": hugging_face,
-            "read_zip(": a_reader,
-            "adults": parts,
-            "balance(": draws,
-            "mask_tokens": a_map,
-            'consumer="me"': three_epochs,
         },
     ),
+    "docs/how-to/subsets.md": Page(page_data.for_subsets, {"adults": parts, "balance(": draws}),
+    "docs/how-to/own-data.md": Page(page_data.for_own_data, {"read_zip(": a_reader}),
+    "docs/how-to/own-transforms.md": Page(checks={"mask_tokens": a_map}),
+    "docs/how-to/loader.md": Page(page_data.with_feed, {'consumer="me"': three_epochs}),
+    "docs/how-to/resume.md": Page(page_data.with_feed, {"json.loads": the_rest}),
+    "docs/how-to/tune.md": Page(checks={'FeedCallback("train", "validation")': feed_has}),
+    "docs/how-to/other-searches.md": Page(page_data.with_feed),
+    "docs/how-to/ranks.md": Page(),
+    "docs/how-to/trainers.md": Page(),
+    "docs/how-to/detached.md": Page(),
     "docs/detection.md": Page(
         page_data.for_detection,
         {
@@ -225,7 +247,6 @@ SHOWN = {
     "docs/sound.md": Page(page_data.for_sound, {'"commands/"': sounds, "utterances": utterances}),
     "docs/augmentation.md": Page(checks={"cifar": pipeline_of_cifar}),
     "docs/arrays.md": Page(page_data.for_arrays, {'"scans"': scans, '"cosmo"': volumes, "packed": clouds}),
-    "docs/cluster.md": Page(),
 }
 """All pages with Python."""
 
@@ -235,6 +256,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty working directory on a simulated machine with two CPUs; all feeds are stopped after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(resources, "cpus", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["pasted.py"])
     monkeypatch.syspath_prepend(ROOT / "examples")
     yield tmp_path
     for feed in mbaas.feeds():
@@ -245,7 +267,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_python_of_a_page_runs(name: str, ray_clean: None, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = SHOWN[name]
     page.prepare(here)
-    if name == "docs/guide.md":  # tests cannot reach the Hugging Face hub: a saved copy replaces it
+    if name == "docs/how-to/shards.md":  # tests cannot reach the Hugging Face hub: a saved copy replaces it
         hub = datasets.load_from_disk("bucket/beans")
         monkeypatch.setattr(datasets, "load_dataset", {"AI-Lab-Makerere/beans": hub}.get)
     names: Names = {"__name__": "pasted"}

@@ -12,6 +12,7 @@ import page_data
 import pytest
 import yaml
 
+import mbaas
 from mbaas import transforms as T
 from mbaas.base import files
 from mbaas.cli import feed_file
@@ -36,14 +37,20 @@ def a_feed(text: Text, here: Path) -> tuple[feed_file.FeedConfig, Preview]:
     return config, found
 
 
-def of_quick_start(text: Text, here: Path) -> None:
-    page_data.for_quick_start(here)
+def of_tutorial(text: Text, here: Path) -> None:
+    page_data.for_tutorial(here)
     config, found = a_feed(text, here)
-    assert (config.name, np.shape(found.samples)) == ("quick", (2, 32, 32, 3))
+    assert (config.name, np.shape(found.samples)) == ("photos", (2, 64, 64, 3))
 
 
-def of_guide(text: Text, here: Path) -> None:
-    page_data.for_guide(here)
+def of_disks(text: Text, here: Path) -> None:
+    page_data.for_disks(here)
+    config, _ = a_feed(text, here)
+    assert config.options.disk == mbaas.Disk(path="/scratch/mbaas", max_bytes=200 * 10**9)
+
+
+def of_subsets(text: Text, here: Path) -> None:
+    page_data.for_subsets(here)
     config, found = a_feed(text, here)
     assert (len(config.data.read()), set(found.known)) == (1000, {"label", "age", "weight"})
 
@@ -91,8 +98,9 @@ def systems(text: Text, here: Path, *cores: Text) -> None:
 
 
 READ: dict[str, Callable[..., None]] = {
-    "docs/quick-start.md": of_quick_start,
-    "docs/guide.md": of_guide,
+    "docs/tutorial.md": of_tutorial,
+    "docs/how-to/subsets.md": of_subsets,
+    "docs/how-to/disks.md": of_disks,
     "docs/detection.md": of_detection,
     "docs/sound.md": of_sound,
     "docs/arrays.md": of_arrays,

@@ -40,7 +40,7 @@ class Net(lightning.LightningModule):
 
 
 class Feeds(lightning.LightningDataModule):
-    """Joins the feed in each process as its rank, as in docs/guide.md."""
+    """Joins the feed in each process as its rank, as in docs/how-to/trainers.md."""
 
     def __init__(self, training: str) -> None:
         super().__init__()

@@ -145,7 +145,7 @@ def test_a_run_resumes_between_two_epochs(training, validation, trainer, tmp_pat
     with join(training, "between") as loader:
         with pytest.raises(EndOfRunError):
             trainer(callbacks=[Save(path, *place)]).fit(nets[0], loader, validation)
-    shown = block_with(ROOT / "docs" / "guide.md", "last.ckpt")
+    shown = block_with(ROOT / "docs" / "how-to" / "trainers.md", "last.ckpt")
     names = {"mbaas": mbaas, "torch": torch}
     monkeypatch.chdir(tmp_path)
     replace(shown, text=shown.text.replace('"train"', repr(training.name))).run(names)
