@@ -168,6 +168,7 @@ class CacheNode:
             decoded_on_disk=None if self._disk is None else self._disk.decoded_lengths,
             form_on_disk=ENCODED if decoded is None else decoded.form,
             undecoded_share=0.0 if decoded is None else decoded.undecoded_share,
+            draws=dataset.stored_draws,
         )
         self._tuner = ReadAheadTuner(self._planner, self._meter, self._disk, block_samples=order.block_samples)
         self._pool = ReadPool(self._dataset.reader(), threads=threads, meter=self._meter, storage_s=storage_s)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mbaas.cache.decoded_tier import DecodedTier, HandIn
 from mbaas.cache.directory import Directory, MinIO, fitting, member_mask
+from mbaas.cache.draw_ranks import DrawRanks
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
 from mbaas.cache.shared_reads import SharedReads, Span
 from mbaas.cache.slab import Compaction, Failures, Load, OtherForm, PartPlan, RowLocations, pack
@@ -74,6 +75,7 @@ class Planner:
         decoded_on_disk: Lengths | None = None,
         form_on_disk: int = ENCODED,
         undecoded_share: float = 0.0,
+        draws: NDArray[np.float64] | None = None,
     ) -> None:
         """
         Args:
@@ -85,6 +87,7 @@ class Planner:
             decoded_on_disk: bytes of samples cached decoded on this node's disk, 0 for others; by default 0 for all.
             form_on_disk: form of those samples.
             undecoded_share: fraction of samples that are never cached decoded; see `DecodedSamples`.
+            draws: float64[num_samples], expected draws of each stored sample in an epoch; by default, all are equal.
         """
         self._num_samples = order.num_samples if num_samples is None else num_samples
         self.directory = Directory(self._num_samples)  # the samples of all full permanent slabs
@@ -107,13 +110,17 @@ class Planner:
         self._loading: dict[int, Load] = {}  # by slab; all slabs that are not full yet
         self._awaited_in: dict[int, int] = {}  # sample -> slab, for the permanent slabs in _loading
         self._other_forms: dict[int, OtherForm] = {}  # sample -> form on another node; reset by each placement
-        self._interim: set[int] = set()  # permanent slabs whose samples were to be handed in decoded, when filled
+        # Permanent slabs whose samples give way to others: they were to be handed in decoded, when the slab was filled,
+        # or they are not among the samples drawn most often that fit.
+        self._interim: set[int] = set()
         self._dropped: list[int] = []  # until `take_dropped`
         # Permanent slabs that stay only for a while, oldest first. Their samples do not fit in the cache for good, but
         # consumers with other pipelines need them soon.
         self._recent: dict[int, _Recent] = {}
         self.shared = SharedReads(self._share_that_fits)
         self._home: Amount | None = None  # stored samples whose home is this node, if known
+        self._draws = draws if draws is not None and np.ptp(draws) > 0 else None
+        self._ranks: DrawRanks | None = None  # by `_draws`; reset by each placement
 
     # ---- fetches ----
 
@@ -280,9 +287,10 @@ class Planner:
         ids = sample_ids[self._absent(sample_ids) & self.placements.admits(sample_ids)]
         found = self._found_at(None, self.placements.former_holders(ids), ids)
         every = np.ones(len(ids), np.bool_)
-        rows = np.flatnonzero(self._admit(found, every, lasting=every))  # the rest stays on its node
+        lasting = self._is_favoured(ids)
+        rows = np.flatnonzero(self._admit(found, every, lasting=lasting))  # the rest stays on its node
         found = _Sources._make(column[rows] for column in found)
-        return self._loads(None, np.arange(len(rows)), found, every[rows], interim=~every[rows], lent=~every[rows])
+        return self._loads(None, np.arange(len(rows)), found, every[rows], interim=~lasting[rows], lent=~every[rows])
 
     def in_form(
         self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], form: int
@@ -366,7 +374,38 @@ class Planner:
     def placement_changed(self) -> None:
         """Forget sample forms on other nodes and the home samples, which the previous placement determined."""
         self._other_forms.clear()
-        self._home = None
+        self._home = self._ranks = None
+
+    # ---- samples drawn by weight ----
+
+    def disk_classes(self, sample_ids: Ids, capacities: Sequence[float]) -> NDArray[np.int64] | None:
+        """Choose disks for samples that memory is not for: int64[n], index in ``capacities`` (bytes), -1 for none.
+
+        Returns None if all samples are drawn equally often, so that their order of arrival decides.
+        """
+        if (ranks := self._draw_ranks) is None:
+            return None
+        return ranks.classes(sample_ids, self._favoured[1], capacities)
+
+    @property
+    def _draw_ranks(self) -> DrawRanks | None:
+        if self._draws is not None and self._ranks is None:
+            every = np.arange(self._num_samples)
+            self._ranks = DrawRanks(self._draws, self.lengths(every), self.placements.is_home(every))
+        return self._ranks
+
+    @property
+    def _favoured(self) -> tuple[int, int]:
+        """Number of the samples drawn most often to cache decoded, and in either form."""
+        assert self._ranks is not None
+        tier, budget = self.tier, self.minio.budget_bytes
+        return self._ranks.in_memory(budget, min(budget, tier.target_bytes), tier.sample_bytes)
+
+    def _is_favoured(self, sample_ids: Ids, *, decoded: bool = False) -> NDArray[np.bool_]:
+        """Return which samples memory is for, because no others are drawn more often: bool[n]. All without weights."""
+        if (ranks := self._draw_ranks) is None:
+            return np.ones(len(sample_ids), np.bool_)
+        return ranks.among_first(sample_ids, self._favoured[0 if decoded else 1])
 
     # ---- the decoded tier ----
 
@@ -477,7 +516,7 @@ class Planner:
         ids = ids[~member_mask(ids, self._awaited_in)]
         ids = ids[self._decoded_at(request, self.placements.former_holders(ids), ids).nbytes == 0]
         # For memory: samples that are missing or cached encoded.
-        in_memory = ids[self.placements.admits(ids)]
+        in_memory = ids[self.placements.admits(ids) & self._is_favoured(ids, decoded=True)]
         in_memory = in_memory[self.tier.wanted(in_memory, min(self.tier.free_bytes, self.minio.free_bytes))]
         # For disk: samples that do not fit in memory and are not cached there.
         on_disk = ids[~np.isin(ids, in_memory) & self._absent(ids) & self.placements.is_home(ids)]
@@ -496,10 +535,14 @@ class Planner:
         # Samples of this part that a worker will hand in are cached encoded until then, space permitting. Samples that
         # another part's worker will hand in are not cached for this part as well.
         admits &= self._absent(ids)  # excludes those cached in a form that this pipeline cannot use
-        interim = self.tier.expects(ids)
+        handed_in = self.tier.expects(ids)
         own = member_mask(ids, self.tier.for_memory(plan.request))
-        keep = self._admit(found, admits & (own | ~interim), lasting=~interim)
-        recent = admits & ~keep & ~interim & ~lent & ~found.is_decoded
+        favoured = self._is_favoured(ids)
+        interim = handed_in | ~favoured
+        wanted = admits & (own | ~handed_in) & (favoured | ~found.is_decoded)  # decoded samples give way to none
+        keep = self._admit(found, wanted, lasting=~interim)
+        recent = admits & ~keep & ~handed_in & ~lent & ~found.is_decoded
+        interim &= ~recent
         recent = self._admit_recent(plan, found, recent, ahead=ahead)
         loads = self._loads(plan.request, missing, found, keep, interim=interim, lent=lent, recent=recent)
         for load in loads:
@@ -552,7 +595,7 @@ class Planner:
         return _Sources(sample_ids, lengths, holders, decoded.forms)
 
     def _admit(self, found: _Sources, keep: NDArray[np.bool_], *, lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Admit samples marked in ``keep`` to the cache: bool[n]. Not ``lasting``: cached only until their hand-in."""
+        """Admit samples marked in ``keep`` to the cache: bool[n]. If not ``lasting``, they give way to others."""
         admitted = np.zeros(len(keep), np.bool_)
         for decoded in (True, False):
             alike = keep & (found.is_decoded == decoded)
@@ -706,7 +749,7 @@ class Planner:
             return 0
         ids = self.placements.stored(request)
         # The same choice as in `_promise`, so nothing is evicted for samples that cannot be cached decoded.
-        ids = ids[self._lacks_form(request, ids)]
+        ids = ids[self._lacks_form(request, ids) & self._is_favoured(ids, decoded=True)]
         return int(self.tier.wanted(ids, room).sum() * self.tier.sample_bytes)
 
     def _hands_in(self, request: PartRequest) -> bool:
@@ -734,6 +777,8 @@ class Planner:
     def _make_room(self, nbytes: int, *, decoded: bool) -> None:
         """Evict slabs of the other kind until `nbytes` are free, or until that kind is within its share."""
         now = self.tier.form
+        if decoded and self._draws is not None:
+            self._drop_interim(nbytes)
 
         def order(slab: int) -> tuple[bool, int, int]:
             # Slabs in an old form first, because few pipelines can use them. Then those with the fewest live samples,
@@ -749,7 +794,7 @@ class Planner:
             self.withdraw(self.directory.samples_in(slab))
 
     def _drop_interim(self, nbytes: int) -> None:
-        """Free `nbytes` from slabs cached only until their hand-in, except slabs that a part still waits for."""
+        """Free `nbytes` from slabs that give way to others, except slabs that a part still waits for."""
         if self.minio.free_bytes >= nbytes:
             return
         read = {load.slab for plan in self._plans.values() for load in plan.loads}

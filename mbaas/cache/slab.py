@@ -78,7 +78,9 @@ class Load:
     lengths: NDArray[np.int64]
     lends: bool = False  # ``peer`` keeps its copies
     form: int = ENCODED  # form in which the samples are read; only cache nodes have decoded ones
-    interim: bool = False  # samples are cached until they are handed in decoded; then the whole slab is dropped
+    # samples are cached until they are handed in decoded, or until samples drawn more often need the room; then the
+    # whole slab is dropped
+    interim: bool = False
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:

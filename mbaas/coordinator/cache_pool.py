@@ -203,8 +203,12 @@ class CachePool:
         node_weights = [NodeWeight(node, self.budgets.get(node, 0), weight) for node, weight in weights.items()]
 
         def find() -> Placement:
-            stored = self._dataset.stored
-            return place_samples(node_weights, num_samples=len(stored), lengths=stored.lengths, version=version)
+            stored, room = self._dataset.stored, sum(weight.cache_bytes for weight in node_weights)
+            # Of samples drawn by weight that do not all fit, each node caches those that are drawn most often.
+            limited = self._dataset.stored_draws is None or room >= stored.total_bytes
+            return place_samples(
+                node_weights, num_samples=len(stored), lengths=stored.lengths, version=version, limited=limited
+            )
 
         # In a thread: this draws a number per sample and node, and this event loop serves consumers.
         return await asyncio.get_running_loop().run_in_executor(None, find)

@@ -283,6 +283,11 @@ class Dataset(ABC):
         """Return the ids among the `stored` samples for samples of an epoch: int64[n]."""
         return sample_ids
 
+    @property
+    def stored_draws(self) -> NDArray[np.float64] | None:
+        """Expected draws of each `stored` sample in an epoch, float64[len(stored)]; None if each occurs once."""
+        return None
+
     def values_in(self, epoch: int, sample_ids: Ids) -> Arrays:  # noqa: ARG002
         """Return the values of all `fields` for samples of an epoch: name -> [n, *shape]."""
         return self.values(sample_ids)
@@ -361,6 +366,10 @@ class WrappedDataset(Dataset):
 
     def stored_ids(self, sample_ids: Ids, epoch: int) -> Ids:
         return self.inner.stored_ids(sample_ids, epoch)
+
+    @property
+    def stored_draws(self) -> NDArray[np.float64] | None:
+        return self.inner.stored_draws
 
     def values_in(self, epoch: int, sample_ids: Ids) -> Arrays:
         return self.inner.values_in(epoch, sample_ids)
@@ -467,6 +476,10 @@ class RedrawnDataset(Subset):
 
     def stored_ids(self, sample_ids: Ids, epoch: int) -> Ids:
         return drawn_ids(self.draws, epoch)[sample_ids]
+
+    @property
+    def stored_draws(self) -> NDArray[np.float64]:
+        return self.draws.expected
 
     def values_in(self, epoch: int, sample_ids: Ids) -> Arrays:
         drawn = self.stored_ids(sample_ids, epoch)

@@ -244,6 +244,11 @@ class Draws:
     seed: int
     strata: NDArray[Any] | None = None
 
+    @property
+    def expected(self) -> NDArray[np.float64]:
+        """Expected number of draws of each sample: float64[n]."""
+        return self.weights / self.weights.sum() * self.samples
+
     def part(self, ids: Ids) -> Draws:
         """Return the same draws for a dataset of only the samples ``ids``, which include all with positive weight."""
         return Draws(self.weights[ids], self.samples, self.seed, None if self.strata is None else self.strata[ids])

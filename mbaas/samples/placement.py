@@ -101,14 +101,19 @@ class Placement(Struct, frozen=True):
         return np.where(kept, taken.argmin(axis=1), draws.argmin(axis=1)), kept
 
 
-def place_samples(node_weights: Sequence[NodeWeight], *, num_samples: int, lengths: Lengths, version: int) -> Placement:
-    """Return a placement that respects every node's memory. Raises ConfigError for no node, or a duplicate."""
+def place_samples(
+    node_weights: Sequence[NodeWeight], *, num_samples: int, lengths: Lengths, version: int, limited: bool = True
+) -> Placement:
+    """Return a placement that respects every node's memory. Raises ConfigError for no node, or a duplicate.
+
+    If not ``limited``, each node chooses among all samples with their home there which ones it caches.
+    """
     node_weights = tuple(sorted(node_weights, key=lambda weight: weight.node))
     names = [weight.node for weight in node_weights]
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"a placement needs at least one node and each node once, got {names}")
-    if len(node_weights) == 1:
-        return Placement(version, node_weights, (np.inf,))
+    if len(node_weights) == 1 or not limited:
+        return Placement(version, node_weights, (np.inf,) * len(node_weights))
     step = -(-num_samples // LOOKED_AT)
     budgets = np.array([weight.cache_bytes for weight in node_weights]) * (MARGIN if step > 1 else 1.0) / step
     placement = Placement(version, node_weights, (np.inf,) * len(node_weights))

@@ -10,6 +10,7 @@ import numpy as np
 from mbaas.cache.decoded_tier import HandIn
 from mbaas.cache.planner import Planner
 from mbaas.cache.slab import Compaction, Load, OtherForm, RowLocations, pack
+from mbaas.dataset.subsets import Draws, drawn_ids
 from mbaas.samples.order import SampleOrder
 from mbaas.samples.placement import ENCODED, PartRequest, PlacementHistory
 
@@ -34,6 +35,8 @@ class Node:
         decoded_elsewhere: samples that another node has decoded, contrary to its report; `undecoded` takes precedence.
         disk: samples decoded on the node's disk.
         disk_bytes: capacity of the disk.
+        draws: weighted draws of the samples; by default, an epoch has each sample once.
+        by_draws: whether the cache knows how often each sample is drawn.
         check_every: invariants are checked once in this many events, because a check takes O(samples) time.
     """
 
@@ -47,12 +50,17 @@ class Node:
         name: str = "",
         disk_bytes: int = 0,
         undecoded_share: float = 0.0,
+        draws: Draws | None = None,
+        by_draws: bool = True,
         check_every: int = 1,
     ) -> None:
         self.check_every, self.events = check_every, 0
         self.lengths = np.array(lengths, dtype=np.int64)
-        self.order = SampleOrder(len(lengths), seed=3, block_samples=block_samples)
-        self.placements = PlacementHistory(self.order, name)
+        drawn = len(lengths) if draws is None else draws.samples
+        self.order = SampleOrder(drawn, seed=3, block_samples=block_samples, redrawn=draws is not None)
+        self.placements = PlacementHistory(
+            self.order, name, None if draws is None else lambda ids, epoch: drawn_ids(draws, epoch)[ids]
+        )
         self.planner = Planner(
             self.order,
             lambda ids: self.lengths[ids],
@@ -62,6 +70,8 @@ class Node:
             decoded_on_disk=lambda ids: np.where(np.isin(ids, [*self.disk]), GROWTH * self.lengths[ids], 0),
             form_on_disk=FORM,
             undecoded_share=undecoded_share,
+            num_samples=len(lengths),
+            draws=draws.expected if draws is not None and by_draws else None,
         )
         self.disk: set[int] = set()
         self.disk_bytes = disk_bytes
@@ -80,8 +90,8 @@ class Node:
         return block if isinstance(block, PartRequest) else self.placements.own(block)._replace(forms=(FORM,))
 
     def ids(self, block: int | PartRequest) -> list[int]:
-        """Samples of a part."""
-        ids: list[int] = self.placements.ids(self.request(block)).tolist()
+        """Samples of a part, each once."""
+        ids: list[int] = self.placements.stored(self.request(block)).tolist()
         return ids
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ from played_node import FORM, GROWTH, Node
 from mbaas.cache.decoded_tier import LAPSE_FETCHES
 from mbaas.cache.directory import Directory
 from mbaas.cache.slab import Load, Origin, PartPlan, pack
+from mbaas.dataset.subsets import Draws
 from mbaas.samples.order import in_share
 from mbaas.samples.placement import ENCODED, DecodedSizes, Holders, NodeWeight, PartRequest, Placement
 from mbaas.wire.samples import Amount, FetchCounts
@@ -418,7 +419,16 @@ def any_schedule(seed: int, lengths: list[int], block_samples: int, share: float
     chance = random.Random(seed)
     cache = int(sum(lengths) * share)
     disk_bytes = chance.choice([0, 0, cache])
-    node = Node(lengths, block_samples=block_samples, cache=cache, readahead=readahead, disk_bytes=disk_bytes, name="b")
+    draws = Draws(np.array([chance.randint(1, 9) for _ in lengths], float), 2 * len(lengths), seed=seed)
+    node = Node(
+        lengths,
+        block_samples=block_samples,
+        cache=cache,
+        readahead=readahead,
+        disk_bytes=disk_bytes,
+        name="b",
+        draws=chance.choice([None, None, draws]),
+    )
     if chance.random() < 0.5:
         move_all_to(node, [i for i in range(len(lengths)) if chance.random() < 0.5])
     node.aim(chance.randint(0, cache))

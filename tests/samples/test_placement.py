@@ -120,6 +120,14 @@ def test_a_large_dataset_is_looked_at_in_part_and_still_fits(monkeypatch: pytest
     assert all(0.96 * budget < used <= 1.02 * budget for used in kept_bytes(placement).values())
 
 
+def test_without_limits_each_node_chooses_among_all_samples_at_home_there() -> None:
+    weights = [NodeWeight("a", TOTAL // 10), NodeWeight("b", 0, 3.0)]
+    placement = place_samples(weights, num_samples=SAMPLES, lengths=lambda ids: SIZES[ids], version=1, limited=False)
+    home, kept = placement.homes_and_kept(IDS)
+    assert kept.all()
+    assert np.mean(home == 1) == pytest.approx(0.75, abs=0.02)
+
+
 def test_homes_do_not_depend_on_the_order_of_nodes() -> None:
     one = found({"a": (TOTAL // 3, 1), "b": (TOTAL // 3, 2), "c": (TOTAL // 3, 3)})
     other = found({"c": (TOTAL // 3, 3), "a": (TOTAL // 3, 1), "b": (TOTAL // 3, 2)})
