@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from mbaas.base import units
-from mbaas.base.validation import Checked, option, options
+from mbaas.base.validation import Checked, OneOrMore, option, options
 from mbaas.errors import ConfigError, shown
 from mbaas.memory.budgets import MemoryClaim, cache_budget, staging_room
 from mbaas.samples.order import MOST_SEED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mbaas.base.validation import Accepts
 
     # Type checkers accept strings with units, and read numbers.
@@ -76,13 +78,23 @@ def _as_text(path: Any) -> Any:
 
 @options(within="disk")
 class Disk:
-    """Local disks of the nodes, for samples that do not fit in memory. Their contents survive a restart."""
+    """A disk of each node, for samples that do not fit in memory. Its contents survive a restart."""
 
     path: Annotated[str, Checked(_as_text, first=True)]
-    """A folder, the same on each node; it is created if it is missing."""
+    """A folder, under the same path on each node; it is created if it is missing."""
 
     max_bytes: Annotated[Bytes, Ge(1)]
-    """Bytes that may be stored there, on each node."""
+    """Bytes that may be stored there: on each node, or in a shared folder in total."""
+
+    shared: bool = False
+    """The path is one folder for all nodes, for example on NFS, and other feeds may use it at the same time with
+    ``shared=True``. Each finds the samples that the others have stored. It stores no decoded samples."""
+
+
+if TYPE_CHECKING:
+    Disks = Accepts[tuple[Disk, ...], Disk | Sequence[Disk] | None]
+else:
+    Disks = Annotated[tuple[Disk, ...], OneOrMore()]
 
 
 @options(within="scaling")
@@ -266,8 +278,9 @@ class FeedOptions:
     or with the cluster, which must have been started by another program."""
 
     timeouts: Timeouts = Timeouts()
-    disk: Disk | None = None
-    """Local disks of the nodes, for samples that do not fit in memory. Default: none."""
+    disk: Disks = option(default=())
+    """Disks for samples that do not fit in memory: one or several. The fastest by measurement is filled first. Default:
+    none."""
     scaling: Scaling = Scaling()
     lending: Lending = Lending()
     threads: Threads = Threads()

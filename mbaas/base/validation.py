@@ -233,6 +233,24 @@ class Checked:
         return {**handler(schema), **self.says}
 
 
+@dataclass(frozen=True)
+class OneOrMore:
+    """Annotation of a tuple that may also be given as a list, as a single item, or as None for none."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(self._as_tuple, handler(source))
+
+    @staticmethod
+    def _as_tuple(given: Any) -> Any:
+        return tuple(given) if isinstance(given, (list, tuple)) else () if given is None else (given,)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        several = handler(schema)
+        return {"anyOf": [several["items"], several, {"type": "null"}]}
+
+
 def sentence(error: ValidationError, *, within: str | None, known: Iterable[str]) -> str:
     """Return the first error in the arguments of a call as a sentence; unknown names come first."""
     details = worst(error.errors(include_url=False))

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -118,7 +118,7 @@ class CacheNode:
         node: str = "",
         feed: str = "",
         coordinator: str = "",
-        disk: Disk | None = None,
+        disk: Sequence[Disk] = (),
         storage_s: float = Timeouts().storage_s,
         decoded: DecodedSamples | None = None,
     ) -> None:
@@ -132,7 +132,7 @@ class CacheNode:
             node: id of its Ray node, as used in placements.
             feed, coordinator: the feed's name, and its coordinator's actor id; this actor ends with that one. "" for a
                 standalone node.
-            disk: local disk for samples that do not fit in memory, or None.
+            disk: disks for samples that do not fit in memory.
             storage_s: seconds of retries before an unreadable sample counts as bad.
             decoded: sizes and costs of decoded samples, which determine how many are cached; None for none.
 
@@ -154,9 +154,10 @@ class CacheNode:
             leftovers.end_with(coordinator)
         self._meter = Meter()
         self._disk: DiskTier | None = None
-        if disk is not None:
+        if disk:
             identity = "" if decoded is None else decoded.identity
-            self._disk = DiskTier(disk.path, disk.max_bytes, self._dataset, self._placements, self._meter, identity)
+            parts = (disk, self._dataset, self._placements, self._meter, identity)
+            self._disk = DiskTier(*parts, classes=lambda ids, sizes: self._planner.disk_classes(ids, sizes))
             self._to_close.callback(self._disk.close)
         self._planner = Planner(
             order,
@@ -517,13 +518,13 @@ class CacheNode:
             # Filled on the heap, because objects in the store are immutable.
             slab = np.empty(load.nbytes, dtype=np.uint8)
             origins = np.full(len(load.rows), Origin.STORAGE, np.int8)  # overwritten where a nearer tier has the sample
-            failures = await self._fill_from_nearer(load, slab, origins)
+            slab, failures = await self._fill_from_nearer(load, slab, origins)
             rows = np.flatnonzero(origins == Origin.STORAGE)
             if load.form != ENCODED:  # storage has no decoded samples; these rows are read again, encoded
                 failures.update(dict.fromkeys(rows.tolist(), OtherForm()))
             else:
                 failures.update(await self._pool.fill(load, slab, urgent=urgent, rows=rows))
-            if self._disk is not None and self._tuner.advisor.uses_disk:
+            if self._disk is not None and self._disk.is_used:
                 await self._tuner.until_probed()  # until then the probe's file uses the disk's free space
                 await self._disk.write(load, slab, origins, failures)
             if len(failures) < len(load.rows):
@@ -541,15 +542,14 @@ class CacheNode:
         self._look_ahead()  # the budget may have free bytes now
         return int((origins != Origin.STORAGE).sum())
 
-    async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
-        disk = self._disk if self._tuner.advisor.uses_disk else None
-        if disk is not None and self._tuner.advisor.prefers_disk:
-            await disk.read(load, slab, origins)
-        # Includes samples that the disk had, because the other node must drop its copies.
+    async def _fill_from_nearer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> tuple[Slab, dict[int, str]]:
+        if self._disk is not None and load.peer is not None:
+            slab = await self._disk.read(load, slab, origins, self._disk.order.ahead_of_peers(self._tuner.speeds))
+        # Includes samples that the disks had, because the other node must drop its copies.
         other = await self._fill_from_peer(load, slab, origins)
-        if disk is not None:
-            await disk.read(load, slab, origins)
-        return other
+        if self._disk is not None:
+            slab = await self._disk.read(load, slab, origins)
+        return slab, other
 
     async def _fill_from_peer(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> dict[int, str]:
         """Fill rows from another node's memory. Return rows that it has in the other form; these are not read here."""
@@ -592,7 +592,7 @@ class CacheNode:
             return
         costs, memory_bytes, disk_bytes = self._decoded.costs, self._planner.minio.budget_bytes, 0
         speed = self._tuner.speeds.disk
-        if self._disk is not None and self._tuner.advisor.uses_disk and speed is not None:
+        if self._disk is not None and self._disk.is_used and speed is not None:
             costs, disk_bytes = replace(costs, disk_bytes_per_s=speed * DISK_THREADS), self._disk.for_decoded_bytes
             if self._disk.holds_all:  # so no sample is read from storage again
                 costs = replace(costs, storage_s=min(costs.storage_s, costs.encoded_bytes * costs.disk_s_per_byte))

@@ -25,6 +25,36 @@ class TransferSums(Sum, Struct, frozen=True):
     busy_s: float = 0.0  # seconds with at least one waiting thread
 
 
+ENOUGH_S = 0.05
+"""Thread-seconds of reading before a rate counts; shorter measurements are mostly noise."""
+
+FRESH = 0.5
+"""Weight of a new rate against older ones: a change shows after a few updates, an outlier has little effect."""
+
+
+class Speedometer:
+    """The speed of one tier: bytes/s of one thread, with all others active; None until enough was read."""
+
+    def __init__(self) -> None:
+        self.speed: float | None = None
+        self._counted: TransferSums | None = None  # totals at the last update
+
+    def probed(self, bytes_per_s: float) -> None:
+        """Record a probed speed. Regular reads take precedence."""
+        if self.speed is None:
+            self.speed = bytes_per_s
+
+    def update(self, sums: TransferSums) -> None:
+        """Update the speed from running totals of regular reads."""
+        new = sums - (self._counted or TransferSums())
+        if new.thread_s < ENOUGH_S or not new.nbytes:
+            return
+        rate = new.nbytes / new.thread_s
+        if self._counted is not None and self.speed is not None:
+            rate = self.speed + FRESH * (rate - self.speed)
+        self._counted, self.speed = sums, rate
+
+
 class TierMeter:
     """The meter of one tier; thread-safe."""
 

@@ -1,12 +1,13 @@
 """Measures a cache node's speeds, and applies the bandwidth model's advice (`mbaas.model.tiers`).
 
-Memory and the disk tier's disk are probed once at startup, in about half a second. Other tiers, and a disk tier that is
+Memory and each disk are probed once at startup, in about a third of a second each. Other tiers, and disks that are
 read, are measured on regular reads (`mbaas.cache.stats`). Storage is never read just to measure it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import tempfile
@@ -14,10 +15,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -26,48 +27,23 @@ from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import LATE_S, HangingReads, Read
 from mbaas.cache.readahead import DEPTH_BLOCKS
-from mbaas.cache.stats import Meter, TransferSums
+from mbaas.cache.stats import Meter, Speedometer
 from mbaas.errors import ConfigError
 from mbaas.model.tiers import Advisor, FetchSpeeds, UpcomingBytes
 
-TierName = Literal["remote", "disk", "storage"]
-"""Tiers that are measured during regular reads, named as in `FetchSpeeds`."""
+TierName = Literal["local", "remote", "disk", "storage"]
+"""Tiers that are measured, named as in `FetchSpeeds`."""
 
-ENOUGH_S = 0.05
-"""Thread-seconds of reading before a rate counts; shorter measurements are mostly noise."""
+PROBE_S = 10.0
+"""A disk that takes longer to measure is dropped; it takes a third of a second if it works."""
 
-FRESH = 0.5
-"""Weight of a new rate against older ones: a change shows after a few updates, an outlier has little effect."""
+Result = TypeVar("Result")
 
 LOOKAHEAD_SAMPLES = 20_000
 """Samples of upcoming blocks used to compute the read-ahead depth: a few milliseconds of work per second."""
 
 LOG_LINES = 20
 """Log lines kept for the coordinator, which reads them about once a second."""
-
-
-class Speedometer:
-    """Current speeds, computed from running totals; None until enough was read."""
-
-    def __init__(self) -> None:
-        self.speeds = FetchSpeeds()
-        self._counted: dict[TierName, TransferSums] = {}  # totals at the last rate update
-
-    def probed(self, *, local: float, disk: float | None) -> None:
-        """Record probed speeds. A disk speed from regular reads takes precedence."""
-        known = self.speeds.disk if self.speeds.disk is not None else disk
-        self.speeds = replace(self.speeds, local=local, disk=known)
-
-    def update(self, tier: TierName, sums: TransferSums) -> None:
-        new = sums - self._counted.get(tier, TransferSums())
-        if new.thread_s < ENOUGH_S or not new.nbytes:
-            return
-        rate = new.nbytes / new.thread_s  # for one thread, with all others active
-        if tier in self._counted:
-            old = getattr(self.speeds, tier)
-            rate = old + FRESH * (rate - old)
-        self._counted[tier] = sums
-        self.speeds = replace(self.speeds, **{tier: rate})
 
 
 class ReadAheadTuner:
@@ -81,35 +57,37 @@ class ReadAheadTuner:
     def __init__(self, planner: Planner, meter: Meter, disk: DiskTier | None, *, block_samples: int) -> None:
         self._planner, self._meter, self._disk = planner, meter, disk
         self._blocks = min(DEPTH_BLOCKS, max(2, LOOKAHEAD_SAMPLES // block_samples))
-        self._speedometer = Speedometer()
-        self.advisor = Advisor(has_disk=disk is not None, readahead_bytes=planner.ahead.budget_bytes)
+        self._speedometers: dict[TierName, Speedometer] = {name: Speedometer() for name in get_args(TierName)}
+        self.advisor = Advisor(readahead_bytes=planner.ahead.budget_bytes)
         self._storage_is_logged = False
         self._late: tuple[Read, float] | None = None  # last logged read, and its age at the next log line
         self._all_replaced = True  # as last logged: each hanging read has a replacement thread
         self.logged, self.lines = 0, deque[str](maxlen=LOG_LINES)
-        path, free_bytes = (None, 0) if disk is None else (disk.path, disk.free_bytes)
         # In a separate thread, because the probe takes half a second or more and the node must respond at once.
-        prober = ThreadPoolExecutor(1, thread_name_prefix="mbaas-measure")
-        self._probe: Future[tuple[float, float | None]] = prober.submit(
-            probe_speeds, disk_path=path, disk_bytes=free_bytes, threads=DISK_THREADS
-        )
-        self._probe.add_done_callback(self._probed)
-        prober.shutdown(wait=False)  # the thread ends after its only task
+        self._probe: Future[None] = _in_daemon(self._probe_all)
 
-    def _probed(self, probe: Future[tuple[float, float | None]]) -> None:
-        try:
-            memory, disk = probe.result()
-        except ConfigError as error:
-            self.log(str(error))
-        else:
-            self._speedometer.probed(local=memory, disk=disk)
+    def _probe_all(self) -> None:
+        self._speedometers["local"].probed(_memory())
+        # One after another, because folders may share a disk or a network.
+        for index, path, free_bytes in self._disk.to_probe() if self._disk is not None else ():
+            assert self._disk is not None
+            probe = _in_daemon(functools.partial(probe_disk, path, disk_bytes=free_bytes, threads=DISK_THREADS))
+            try:
+                if (rate := probe.result(PROBE_S)) is not None:
+                    self._disk.probed(index, rate)
+            except FutureTimeoutError:
+                self._disk.drop(index, f"it was not measured within {units.seconds(PROBE_S)}")
+            except (OSError, ConfigError) as error:
+                self._disk.drop(index, str(error))
+        if self._disk is not None and (rate := self._disk.order.speed) is not None:
+            self._speedometers["disk"].probed(rate)
 
     @property
     def speeds(self) -> FetchSpeeds:
-        return self._speedometer.speeds
+        return FetchSpeeds(**{name: each.speed for name, each in self._speedometers.items()})
 
     async def until_probed(self) -> None:
-        """Wait until the disk probe ends; until then its file takes space meant for samples."""
+        """Wait until the disk probes end; until then their files take space meant for samples."""
         if not self._probe.done():
             await asyncio.wait([asyncio.wrap_future(self._probe)])
 
@@ -120,14 +98,18 @@ class ReadAheadTuner:
             threads: threads that read storage.
             pace_per_s: samples/s that prep on this node could consume; 0 if unknown.
         """
-        self._speedometer.update("storage", self._meter.storage.sums())
-        self._speedometer.update("disk", self._meter.disk.sums())
-        self._speedometer.update("remote", self._meter.remote.sums())
+        self._speedometers["storage"].update(self._meter.storage.sums())
+        self._speedometers["disk"].update(self._meter.disk.sums())
+        self._speedometers["remote"].update(self._meter.remote.sums())
+        if self._disk is not None:
+            self._disk.update(self.speeds.storage)
         # Logged once, when all speeds are available; later only changes are logged.
         if self.speeds.storage is not None and self._probe.done() and not self._storage_is_logged:
             self._storage_is_logged = True
             self.log(f"a thread gets from {self.speeds}; {threads} threads read storage")
-        lines = self.advisor.weigh(self.speeds)
+            if self._disk is not None and self._disk.is_used:
+                self.log(f"disks, fastest first, by what a thread gets: {self._disk.order}")
+        lines: list[str] = []
         if self._planner.ahead.budget_bytes:
             # Examine the blocks ahead only if a depth can be computed from them.
             matters = pace_per_s and self.speeds.storage is not None and not self._planner.keeps_all
@@ -160,7 +142,7 @@ class ReadAheadTuner:
         from_storage, from_disk = np.zeros((2, len(parts)))
         for row, (_, lacking) in enumerate(parts):
             on_disk, lengths = np.zeros(len(lacking), np.bool_), self._planner.lengths(lacking)
-            if self._disk is not None and self.advisor.uses_disk:
+            if self._disk is not None:
                 on_disk = self._disk.has(lacking)
             from_disk[row], from_storage[row] = lengths[on_disk].sum(), lengths[~on_disk].sum()
         return UpcomingBytes(sum(samples for samples, _ in parts), from_storage, from_disk)
@@ -180,23 +162,42 @@ _MAX_DISK_BYTES = 256 << 20
 _MEMORY_S, _DISK_S = 0.03, 0.125  # no operation starts after this
 
 
-def probe_speeds(
-    *, disk_path: str | os.PathLike[str] | None, disk_bytes: int, threads: int
-) -> tuple[float, float | None]:
-    """Measure one thread's speed from memory and from the disk tier's disk, in bytes/s.
+def probe_disk(path: str | os.PathLike[str], *, disk_bytes: int, threads: int) -> float | None:
+    """Measure one thread's speed from a disk, in bytes/s.
 
     Args:
-        disk_path: the disk tier's folder, or None.
-        disk_bytes: largest size of the temporary probe file. Below one piece (4 MiB) the disk is not probed (None).
+        path: a folder on the disk, created if missing.
+        disk_bytes: largest size of the temporary probe file. With less than one piece (4 MiB) free, samples that are
+            stored there are read instead; if there are too few of these as well, the disk is not probed (None).
         threads: number of concurrent disk readers.
 
     Raises:
         ConfigError: the folder is not writable.
     """
     most_bytes = min(disk_bytes, _MAX_DISK_BYTES)
-    if disk_path is None or most_bytes < _PIECE_BYTES:
-        return _memory(), None
-    return _memory(), _disk(Path(disk_path), most_bytes, threads)
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        if most_bytes < _PIECE_BYTES:
+            return _stored_rate(Path(path), threads)
+        # An unnamed file disappears with the process, even after a crash.
+        with tempfile.TemporaryFile(dir=path, prefix="mbaas-measure-") as file:
+            return _new_file_rate(file.fileno(), most_bytes, threads) / threads
+    except OSError as error:
+        raise ConfigError(f"the disk cache needs a folder that it may write to, got {path}: {error}") from error
+
+
+def _in_daemon(work: Callable[[], Result]) -> Future[Result]:
+    """Run work in a thread that no end of the process waits for, because a disk may hang."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # raised where the result is used
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="mbaas-measure", daemon=True).start()
+    return future
 
 
 def _memory() -> float:
@@ -212,17 +213,18 @@ def _memory() -> float:
     return _rate(copy, _MEMORY_S, threads=1)
 
 
-def _disk(path: Path, most_bytes: int, threads: int) -> float:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        # An unnamed file disappears with the process, even after a crash.
-        with tempfile.TemporaryFile(dir=path, prefix="mbaas-measure-") as file:
-            return _disk_rate(file.fileno(), most_bytes, threads) / threads
-    except OSError as error:
-        raise ConfigError(f"the disk cache needs a folder that it may write to, got {path}: {error}") from error
+def _stored_rate(path: Path, threads: int) -> float | None:
+    """Return one thread's rate from the largest file of samples, or None if there is none of at least a piece."""
+    files = [(file.stat().st_size, file) for file in path.glob("*/segment-*.bin") if not file.is_symlink()]
+    nbytes, largest = max(files, default=(0, path))
+    if nbytes < _PIECE_BYTES:
+        return None
+    with largest.open("rb") as file:
+        pieces = [*range(min(nbytes, _MAX_DISK_BYTES) // _PIECE_BYTES)]
+        return _read_rate(file.fileno(), pieces, threads) / threads
 
 
-def _disk_rate(file: int, most_bytes: int, threads: int) -> float:
+def _new_file_rate(file: int, most_bytes: int, threads: int) -> float:
     """Return the total rate of all threads reading random pieces of a freshly written file."""
     content = np.random.default_rng(0).bytes(_PIECE_BYTES)  # some disks are faster with compressible data
     pieces = iter(range(most_bytes // _PIECE_BYTES))
@@ -237,10 +239,15 @@ def _disk_rate(file: int, most_bytes: int, threads: int) -> float:
         return count
 
     _rate(write, _DISK_S, threads=1)
+    return _read_rate(file, written, threads)
+
+
+def _read_rate(file: int, pieces: list[int], threads: int) -> float:
+    """Return the total rate of all threads reading random parts of these pieces of a file, each once."""
     # Evicted from the page cache: otherwise the reads would measure memory.
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     # In random order, like sample reads, and each piece once: a second read would come from memory.
-    starts = np.array(written)[:, None] * _PIECE_BYTES + np.arange(0, _PIECE_BYTES, _READ_BYTES)
+    starts = np.array(pieces)[:, None] * _PIECE_BYTES + np.arange(0, _PIECE_BYTES, _READ_BYTES)
     spots = iter(np.random.default_rng(1).permutation(starts.ravel()).tolist())
 
     def read() -> int:

@@ -220,7 +220,7 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
                 prep_workers=workers,
                 cache_bytes=cached,
                 # a tier never holds more than the data
-                disk_bytes=min(options.disk.max_bytes, dataset.total_bytes) if options.disk is not None else 0,
+                disk_bytes=min(sum(disk.max_bytes for disk in options.disk), dataset.total_bytes),
                 decoded=options.cache_decoded,
                 trials=request.trials,
                 cpu_price_per_h=options.cpu_price_per_h,

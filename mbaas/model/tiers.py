@@ -1,11 +1,11 @@
-"""Storage tiers of a node, and what follows from their speeds: the use of a disk, and how far to read ahead.
+"""Storage tiers of a node, and what follows from their speeds: the use of its disks, and how far to read ahead.
 
 Rates are those of the performance model of Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning
 I/O" (NoPFS), SC 2021, section 4; its symbols are given in parentheses. A rate is the total of all threads that use a
 tier at the same time, divided evenly between them. A time is one thread's, and several threads work in parallel.
 
-A cache node measures the speeds (`FetchSpeeds`) and follows the `Advisor`. The simulator has machines whose tiers are
-`StorageClass` and `StagingClass`.
+A cache node measures the speeds (`FetchSpeeds`) and follows the `Advisor` and the `DiskOrder`. The simulator has
+machines whose tiers are `StorageClass` and `StagingClass`.
 """
 
 from __future__ import annotations
@@ -188,40 +188,95 @@ class UpcomingBytes(Struct, frozen=True, eq=False):
         return self.from_storage + self.from_disk
 
 
-class Advisor:
-    """Decides from measured speeds whether a cache node uses its disk tier, and how far it reads ahead.
+@dataclass
+class _DiskState:
+    name: str
+    speed: float | None = None  # bytes/s of one thread
+    is_used: bool = True  # False while it is no faster than storage
+    failure: str = ""  # why it is dropped
+
+
+class DiskOrder:
+    """Decides from measured speeds which disks of a cache node are used, and in which order: the fastest first.
 
     Storage never replaces another node's memory, even if it is faster: mbaas guarantees that cached samples are read
-    from storage only once. ``prefers_disk``: samples on disk and in another node's memory are read from disk.
+    from storage only once. A disk that is no faster than storage is not used; one that failed never is again.
     """
 
-    def __init__(self, *, has_disk: bool, readahead_bytes: int) -> None:
-        self._has_disk, self._most_bytes = has_disk, readahead_bytes
+    def __init__(self, names: Sequence[str]) -> None:
+        self._disks = [_DiskState(name) for name in names]
+
+    @property
+    def used(self) -> list[int]:
+        """Indices of the disks in use, the fastest first. Those without a measurement come last."""
+        used = [index for index, disk in enumerate(self._disks) if disk.is_used and not disk.failure]
+        return sorted(used, key=lambda index: -(self._disks[index].speed or 0.0))
+
+    def at_least(self, bytes_per_s: float) -> list[int]:
+        """Return the used disks that are known to be this fast, the fastest first."""
+        return [index for index in self.used if (self._disks[index].speed or 0.0) >= bytes_per_s]
+
+    def ahead_of_peers(self, speeds: FetchSpeeds) -> list[int]:
+        """Return the used disks that are read before another node's memory, the fastest first."""
+        if speeds.remote is None:
+            return []
+        # Another node's bytes cross the network and leave its memory; the slower of the two counts.
+        return self.at_least(min(speeds.remote, speeds.local or MEMORY_GUESS))
+
+    @property
+    def speed(self) -> float | None:
+        """Bytes/s of one thread from the slowest disk in use; None unless all are measured."""
+        speeds = [self._disks[index].speed for index in self.used]
+        known = [speed for speed in speeds if speed is not None]
+        return min(known) if known and len(known) == len(speeds) else None
+
+    def measured(self, disk: int, bytes_per_s: float) -> None:
+        self._disks[disk].speed = bytes_per_s
+
+    def speed_of(self, disk: int) -> float | None:
+        return self._disks[disk].speed
+
+    def failed(self, disk: int, reason: str) -> list[str]:
+        """Drop a disk for good. Return log lines; none if it was dropped before."""
+        state = self._disks[disk]
+        if state.failure:
+            return []
+        state.failure = reason
+        others = ", and other disks stay in use" if self.used else ""
+        return [f"the disk {state.name} is dropped: {reason}; its samples are read from storage{others}"]
+
+    def has_failed(self, disk: int) -> bool:
+        return bool(self._disks[disk].failure)
+
+    def weigh(self, storage: float | None) -> list[str]:
+        """Compare the disks with storage, bytes/s of one thread, once it is measured. Return log lines."""
+        log = []
+        for disk in self._disks:
+            if storage is None or disk.speed is None or disk.failure:
+                continue
+            again = 1.0 if disk.is_used else AGAIN
+            is_worthwhile = disk.speed > storage and disk.speed >= again * storage
+            if is_worthwhile != disk.is_used:
+                disk.is_used = is_worthwhile
+                log.append(
+                    f"the disk {disk.name} is {'used again' if is_worthwhile else 'not used'}: a thread gets "
+                    f"{units.rate(disk.speed)} from it, and {units.rate(storage)} from storage"
+                )
+        return log
+
+    def __str__(self) -> str:
+        speeds = [(self._disks[index].name, self._disks[index].speed) for index in self.used]
+        return ", ".join(name if speed is None else f"{name} {units.rate(speed)}" for name, speed in speeds)
+
+
+class Advisor:
+    """Decides from measured speeds how far a cache node reads ahead."""
+
+    def __init__(self, *, readahead_bytes: int) -> None:
+        self._most_bytes = readahead_bytes
         self._logged_bytes = readahead_bytes
         self._enough_bytes: deque[int] = deque([readahead_bytes], maxlen=STEADY_LOOKS)  # at the last updates
-        self.uses_disk = has_disk
-        self.prefers_disk = False
         self.depth_bytes = readahead_bytes
-
-    def weigh(self, speeds: FetchSpeeds) -> list[str]:
-        """Decide whether to use the disk, once both speeds are measured. Return log lines."""
-        if not self._has_disk or speeds.disk is None:
-            return []
-        log = []
-        if speeds.storage is not None:
-            again = 1.0 if self.uses_disk else AGAIN
-            is_worthwhile = speeds.disk > speeds.storage and speeds.disk >= again * speeds.storage
-            if is_worthwhile != self.uses_disk:
-                self.uses_disk = is_worthwhile
-                log.append(
-                    f"the disk tier is {'used again' if is_worthwhile else 'not used'}: a thread gets "
-                    f"{units.rate(speeds.disk)} from it, and {units.rate(speeds.storage)} from storage"
-                )
-        if speeds.remote is not None:
-            # Another node's bytes cross the network and leave its memory; the slower of the two counts.
-            memory = speeds.local or MEMORY_GUESS
-            self.prefers_disk = self.uses_disk and speeds.disk >= min(speeds.remote, memory)
-        return log
 
     def look_ahead(self, upcoming: UpcomingBytes, speeds: FetchSpeeds, *, threads: int, pace_per_s: float) -> list[str]:
         """Set the depth for prep that could consume ``pace_per_s`` samples/s; 0 if unknown. Return log lines.

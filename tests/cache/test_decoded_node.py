@@ -150,7 +150,7 @@ def test_a_node_that_was_killed_has_nothing_decoded_and_fills_anew(make_folder: 
 
 def test_a_disk_keeps_decoded_samples_over_a_restart(make_folder: MakeFolder, start: Any, tmp_path: Path) -> None:
     folder = make_folder(SAMPLES)
-    node = start(folder, memory=0.0, disk=Disk(path=str(tmp_path / "disk"), max_bytes=100_000_000))
+    node = start(folder, memory=0.0, disk=[Disk(path=str(tmp_path / "disk"), max_bytes=100_000_000)])
     worker = Worker(folder, node)
 
     def knows_its_disk() -> bool:

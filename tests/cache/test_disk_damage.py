@@ -19,6 +19,7 @@ from mbaas.cache.stats import Meter
 from mbaas.dataset import synthetic
 from mbaas.samples.order import SampleOrder
 from mbaas.samples.placement import PlacementHistory
+from mbaas.settings import Disk
 
 
 @pytest.mark.parametrize("reopened", [True, False])
@@ -138,8 +139,9 @@ def test_the_log_tells_once_of_a_disk_that_is_full_and_of_samples_that_are_damag
         raise OSError(28, "No space left on device")
 
     data = synthetic(40)
-    tier = DiskTier(str(tmp_path), 1 << 20, data, PlacementHistory(SampleOrder(40, seed=0, block_samples=8)), Meter())
-    ids, store = np.arange(10), tier._store
+    disk, order = Disk(path=tmp_path, max_bytes=1 << 20), SampleOrder(40, seed=0, block_samples=8)
+    tier = DiskTier([disk], data, PlacementHistory(order), Meter())
+    ids, store = np.arange(10), tier._disks[0].store
     lengths = data.lengths(ids)
     content = np.ones(int(lengths.sum()), np.uint8)
     try:
@@ -150,7 +152,7 @@ def test_the_log_tells_once_of_a_disk_that_is_full_and_of_samples_that_are_damag
         monkeypatch.setattr(os, "pwrite", full)
         store.put(ids + 10, lengths, content)
         failed, damaged = tier.log()
-        assert re.match(r"the disk cache keeps nothing more: writing to .* failed: .*No space left", failed)
+        assert re.match(r"the disk cache .* keeps nothing more: writing to .* failed: .*No space left", failed)
         assert re.match(r"1 sample in the disk cache .* could not be read.*\(1 since it was opened\)", damaged)
         assert tier.log() == []
     finally:

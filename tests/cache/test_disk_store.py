@@ -23,6 +23,7 @@ from mbaas.dataset import synthetic
 from mbaas.errors import ConfigError, ResourceError, StateError
 from mbaas.samples.order import SampleOrder
 from mbaas.samples.placement import PlacementHistory
+from mbaas.settings import Disk
 from support.waiting import wait_until
 
 
@@ -163,18 +164,19 @@ def test_close_waits_for_reads_in_progress(tmp_path: Path, monkeypatch: pytest.M
         return real(file, views, offset)
 
     data = synthetic(10)
-    tier = DiskTier(str(tmp_path), 1 << 20, data, PlacementHistory(SampleOrder(10, seed=0, block_samples=8)), Meter())
+    disk, order = Disk(path=tmp_path, max_bytes=1 << 20), SampleOrder(10, seed=0, block_samples=8)
+    tier = DiskTier([disk], data, PlacementHistory(order), Meter())
     ids = np.arange(10)
     lengths = data.lengths(ids)
     slab, origins = np.ones(int(lengths.sum()), np.uint8), np.full(10, Origin.STORAGE, np.int8)
-    assert tier._store.put(ids, lengths, slab).all()
+    assert tier._disks[0].store.put(ids, lengths, slab).all()
     monkeypatch.setattr(os, "preadv", held)
     with ThreadPoolExecutor(2) as pool:
         load = Load(1, None, None, None, ids, ids, lengths)
         reading = pool.submit(asyncio.run, tier.read(load, slab, origins))
         assert inside.wait(20)
         closing = pool.submit(tier.close)
-        wait_until(lambda: tier._threads._shutdown, "the close has begun")
+        wait_until(lambda: tier._disks[0].threads._shutdown, "the close has begun")
         with pytest.raises(ResourceError):  # the folder is still locked
             open_tier(tmp_path, fingerprint=data.fingerprint, num_samples=10)
         gate.set()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mbaas.cache import tuner
-from mbaas.cache.tuner import probe_speeds
+from mbaas.cache.tuner import probe_disk
 from mbaas.errors import ConfigError
 from mbaas.tools.analysis.measuring.storage import Span, resident_share
 
@@ -19,7 +19,7 @@ PIECE = 4 << 20
 
 def test_memory_and_disk_are_tried_out_and_the_disk_is_left_empty(tmp_path: Path) -> None:
     began = time.monotonic()
-    memory, disk = probe_speeds(disk_path=tmp_path / "tier", disk_bytes=2 * PIECE, threads=3)
+    memory, disk = tuner._memory(), probe_disk(tmp_path / "tier", disk_bytes=2 * PIECE, threads=3)
     assert time.monotonic() - began < 5
     assert memory > 1e8
     assert disk is not None
@@ -28,9 +28,18 @@ def test_memory_and_disk_are_tried_out_and_the_disk_is_left_empty(tmp_path: Path
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mbaas-measure")]
 
 
-def test_without_a_folder_or_room_for_a_piece_there_is_no_disk(tmp_path: Path) -> None:
-    assert probe_speeds(disk_path=tmp_path, disk_bytes=PIECE - 1, threads=3)[1] is None
-    assert probe_speeds(disk_path=None, disk_bytes=0, threads=3)[1] is None
+def test_without_room_for_a_piece_stored_samples_are_read_and_without_these_nothing_is_known(tmp_path: Path) -> None:
+    assert probe_disk(tmp_path, disk_bytes=PIECE - 1, threads=3) is None
+    (tmp_path / "print").mkdir()
+    segment = tmp_path / "print" / "segment-000001.bin"
+    segment.write_bytes(bytes(PIECE - 1))
+    assert probe_disk(tmp_path, disk_bytes=PIECE - 1, threads=3) is None
+    content = b"sample" * (PIECE // 6 + 1)
+    segment.write_bytes(content)
+    rate = probe_disk(tmp_path, disk_bytes=PIECE - 1, threads=3)
+    assert rate is not None
+    assert rate > 1e5
+    assert segment.read_bytes() == content
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -54,7 +63,7 @@ def test_a_slow_disk_is_found_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for _ in range(5):
         reads.clear()
         took_s.clear()
-        _, disk = probe_speeds(disk_path=tmp_path, disk_bytes=PIECE, threads=threads)
+        disk = probe_disk(tmp_path, disk_bytes=PIECE, threads=threads)
         assert disk is not None
         assert disk <= 131_072 / 0.02
         assert len(reads) == len(set(reads)), "a second read of a piece would come from memory"
@@ -76,7 +85,7 @@ def test_what_is_read_was_driven_out_of_memory(tmp_path: Path, monkeypatch: pyte
         return pread(file, nbytes, start)
 
     monkeypatch.setattr(tuner.os, "pread", looked)
-    probe_speeds(disk_path=tmp_path, disk_bytes=PIECE, threads=1)
+    probe_disk(tmp_path, disk_bytes=PIECE, threads=1)
     assert resident[0] is not None
     assert resident[0] < 0.5
 
@@ -84,4 +93,4 @@ def test_what_is_read_was_driven_out_of_memory(tmp_path: Path, monkeypatch: pyte
 def test_a_disk_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"needs a folder that it may write to, got .*file"):
-        probe_speeds(disk_path=tmp_path / "file", disk_bytes=PIECE, threads=1)
+        probe_disk(tmp_path / "file", disk_bytes=PIECE, threads=1)

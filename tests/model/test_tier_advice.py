@@ -6,57 +6,106 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mbaas.cache.stats import TransferSums
-from mbaas.cache.tuner import Speedometer
-from mbaas.model.tiers import STEADY_LOOKS, Advisor, FetchSpeeds, UpcomingBytes
+from mbaas.cache.stats import Speedometer, TransferSums
+from mbaas.model.tiers import AGAIN, STEADY_LOOKS, Advisor, DiskOrder, FetchSpeeds, UpcomingBytes
 
 MB = 10**6
 
 
-def weighed(advisor: Advisor, **mb_per_s: float) -> list[str]:
-    return advisor.weigh(FetchSpeeds(**{name: rate * MB for name, rate in mb_per_s.items()}))
+def disks(*mb_per_s: float | None) -> DiskOrder:
+    """Disks a, b, ... with these speeds; None is not measured."""
+    order = DiskOrder([*"abcd"[: len(mb_per_s)]])
+    for index, rate in enumerate(mb_per_s):
+        if rate is not None:
+            order.measured(index, rate * MB)
+    return order
 
 
 def test_a_disk_is_used_until_both_rates_are_known_and_it_is_no_faster() -> None:
-    advisor = Advisor(has_disk=True, readahead_bytes=0)
-    assert weighed(advisor, local=5000) == weighed(advisor, disk=50) == weighed(advisor, storage=80) == []
-    assert advisor.uses_disk
-    assert weighed(advisor, disk=80, storage=80) == [
-        "the disk tier is not used: a thread gets 80 MB/s from it, and 80 MB/s from storage"
-    ]
-    assert not advisor.uses_disk
-    assert weighed(advisor, disk=70, storage=80) == [], "it is reported once"
+    order = disks(None)
+    assert order.weigh(None) == order.weigh(80.0 * MB) == []
+    assert order.used == [0]
+    order.measured(0, 80.0 * MB)
+    assert order.weigh(80.0 * MB) == ["the disk a is not used: a thread gets 80 MB/s from it, and 80 MB/s from storage"]
+    assert order.used == []
+    order.measured(0, 70.0 * MB)
+    assert order.weigh(80.0 * MB) == [], "it is reported once"
 
 
 def test_a_disk_that_was_no_faster_must_be_a_quarter_faster_to_be_used_again() -> None:
-    advisor = Advisor(has_disk=True, readahead_bytes=0)
-    weighed(advisor, disk=79, storage=80)
-    assert weighed(advisor, disk=99, storage=80) == []
-    assert not advisor.uses_disk
-    (told,) = weighed(advisor, disk=101, storage=80)
-    assert told.startswith("the disk tier is used again")
-    assert weighed(advisor, disk=81, storage=80) == []
-    assert advisor.uses_disk
+    order = disks(79)
+    order.weigh(80.0 * MB)
+    order.measured(0, 99.0 * MB)
+    assert order.weigh(80.0 * MB) == []
+    assert order.used == []
+    order.measured(0, 101.0 * MB)
+    (told,) = order.weigh(80.0 * MB)
+    assert told.startswith("the disk a is used again")
+    order.measured(0, 81.0 * MB)
+    assert order.weigh(80.0 * MB) == []
+    assert order.used == [0]
 
 
-def test_a_node_without_a_disk_has_none_to_use() -> None:
-    advisor = Advisor(has_disk=False, readahead_bytes=0)
-    assert weighed(advisor, disk=500, storage=1, remote=1) == []
-    assert not advisor.uses_disk
-    assert not advisor.prefers_disk
+def test_each_disk_is_weighed_and_the_fastest_comes_first() -> None:
+    order = disks(50, 900, None, 200)
+    assert order.used == [1, 3, 0, 2], "one without a measurement comes last"
+    assert order.speed is None
+    assert order.at_least(200.0 * MB) == [1, 3]
+    (told,) = order.weigh(60.0 * MB)
+    assert told.startswith("the disk a is not used")
+    assert order.used == [1, 3, 2]
+    order.measured(2, 950.0 * MB)
+    assert order.used == [2, 1, 3]
+    assert order.speed == 200 * MB
 
 
-def test_what_lies_on_the_disk_and_in_another_nodes_memory_comes_from_the_faster() -> None:
-    advisor = Advisor(has_disk=True, readahead_bytes=0)
-    weighed(advisor, local=5000, disk=200, storage=20)
-    assert not advisor.prefers_disk, "the network is not known"
-    weighed(advisor, local=5000, disk=200, storage=20, remote=300)
-    assert not advisor.prefers_disk
-    weighed(advisor, local=5000, disk=200, storage=20, remote=100)
-    assert advisor.prefers_disk
-    weighed(advisor, local=5000, disk=15, storage=20, remote=10)
-    assert not advisor.prefers_disk, "it is not used at all"
+def test_a_disk_that_failed_is_named_once_and_never_used_again() -> None:
+    order = disks(50, 900)
+    (told,) = order.failed(1, "its folder was removed")
+    assert told == (
+        "the disk b is dropped: its folder was removed; its samples are read from storage, and other disks stay in use"
+    )
+    assert order.failed(1, "it hangs") == []
+    order.measured(1, 5000.0 * MB)
+    assert order.weigh(20.0 * MB) == []
+    assert order.used == [0]
+    (told,) = order.failed(0, "it hangs")
+    assert told.endswith("read from storage")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["measure", "weigh", "fail"]), st.integers(0, 3), st.integers(1, 300))))
+def test_any_schedule_of_measurements_and_failures_uses_only_disks_that_work_and_are_worth_it(
+    events: list[tuple[str, int, int]],
+) -> None:
+    order, speeds, failed = disks(None, None, None, None), dict[int, float](), set[int]()
+    for kind, index, number in events:
+        if kind == "measure":
+            speeds[index] = number * MB
+            order.measured(index, number * MB)
+        elif kind == "fail":
+            assert bool(order.failed(index, "it hangs")) == (index not in failed)
+            failed.add(index)
+        else:
+            order.weigh(number * MB)
+            assert all(speeds[i] > number * MB for i in order.used if i in speeds)
+            worth = {i for i in range(4) if speeds.get(i, np.inf) >= AGAIN * number * MB}
+            assert set(order.used) >= worth - failed
+        assert not failed & set(order.used)
+        known = [speeds.get(i, 0.0) for i in order.used]
+        assert known == sorted(known, reverse=True)
+
+
+def test_what_is_on_a_disk_and_in_another_nodes_memory_comes_from_the_faster() -> None:
+    order = disks(200, 100)
+    assert order.ahead_of_peers(FetchSpeeds(local=5000.0 * MB)) == [], "the network is not known"
+    assert order.ahead_of_peers(FetchSpeeds(local=5000.0 * MB, remote=300.0 * MB)) == []
+    assert order.ahead_of_peers(FetchSpeeds(local=5000.0 * MB, remote=150.0 * MB)) == [0]
+    assert order.ahead_of_peers(FetchSpeeds(local=90.0 * MB, remote=300.0 * MB)) == [0, 1]
+    order.weigh(100.0 * MB)
+    assert order.ahead_of_peers(FetchSpeeds(remote=10.0 * MB)) == [0], "the other is not used at all"
 
 
 def test_a_block_takes_the_time_of_all_its_bytes_at_the_measured_speeds() -> None:
@@ -90,13 +139,13 @@ def test_read_ahead_becomes_shallow_when_that_has_been_enough_for_some_time() ->
 
     Prep takes 100 / 2,000 = 50 ms a block: two blocks suffice.
     """
-    advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+    advisor = Advisor(readahead_bytes=30 * MB)
     found = depths(advisor, STEADY_LOOKS + 2, ahead(), pace_per_s=2000)
     assert found == [30 * MB] * (STEADY_LOOKS - 1) + [2 * MB] * 3
 
 
 def test_read_ahead_is_deep_at_once_when_storage_is_slower_than_prep() -> None:
-    advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+    advisor = Advisor(readahead_bytes=30 * MB)
     depths(advisor, STEADY_LOOKS, ahead(), pace_per_s=2000)
     assert depths(advisor, 1, ahead(), pace_per_s=20_000) == [30 * MB]
 
@@ -105,20 +154,20 @@ def test_a_slow_part_of_the_order_is_read_in_time() -> None:
     """18 blocks from disk at 100 MB/s, then 4 MB from storage: 0.1 s. Prep takes 50 ms a block."""
     coming = ahead(disk_mb=1.0, storage_mb=0.0)
     coming.from_storage[15] = 4 * MB
-    advisor = Advisor(has_disk=True, readahead_bytes=30 * MB)
+    advisor = Advisor(readahead_bytes=30 * MB)
     found = depths(advisor, STEADY_LOOKS, coming, pace_per_s=2000, disk=100.0 * MB)
     assert 2 * MB < found[-1] < 12 * MB
 
 
 def test_every_reading_thread_has_something_to_read() -> None:
     """Samples of 10 kB, and 4 threads with two samples each; a block has only one sample."""
-    advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+    advisor = Advisor(readahead_bytes=30 * MB)
     coming = UpcomingBytes(20, np.full(20, 10_000.0), np.zeros(20))
     assert depths(advisor, STEADY_LOOKS, coming, pace_per_s=1)[-1] == 4 * 2 * 10_000
 
 
 def test_the_budget_bounds_the_depth() -> None:
-    advisor = Advisor(has_disk=False, readahead_bytes=MB)
+    advisor = Advisor(readahead_bytes=MB)
     assert set(depths(advisor, STEADY_LOOKS, ahead(), pace_per_s=2000)) == {MB}
 
 
@@ -129,12 +178,12 @@ def test_nothing_known_and_nothing_lacking_leave_the_budget() -> None:
         ({}, ahead(storage_mb=0.0), 2000.0),
         ({}, ahead(blocks=0), 2000.0),
     ):
-        advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+        advisor = Advisor(readahead_bytes=30 * MB)
         assert depths(advisor, STEADY_LOOKS, coming, pace_per_s, **changes)[-1] == 30 * MB
 
 
 def test_a_much_smaller_depth_is_told_once() -> None:
-    advisor = Advisor(has_disk=False, readahead_bytes=30 * MB)
+    advisor = Advisor(readahead_bytes=30 * MB)
     speeds, told = FetchSpeeds(local=1e12, storage=10.0 * MB), []
     for _ in range(3 * STEADY_LOOKS):
         told += advisor.look_ahead(ahead(), speeds, threads=4, pace_per_s=2000)
@@ -144,24 +193,24 @@ def test_a_much_smaller_depth_is_told_once() -> None:
 def test_speeds_are_those_of_the_reads_that_are_made() -> None:
     """1 MB in 0.5 thread-seconds is 2 MB/s. Less than 0.05 s is ignored; a later 4 MB/s has weight one half."""
     meter = Speedometer()
-    meter.update("storage", TransferSums(MB // 10, 0.04, 0.04))
-    assert meter.speeds.storage is None
-    meter.update("storage", TransferSums(MB, 0.5, 0.2))
-    assert meter.speeds.storage == 2 * MB
-    meter.update("storage", TransferSums(MB + 1, 0.54, 0.3))
-    assert meter.speeds.storage == 2 * MB
-    meter.update("storage", TransferSums(3 * MB, 1.0, 0.5))
-    assert meter.speeds.storage == 3 * MB
+    meter.update(TransferSums(MB // 10, 0.04, 0.04))
+    assert meter.speed is None
+    meter.update(TransferSums(MB, 0.5, 0.2))
+    assert meter.speed == 2 * MB
+    meter.update(TransferSums(MB + 1, 0.54, 0.3))
+    assert meter.speed == 2 * MB
+    meter.update(TransferSums(3 * MB, 1.0, 0.5))
+    assert meter.speed == 3 * MB
 
 
 def test_a_disk_that_was_read_is_known_better_than_one_that_was_tried_out() -> None:
     meter = Speedometer()
-    meter.probed(local=9.0, disk=5.0)
-    assert (meter.speeds.local, meter.speeds.disk) == (9, 5)
-    meter.update("disk", TransferSums(MB, 1.0, 1.0))
-    assert meter.speeds.disk == MB, "the guess is replaced"
-    meter.probed(local=9.0, disk=5.0)
-    assert meter.speeds.disk == MB
+    meter.probed(5.0)
+    assert meter.speed == 5
+    meter.update(TransferSums(MB, 1.0, 1.0))
+    assert meter.speed == MB, "the guess is replaced"
+    meter.probed(5.0)
+    assert meter.speed == MB
 
 
 def test_what_is_known_is_told() -> None:

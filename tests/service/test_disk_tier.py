@@ -57,7 +57,7 @@ def test_a_disk_that_is_no_faster_than_storage_is_not_used(feed_name, tmp_path):
     disk = {"disk": mbaas.Disk(path=tmp_path, max_bytes=2 * total)}
     with mbaas.serve(feed_name, data, augmented(), cache_decoded=False, **options, **disk) as feed:
         end = time.monotonic() + 30
-        while not any("the disk tier is not used: a thread gets" in note for note in feed.status().notes):
+        while not any(f"the disk {tmp_path} is not used: a thread gets" in note for note in feed.status().notes):
             assert time.monotonic() < end, feed.status().notes
             epochs(feed, 1)
         epochs(feed, 2)  # the first one was planned before the change

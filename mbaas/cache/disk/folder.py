@@ -121,6 +121,22 @@ def open_folder(root: Path, fingerprint: str, *, wait_s: float) -> Folder:
     )
 
 
+def is_locked_by(folder: Folder) -> bool:
+    """Return whether a folder is still the one that was locked, and not removed or replaced since."""
+    try:
+        return os.path.samestat(os.fstat(folder.lock), (folder.path / _LOCK).stat())
+    except OSError:
+        return False
+
+
+def is_in_use(path: Path) -> bool:
+    """Return whether a process has locked a folder."""
+    if (folder := _lock(path, 0.0)) is None:
+        return True
+    folder.release()
+    return False
+
+
 def stale_folders(own: Folder) -> list[Path]:
     """Return the unlocked folders of other datasets next to a folder, least recently opened first."""
     opened: dict[Path, float] = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from itertools import pairwise
@@ -24,7 +24,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.cache.directory import MinIO
-from mbaas.cache.disk.folder import VERSION, folder_bytes, open_folder, remove_stale, stale_folders
+from mbaas.cache.disk.folder import VERSION, folder_bytes, is_locked_by, open_folder, remove_stale, stale_folders
 from mbaas.cache.slab import Slab, extract, pack
 from mbaas.dataset.storage.reader import advise_random
 from mbaas.errors import ConfigError, StateError
@@ -94,6 +94,7 @@ class DiskStore:
         num_samples: int,
         segment_bytes: int = SEGMENT_BYTES,
         lock_wait_s: float = 2.0,
+        volume: str | None = None,
     ) -> None:
         """
         Args:
@@ -104,6 +105,8 @@ class DiskStore:
             num_samples: samples of the dataset; ids are in [0, num_samples).
             segment_bytes: largest size of a segment file, at most `SEGMENT_BYTES`; larger samples are not cached.
             lock_wait_s: seconds to wait for another process to unlock the folder.
+            volume: the subfolder's name, if several stores of the dataset share ``path`` (`shared`). Then samples count
+                once `flush` was called, and folders of other datasets are left alone. Default: the fingerprint.
 
         Raises:
             ConfigError: the path cannot be used.
@@ -111,7 +114,9 @@ class DiskStore:
         """
         self._budget_bytes, self._segment_bytes = budget_bytes, segment_bytes
         # Start value of the checksums of rows.
-        self._salt = int.from_bytes(blake2b(f"{VERSION} {fingerprint}".encode(), digest_size=8).digest(), "little")
+        self._salt = salt_of(fingerprint)
+        self._is_shared = volume is not None
+        self._unpublished: list[Rows] = []  # until the next `flush`; only if the folder is shared
         self._table = np.zeros(num_samples, SPOT)  # by sample; its pages are allocated on first use
         self._minio = MinIO(budget_bytes)
         self._lock = threading.Lock()
@@ -121,7 +126,7 @@ class DiskStore:
         self._stuck_bytes = 0  # bytes of stale folders that cannot be removed
         self._files: dict[int, int] = {}  # segment number -> descriptor
         self._index_file = -1  # descriptor; -1 when closed
-        self._folder = open_folder(Path(path), fingerprint, wait_s=lock_wait_s)
+        self._folder = open_folder(Path(path), volume or fingerprint, wait_s=lock_wait_s)
         try:
             self._open()
         except BaseException as error:  # including interrupts: the lock would otherwise last as long as this process
@@ -164,7 +169,11 @@ class DiskStore:
         try:
             # Without the lock: each call writes only to the space it has reserved.
             self._write(rows, extract(data, lengths, chosen).data)
-            self._publish(rows)
+            if self._is_shared:
+                with self._lock:
+                    self._unpublished.append(rows)
+            else:
+                self._publish(rows)
         except OSError as error:
             self._give_up_writing(rows, error)
             return np.zeros(len(chosen), np.bool_)
@@ -191,11 +200,35 @@ class DiskStore:
         spans = zip(offsets[rows].tolist(), lengths[rows].tolist(), strict=True)
         targets = [buffer.data[start : start + length] for start, length in spans]
         self._read(spots["address"][rows], targets)
-        crcs = zip(sample_ids[rows].tolist(), targets, spots["crc"][rows].tolist(), strict=True)
-        good[rows] = [_crc(sample_id, content) == crc for sample_id, content, crc in crcs]
+        good[rows] = are_whole(sample_ids[rows], targets, spots["crc"][rows])
         if (bad := stored & ~good).any():
             self._drop(sample_ids[bad], spots["address"][bad])
         return good
+
+    def flush(self) -> None:
+        """Publish the samples written to a shared folder, after their bytes have reached the disk."""
+        with self._lock:
+            batches, self._unpublished = self._unpublished, []
+            files = [*self._files.values()]
+        if not batches:
+            return
+        rows = np.concatenate(batches)
+        try:
+            for file in files:
+                os.fdatasync(file)
+            self._publish(rows)
+            os.fdatasync(self._index_file)
+        except OSError as error:
+            self._give_up_writing(rows, error)
+
+    @property
+    def path(self) -> Path:
+        """The dataset's folder."""
+        return self._folder.path
+
+    def is_there(self) -> bool:
+        """Return whether the folder still exists under its path."""
+        return is_locked_by(self._folder)
 
     def stats(self) -> DiskStats:
         with self._lock:
@@ -212,6 +245,7 @@ class DiskStore:
     def close(self) -> None:
         """Unlock the folder; its content stays. No other call may be in progress. May be repeated."""
         if self._index_file >= 0:
+            self.flush()
             for file in (*self._files.values(), self._index_file):
                 os.close(file)
             self._index_file = -1
@@ -247,7 +281,8 @@ class DiskStore:
         self._end = (newest << SEGMENT_SHIFT) + (int(ends[newest]) if self._files else 0)  # address of the next sample
         self._index_file = os.open(folder.index, os.O_RDWR | os.O_CLOEXEC)
         self._minio.used_bytes = used
-        self._stale = {path: folder_bytes(path) for path in stale_folders(folder)}  # oldest first
+        stale = [] if self._is_shared else stale_folders(folder)
+        self._stale = {path: folder_bytes(path) for path in stale}  # oldest first
         self._make_room(0)  # the budget may have shrunk: stale folders go first
 
     def _load_index(self) -> NDArray[np.int64]:
@@ -260,9 +295,7 @@ class DiskStore:
             while len(rows := np.fromfile(file, ROW, _CHUNK_ROWS)):
                 segments = rows["address"] >> SEGMENT_SHIFT
                 row_ends = (rows["address"] & _OFFSET) + rows["length"]
-                valid = (rows["check"] == _check_of(rows, self._salt)) & (rows["length"] > 0)
-                valid &= (rows["sample"] >= 0) & (rows["sample"] < len(self._table))
-                valid &= (segments > 0) & (segments < len(limits))
+                valid = are_valid(rows, self._salt, len(self._table)) & (segments < len(limits))
                 valid &= row_ends <= limits[np.where(valid, segments, 0)]
                 np.maximum.at(ends, segments[valid], row_ends[valid])
                 self._enter(rows[valid])
@@ -351,17 +384,7 @@ class DiskStore:
 
     def _read(self, addresses: Addresses, targets: list[memoryview]) -> None:
         """Read samples, sorted by address, as far as possible. A checksum detects what is missing."""
-        lengths = np.array([len(target) for target in targets], np.int64)
-        for first, stop in _runs(addresses, lengths, most=_MAX_VIEWS):
-            segment, offset = divmod(int(addresses[first]), SEGMENT_BYTES)
-            file = self._files[segment]
-            with suppress(OSError):
-                if os.preadv(file, targets[first:stop], offset) == int(lengths[first:stop].sum()):
-                    continue
-            # One by one, so that an unreadable place costs only the samples there.
-            for i in range(first, stop):
-                with suppress(OSError):
-                    _read_all(file, targets[i], int(addresses[i]) & _OFFSET)
+        read_samples(self._files.__getitem__, addresses, targets)
 
     def _drop(self, sample_ids: Ids, addresses: Addresses) -> None:
         """Forget samples that are damaged at these addresses, unless another thread already did."""
@@ -374,6 +397,41 @@ class DiskStore:
     def _check_open(self) -> None:
         if self._index_file < 0:
             raise StateError(f"the disk cache {self._folder.path} is closed")
+
+
+def salt_of(fingerprint: str) -> int:
+    """Return the start value of the checksums of a dataset's rows."""
+    return int.from_bytes(blake2b(f"{VERSION} {fingerprint}".encode(), digest_size=8).digest(), "little")
+
+
+def are_valid(rows: Rows, salt: int, num_samples: int) -> NDArray[np.bool_]:
+    """Return which rows of an index file are undamaged, and of this dataset: bool[n]."""
+    valid = (rows["check"] == _check_of(rows, salt)) & (rows["length"] > 0)
+    return valid & (rows["sample"] >= 0) & (rows["sample"] < num_samples) & (rows["address"] >= SEGMENT_BYTES)
+
+
+def read_samples(file_of: Callable[[int], int], addresses: Addresses, targets: list[memoryview]) -> None:
+    """Read samples, sorted by address, as far as possible. ``file_of`` returns a segment's descriptor, or raises
+    OSError.
+    """
+    lengths = np.array([len(target) for target in targets], np.int64)
+    for first, stop in _runs(addresses, lengths, most=_MAX_VIEWS):
+        segment, offset = divmod(int(addresses[first]), SEGMENT_BYTES)
+        with suppress(OSError):
+            file = file_of(segment)
+            with suppress(OSError):
+                if os.preadv(file, targets[first:stop], offset) == int(lengths[first:stop].sum()):
+                    continue
+            # One by one, so that an unreadable place costs only the samples there.
+            for i in range(first, stop):
+                with suppress(OSError):
+                    _read_all(file, targets[i], int(addresses[i]) & _OFFSET)
+
+
+def are_whole(sample_ids: Ids, targets: list[memoryview], crcs: NDArray[np.uint32]) -> list[bool]:
+    """Return which samples have the bytes that were written."""
+    samples = zip(sample_ids.tolist(), targets, crcs.tolist(), strict=True)
+    return [_crc(sample_id, content) == crc for sample_id, content, crc in samples]
 
 
 def _crc(sample_id: int, content: memoryview) -> int:

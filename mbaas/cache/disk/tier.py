@@ -1,4 +1,4 @@
-"""The disk tier of a cache node: admission, reads and writes in its own threads."""
+"""The disks of a cache node: admission, reads and writes, each disk in its own threads."""
 
 from __future__ import annotations
 
@@ -6,171 +6,433 @@ import asyncio
 import functools
 import hashlib
 import math
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.base.units import counted
+from mbaas.base.units import counted, seconds
+from mbaas.cache.disk.shared import SharedStore
 from mbaas.cache.disk.store import DiskStats, DiskStore
 from mbaas.cache.slab import Failures, Load, Origin, Slab, extract
-from mbaas.cache.stats import Meter
+from mbaas.cache.stats import Meter, Speedometer, TierMeter
+from mbaas.errors import MbaasError
+from mbaas.model.tiers import DiskOrder
 from mbaas.samples.order import Ids
 from mbaas.samples.placement import ENCODED, PlacementHistory
+from mbaas.settings import Disk
 from mbaas.wire.samples import Amount
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
 
 DISK_THREADS = 4
-"""Threads that access the disk concurrently: enough to saturate a solid-state disk, few compared with prep."""
+"""Threads that access one disk concurrently: enough to saturate a solid-state disk, few compared with prep."""
 
 DISK_SLACK = 1.1
 """Tolerance for the size of the dataset part with its home on one node, relative to the mean."""
 
+HANG_S = 20.0
+"""A disk with requests that finished none of them for so long is dropped."""
+
+HANG_CHECK_S = 1.0
+"""Interval at which requests check whether their disk hangs."""
+
+CLOSE_S = 5.0
+"""Time to finish requests when the node ends."""
+
+PIECE_BYTES = 16 << 20
+"""Bytes requested from a disk at a time: a working disk finishes a piece far sooner than `HANG_S`."""
+
+GIVE_UP_READS = 8
+"""A disk is dropped after this many pieces in a row of which not one sample was readable."""
+
+Classes: TypeAlias = Callable[[Ids, Sequence[float]], NDArray[np.int64] | None]
+"""Chooses disks for samples, as in `mbaas.cache.planner.Planner.disk_classes`."""
+
+Result = TypeVar("Result")
+
+
+class _Disk:
+    """One disk: its stores and threads. `index` is its number in the order of the options."""
+
+    def __init__(self, index: int, options: Disk, dataset: Dataset, identity: str) -> None:
+        self.index, self.path, self.max_bytes, self.is_shared = index, options.path, options.max_bytes, options.shared
+        self.decoded: DiskStore | None = None
+        self.store: DiskStore | SharedStore
+        print_, samples = dataset.fingerprint, len(dataset)
+        if options.shared:
+            self.store = SharedStore(self.path, self.max_bytes, print_, num_samples=samples)
+        else:
+            self.store = DiskStore(self.path, self.max_bytes, print_, num_samples=samples)
+            if identity:
+                named = hashlib.blake2b(f"{print_} {identity}".encode(), digest_size=16).hexdigest()
+                left = max(0, self.max_bytes - self.store.stats().used_bytes)
+                try:
+                    self.decoded = DiskStore(self.path, left, f"{named}-decoded", num_samples=samples)
+                except BaseException:  # including interrupts: the first store's lock would otherwise stay
+                    self.store.close()
+                    raise
+        self.logged = [store.stats() for store in self.stores]  # at the last `log` call
+        self.meter = TierMeter()
+        self.speedometer = Speedometer()
+        self.threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
+        self.useless_reads = 0  # pieces in a row without a readable sample
+        self.lock = threading.Lock()  # of the next two
+        self.waiting = 0  # requests in progress
+        self.progress_at = 0.0  # end of the last piece, or start of the first request
+        self.look: Future[None] | None = None  # the last regular check
+        self.is_there = True  # as of that check
+
+    @property
+    def stores(self) -> list[DiskStore | SharedStore]:
+        return [self.store] if self.decoded is None else [self.store, self.decoded]
+
+    def check(self) -> None:
+        """Look whether the folder exists, and exchange samples with other users of a shared one. May hang."""
+        self.is_there = self.store.is_there()
+        if isinstance(self.store, SharedStore):
+            self.store.refresh()
+
 
 class DiskTier:
-    """The disk tier of one cache node, in the folder ``path``, with up to ``disk_bytes``.
+    """The disks of one cache node.
 
-    It stores samples whose home node this is according to ``placements``. ``identity`` is that of decoded samples,
-    as in `DecodedSamples`; "" if none are kept.
+    They store samples whose home node this is according to ``placements``; each sample once, on the fastest disk with
+    room. A shared folder also stores those of local disks if it can hold the whole dataset. ``classes`` chooses the
+    disk of samples that are drawn by weight. ``identity`` is that of decoded samples, as in `DecodedSamples`; "" if
+    none are kept.
+
+    A disk that hangs, fails or disappears is dropped, which is logged; its samples are read from storage. One that is
+    full or rejects a write is still read.
     """
 
     def __init__(
         self,
-        path: str,
-        disk_bytes: int,
+        disks: Sequence[Disk],
         dataset: Dataset,
         placements: PlacementHistory,
         meter: Meter,
         identity: str = "",
+        classes: Classes = lambda _ids, _capacities: None,
     ) -> None:
-        self.path = path
-        self._store = DiskStore(path, disk_bytes, dataset.fingerprint, num_samples=len(dataset))
-        self._decoded: DiskStore | None = None
-        if identity:
-            named = hashlib.blake2b(f"{dataset.fingerprint} {identity}".encode(), digest_size=16).hexdigest()
-            left = max(0, disk_bytes - self._store.stats().used_bytes)
-            try:
-                self._decoded = DiskStore(path, left, f"{named}-decoded", num_samples=len(dataset))
-            except BaseException:  # including interrupts: the first store's lock would otherwise stay
-                self._store.close()
-                raise
-        self._disk_bytes, self._dataset_bytes = disk_bytes, dataset.total_bytes
-        self._needed_bytes = float(dataset.total_bytes)  # for all samples with their home here
-        self._placements, self._meter = placements, meter
-        self._logged = [store.stats() for store in self._stores]  # at the last `log` call
-        self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
+        self._disks: list[_Disk] = []
+        try:
+            for index, disk in enumerate(disks):
+                self._disks.append(_Disk(index, disk, dataset, identity))
+        except BaseException:  # including interrupts: the locks of the others would otherwise stay
+            self.close()
+            raise
+        self.order = DiskOrder([disk.path for disk in disks])
+        self._dataset_bytes = dataset.total_bytes
+        self._nodes, self._needed_bytes = 1, float(dataset.total_bytes)  # for all samples with their home here
+        self._placements, self._meter, self._classes = placements, meter, classes
+        self._lines: deque[str] = deque()
+
+    # ---- which disks, and what for ----
+
+    def _used(self, indices: Sequence[int] | None = None) -> list[_Disk]:
+        return [self._disks[index] for index in (self.order.used if indices is None else indices)]
 
     @property
-    def _stores(self) -> list[DiskStore]:
-        return [self._store] if self._decoded is None else [self._store, self._decoded]
+    def _local(self) -> list[_Disk]:
+        return [disk for disk in self._used() if not disk.is_shared]
+
+    @property
+    def _local_bytes(self) -> int:
+        return sum(disk.max_bytes for disk in self._local)
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.order.used)
 
     @property
     def holds_all(self) -> bool:
-        """True if the disk can store all samples with their home here in encoded form."""
-        return self._disk_bytes >= self._needed_bytes
+        """True if the local disks can store all samples with their home here in encoded form, or a shared one all."""
+        shared = any(disk.max_bytes >= self._dataset_bytes for disk in self._used() if disk.is_shared)
+        return shared or self._local_bytes >= self._needed_bytes
 
     @property
     def for_decoded_bytes(self) -> int:
-        """Bytes of the disk budget available to decoded samples: the part beyond all encoded samples if these fit."""
-        if not self.holds_all:
-            return self._disk_bytes
-        return max(0, self._disk_bytes - math.ceil(DISK_SLACK * self._needed_bytes))
-
-    @property
-    def free_bytes(self) -> int:
-        """Free bytes for encoded samples."""
-        return self._store.stats().free_bytes
+        """Bytes of the disk budgets available to decoded samples: the part beyond all encoded samples if these fit."""
+        if self._local_bytes < self._needed_bytes:
+            return self._local_bytes
+        return max(0, self._local_bytes - math.ceil(DISK_SLACK * self._needed_bytes))
 
     @property
     def free_for_decoded_bytes(self) -> int:
-        return 0 if self._decoded is None else self._decoded.stats().free_bytes
+        return sum(disk.decoded.stats().free_bytes for disk in self._local if disk.decoded is not None)
 
     @property
     def decoded(self) -> Amount:
-        """Number of decoded samples on disk, and the bytes of their files."""
-        stats = None if self._decoded is None else self._decoded.stats()
-        return Amount() if stats is None else Amount(stats.samples, stats.used_bytes)
+        """Number of decoded samples on disks, and the bytes of their files."""
+        found = [disk.decoded.stats() for disk in self._local if disk.decoded is not None]
+        return sum((Amount(stats.samples, stats.used_bytes) for stats in found), Amount())
 
     def divide(self, decoded_bytes: int) -> None:
-        """Set the bytes for decoded samples, limited by the space that encoded samples leave."""
-        if self._decoded is None:
-            return
-        others = self._store.stats().used_bytes
-        decoded_bytes = max(0, min(decoded_bytes, self.for_decoded_bytes, self._disk_bytes - others))
-        self._decoded.set_budget(decoded_bytes)
-        self._store.set_budget(self._disk_bytes - max(decoded_bytes, self._decoded.stats().used_bytes))
+        """Set the bytes for decoded samples, limited by the space that encoded samples leave.
+
+        Each local disk has a part in proportion to its size.
+        """
+        decoded_bytes, total = max(0, min(decoded_bytes, self.for_decoded_bytes)), self._local_bytes
+        for disk in self._local:
+            if disk.decoded is not None:
+                left = disk.max_bytes - disk.store.stats().used_bytes
+                own = max(0, min(decoded_bytes * disk.max_bytes // total, left))
+                disk.decoded.set_budget(own)
+                disk.store.set_budget(disk.max_bytes - max(own, disk.decoded.stats().used_bytes))
+
+    def update_nodes(self, nodes: int) -> None:
+        self._nodes, self._needed_bytes = nodes, DISK_SLACK * self._dataset_bytes / nodes
+
+    # ---- speeds and failures ----
+
+    def to_probe(self) -> list[tuple[int, str, int]]:
+        """Return index, path and free bytes of each disk."""
+        return [(disk.index, disk.path, disk.store.stats().free_bytes) for disk in self._disks]
+
+    def drop(self, index: int, reason: str) -> None:
+        """Stop using a disk, for good. Thread-safe."""
+        self._lines.extend(self.order.failed(index, reason))
+
+    def probed(self, index: int, bytes_per_s: float) -> None:
+        """Record the probed speed of a disk, bytes/s of one thread."""
+        self._disks[index].speedometer.probed(bytes_per_s)
+        self._measured(self._disks[index])
+
+    def _measured(self, disk: _Disk) -> None:
+        if disk.speedometer.speed is not None:
+            self.order.measured(disk.index, disk.speedometer.speed)
+
+    def update(self, storage: float | None) -> None:
+        """Update the order of the disks from regular reads and the speed of storage, and start the regular checks."""
+        for disk in self._disks:
+            if self.order.has_failed(disk.index):
+                continue
+            disk.speedometer.update(disk.meter.sums())
+            self._measured(disk)
+            if not disk.is_there:
+                self.drop(disk.index, "its folder was removed")
+            elif self._hangs(disk):
+                self._drop_hanging(disk)
+            elif disk.look is None or disk.look.done():
+                if disk.look is not None and (error := disk.look.exception()) is not None:
+                    self.drop(disk.index, f"{type(error).__name__}: {error}")
+                    continue
+                # In a thread of its own: a check must not wait for reads, nor they for it.
+                self._began(disk)
+                disk.look = self._looks.submit(self._look, disk)
+        self._lines.extend(self.order.weigh(storage))
+
+    @functools.cached_property
+    def _looks(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max(1, len(self._disks)), thread_name_prefix="mbaas-disk-check")
+
+    def _look(self, disk: _Disk) -> None:
+        try:
+            disk.check()
+        finally:
+            self._ended(disk)
+
+    @staticmethod
+    def _began(disk: _Disk) -> None:
+        with disk.lock:
+            if not disk.waiting:
+                disk.progress_at = time.monotonic()
+            disk.waiting += 1
+
+    @staticmethod
+    def _ended(disk: _Disk) -> None:
+        with disk.lock:
+            disk.waiting -= 1
+            disk.progress_at = time.monotonic()
+
+    @staticmethod
+    def _hangs(disk: _Disk) -> bool:
+        return disk.waiting > 0 and time.monotonic() - disk.progress_at >= HANG_S
+
+    def _drop_hanging(self, disk: _Disk) -> None:
+        self.drop(disk.index, f"it has finished no request for {seconds(HANG_S)}")
 
     def log(self) -> list[str]:
-        """Return log lines about new failures since the last call."""
-        before, self._logged = self._logged, [store.stats() for store in self._stores]
-        return [sentence for pair in zip(before, self._logged, strict=True) for sentence in self._changes(*pair)]
+        """Return log lines about decisions and failures since the last call."""
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        for disk in self._disks:
+            before, disk.logged = disk.logged, [store.stats() for store in disk.stores]
+            for pair in zip(before, disk.logged, strict=True):
+                lines += self._changes(disk.path, *pair)
+        return lines
 
-    def _changes(self, before: DiskStats, now: DiskStats) -> list[str]:
+    @staticmethod
+    def _changes(path: str, before: DiskStats, now: DiskStats) -> list[str]:
         lines = []
         if now.write_failure and not before.write_failure:
-            lines.append(f"the disk cache keeps nothing more: {now.write_failure}")
+            lines.append(f"the disk cache {path} keeps nothing more: {now.write_failure}")
         if now.removal_failure and not before.removal_failure:
-            lines.append(f"the disk cache has less room: {now.removal_failure}")
+            lines.append(f"the disk cache {path} has less room: {now.removal_failure}")
         if damaged := now.damaged_samples - before.damaged_samples:
             lines.append(
-                f"{counted(damaged, 'sample')} in the disk cache {self.path} could not be read, or had other "
+                f"{counted(damaged, 'sample')} in the disk cache {path} could not be read, or had other "
                 f"bytes than were written ({now.damaged_samples} since it was opened): read from storage"
             )
         return lines
 
-    def update_nodes(self, nodes: int) -> None:
-        self._needed_bytes = DISK_SLACK * self._dataset_bytes / nodes
+    # ---- reads ----
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
         """Return which samples are stored in any form: bool[n]."""
-        return self._store.has(sample_ids) | (self.decoded_lengths(sample_ids) > 0)
+        found = self.decoded_lengths(sample_ids) > 0
+        for disk in self._used():
+            found |= disk.store.has(sample_ids)
+        return found
 
     def decoded_lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
         """Return the bytes of samples stored decoded, 0 for others: int64[n]."""
-        return np.zeros(len(sample_ids), np.int64) if self._decoded is None else self._decoded.lengths(sample_ids)
+        lengths = np.zeros(len(sample_ids), np.int64)
+        for disk in self._local:
+            if disk.decoded is not None:
+                lengths = np.where(lengths > 0, lengths, disk.decoded.lengths(sample_ids))
+        return lengths
 
-    async def read(self, load: Load, slab: Slab, origins: NDArray[np.int8]) -> None:
-        """Fill rows of a slab whose ``origins`` are still storage and that are stored in its form, and mark them."""
-        store = self._store if load.form == ENCODED else self._decoded
-        rows = np.flatnonzero(origins == Origin.STORAGE)
-        if store is None or not len(rows := rows[store.has(load.sample_ids[rows])]):
-            return
-        get = functools.partial(self._get, store, buffer=slab, offsets=load.offsets[rows])
-        found = await self._in_thread(get, load.sample_ids[rows], load.lengths[rows])
-        origins[rows[found]] = Origin.DISK
+    async def read(
+        self, load: Load, slab: Slab, origins: NDArray[np.int8], indices: Sequence[int] | None = None
+    ) -> Slab:
+        """Fill rows of a slab whose ``origins`` are still storage and that are stored in its form, and mark them.
 
-    def _get(self, store: DiskStore, sample_ids: Ids, lengths: NDArray[np.int64], **target: Any) -> NDArray[np.bool_]:
-        with self._meter.disk.using():
-            found = store.get(sample_ids, lengths, **target)
-            self._meter.disk.moved(int(lengths[found].sum()))
+        The fastest disk that has a sample is asked first, and then the others. ``indices`` are the disks to ask,
+        fastest first; by default all that are used. Returns the slab, or a copy: a disk that hangs may still write to
+        the original.
+        """
+        for disk in self._used(indices):
+            store = disk.store if load.form == ENCODED else disk.decoded
+            rows = np.flatnonzero(origins == Origin.STORAGE)
+            if store is None or not len(rows := rows[store.has(load.sample_ids[rows])]):
+                continue
+            get = functools.partial(self._get, disk, store, load, rows, slab)
+            found = await self._ask(disk, get)
+            if found is None:
+                slab = slab.copy()
+            else:
+                origins[rows[found]] = Origin.DISK
+        return slab
+
+    def _get(
+        self, disk: _Disk, store: DiskStore | SharedStore, load: Load, rows: NDArray[np.int64], slab: Slab
+    ) -> NDArray[np.bool_]:
+        found = np.zeros(len(rows), np.bool_)
+        # A piece is not larger than `PIECE_BYTES`, or a single sample.
+        pieces = np.cumsum(load.lengths[rows]) // PIECE_BYTES
+        with self._meter.disk.using(), disk.meter.using():
+            for piece in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(pieces)) + 1):
+                if self.order.has_failed(disk.index):
+                    break
+                ids, lengths = load.sample_ids[rows[piece]], load.lengths[rows[piece]]
+                found[piece] = store.get(ids, lengths, buffer=slab, offsets=load.offsets[rows[piece]])
+                disk.progress_at = time.monotonic()
+                for meter in (self._meter.disk, disk.meter):
+                    meter.moved(int(lengths[found[piece]].sum()))
+                disk.useless_reads = 0 if found[piece].any() else disk.useless_reads + 1
+                if disk.useless_reads >= GIVE_UP_READS:
+                    self.drop(disk.index, f"{GIVE_UP_READS} reads in a row gave no sample as it was written")
         return found
+
+    # ---- writes ----
 
     async def write(self, load: Load, slab: Slab, origins: NDArray[np.int8], failures: Failures) -> None:
         """Store samples that were read from storage and have their home here, unless memory caches them.
 
         If all of these fit on disk, cached ones are stored too, so that they survive a restart.
         """
-        if load.form != ENCODED or ((load.permanent or load.interim) and not self.holds_all):
-            return  # cached in memory; the space is for samples that do not fit there
-        keep = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
-        if keep.any():
-            packed = extract(slab, load.lengths, keep)
-            await self._in_thread(self._store.put, load.sample_ids[keep], load.lengths[keep], packed)
+        if load.form != ENCODED:
+            return
+        new = self._placements.is_home(load.sample_ids) & (origins == Origin.STORAGE) & load.readable(failures)
+        if not new.any():
+            return
+        disks = self._used()
+        sizes = [disk.max_bytes / self._nodes if disk.is_shared else disk.max_bytes for disk in disks]
+        classes = self._classes(load.sample_ids, sizes)
+        holds_all = self._local_bytes >= self._needed_bytes
+        left = new.copy()
+        for number, disk in enumerate(disks):
+            if disk.is_shared and disk.max_bytes >= self._dataset_bytes:
+                chosen = new.copy()
+            elif holds_all and not disk.is_shared:
+                chosen = left.copy()
+            elif classes is not None:
+                chosen = left & (classes == number)
+            elif load.permanent or load.interim:
+                continue  # cached in memory; the space is for samples that do not fit there
+            else:
+                chosen = left.copy()
+            chosen &= ~disk.store.has(load.sample_ids)
+            if not chosen.any():
+                continue
+            lengths = load.lengths[chosen]
+            put = functools.partial(self._put, disk, disk.store, load.sample_ids[chosen], lengths)
+            stored = await self._ask(disk, functools.partial(put, extract(slab, load.lengths, chosen)))
+            if stored is not None:
+                left[np.flatnonzero(chosen)[stored]] = False
 
     async def write_decoded(self, sample_ids: Ids, lengths: NDArray[np.int64], packed: Slab) -> None:
         """Store decoded samples that are not stored yet, as many as fit. ``packed`` contains them end to end."""
-        if self._decoded is not None and len(sample_ids):
-            await self._in_thread(self._decoded.put, sample_ids, lengths, packed)
+        left = self.decoded_lengths(sample_ids) == 0
+        for disk in self._local:
+            if disk.decoded is None or not left.any():
+                continue
+            put = functools.partial(self._put, disk, disk.decoded, sample_ids[left], lengths[left])
+            stored = await self._ask(disk, functools.partial(put, extract(packed, lengths, left)))
+            if stored is not None:
+                left[np.flatnonzero(left)[stored]] = False
 
-    async def _in_thread(self, work: Callable[..., NDArray[np.bool_]], *arguments: Any) -> NDArray[np.bool_]:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+    def _put(
+        self, disk: _Disk, store: DiskStore | SharedStore, sample_ids: Ids, lengths: NDArray[np.int64], packed: Slab
+    ) -> NDArray[np.bool_]:
+        stored = np.zeros(len(sample_ids), np.bool_)
+        ends = np.cumsum(lengths)
+        for piece in np.split(np.arange(len(sample_ids)), np.flatnonzero(np.diff(ends // PIECE_BYTES)) + 1):
+            if self.order.has_failed(disk.index):
+                break
+            content = packed[ends[piece[0]] - lengths[piece[0]] : ends[piece[-1]]]
+            stored[piece] = store.put(sample_ids[piece], lengths[piece], content)
+            disk.progress_at = time.monotonic()
+        return stored
+
+    async def _ask(self, disk: _Disk, work: Callable[[], Result]) -> Result | None:
+        """Return the result of a request to a disk, or None if it fails or hangs, so that the disk is dropped."""
+        if self.order.has_failed(disk.index):
+            return None
+        self._began(disk)
+        asked = disk.threads.submit(work)
+        asked.add_done_callback(lambda _: self._ended(disk))
+        future = asyncio.wrap_future(asked)
+        while not (await asyncio.wait([future], timeout=HANG_CHECK_S))[0]:
+            if self._hangs(disk):
+                self._drop_hanging(disk)
+            if self.order.has_failed(disk.index):
+                future.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody awaits it
+                return None
+        try:
+            return future.result()
+        except (OSError, MbaasError) as error:
+            self.drop(disk.index, str(error))
+            return None
 
     def close(self) -> None:
-        """Finish reads and writes in progress, end the threads, and unlock the folders."""
-        self._threads.shutdown()
-        for store in self._stores:
-            store.close()
+        """Finish reads and writes in progress, end the threads, and unlock the folders.
+
+        A disk that does not finish within `CLOSE_S` stays locked as long as this process.
+        """
+        if "_looks" in self.__dict__:
+            self._looks.shutdown(wait=False)
+        deadline = time.monotonic() + CLOSE_S
+        for disk in self._disks:
+            disk.threads.shutdown(wait=False)
+            while disk.waiting and time.monotonic() < deadline:
+                time.sleep(0.01)
+            for store in disk.stores if not disk.waiting else ():
+                store.close()

@@ -298,7 +298,7 @@ def run_service(
     store_bytes = min(resources.store_bytes().values())
     if cold:
         drop(local_spans(workload.dataset, range(len(workload.dataset))))
-    tier = workload.options.disk if disk_bytes else None
+    tier = workload.options.disk[0] if disk_bytes else None
     with (
         # A separate folder: the feed's would already hold samples, and these would stay there.
         scratch(tier.path) if tier is not None else nullcontext() as folder,

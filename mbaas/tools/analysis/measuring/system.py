@@ -153,7 +153,7 @@ class Survey:
             "subset": 4.0 if is_whole else 1.0,
             "prep": start_s * (len(counts) + len(self.thread_counts) - 1) + PROCESS_S,
             "decoded": start_s * len(counts) + PROCESS_S,
-            "disk": each_s if self.workload.options.disk is not None else 0.0,
+            "disk": each_s if self.workload.options.disk else 0.0,
             "step": PROCESS_S + 2 * each_s if self.rate_per_s is None else 0.0,
             "gpu": 5 * each_s + 2 * FEED_S if is_whole and self.crosses_to_gpu else 0.0,
             "costs": 5 * ROUNDS * (FEED_S + IDLE_S + (EPOCHS + 2) * EPOCH_S) if is_whole else 0.0,
@@ -226,9 +226,10 @@ class Survey:
         if speed is not None:
             speed.usual_per_s = self.saved.result("speed", float, lambda: sum(speeds) / len(speeds))
         disk = None
-        if (tier := options.disk) is not None:
-            progress.begin("disk", "the disk tier's disk: random reads of what it keeps, cold")
-            disk = self.saved.result("disk", DiskRate, lambda: disk_rate(raw(), tier.path, effort))
+        if options.disk:
+            path = options.disk[0].path
+            progress.begin("disk", "the first disk of the disk tier: random reads of what it keeps, cold")
+            disk = self.saved.result("disk", DiskRate, lambda: disk_rate(raw(), path, effort))
             progress.found(f"disk: {units.rate(disk.rate.value)}")
         crosses = effort.is_whole and self.crosses_to_gpu
         if not crosses:

@@ -1,0 +1,346 @@
+"""A folder in which cache nodes of several feeds and machines store samples, and find those of all others.
+
+Each cache node writes only to a *volume* of its own, a `DiskStore` that it has locked, and reads the volumes of the
+others. No file has two writers, so none can corrupt another's samples. Readers trust nothing but checksums: a row of an
+index and a sample each have one, as in `mbaas.cache.disk.store`. A sample that does not match, for example because a
+network file system has not delivered its bytes yet, is read from storage.
+
+A writer reserves bytes of the common budget in large pieces, under one lock for the whole folder. A volume whose writer
+has ended stays readable, and the next cache node of that machine continues to fill it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.cache.disk.folder import INDEX, MARKER, folder_bytes, is_in_use, remove_stale
+from mbaas.cache.disk.store import (
+    ROW,
+    SPOT,
+    DiskStats,
+    DiskStore,
+    are_valid,
+    are_whole,
+    read_samples,
+    salt_of,
+)
+from mbaas.cache.slab import Slab, extract
+from mbaas.errors import ConfigError, ResourceError
+from mbaas.samples.order import Ids
+
+RESERVED_SHARE = 1 / 64
+"""Part of the budget that a writer reserves at a time."""
+
+LOCK_WAIT_S = 10.0
+"""Time to wait for the lock of the whole folder, which others hold for milliseconds."""
+
+REFRESH_S = 1.0
+"""Least time between two looks at the volumes of others."""
+
+_LOCK = "mbaas-shared.lock"
+_LEDGER = "mbaas-shared.json"  # name of a volume -> bytes that its writer may fill
+_VOLUME = re.compile(r"(.+)-([0-9a-f]{4})([0-9a-f]{4})")  # fingerprint, machine, number
+_CHUNK_ROWS = 1 << 18
+
+
+class _Volume:
+    """The files of another writer, read only."""
+
+    def __init__(self, path: Path, salt: int) -> None:
+        self.path, self._salt = path, salt
+        self._index = -1
+        self._identity = (0, 0)
+        self._seen_bytes = 0
+        self._segments: dict[int, int] = {}
+        self._opening = threading.Lock()
+        self._retired: list[int] = []  # descriptors of replaced files, which other threads may still read
+
+    def refresh(self, num_samples: int) -> tuple[bool, NDArray[np.void]]:
+        """Read the rows that are new since the last call: ROW[k].
+
+        Also returns whether the index was replaced, so that no earlier row holds.
+        """
+        found = (self.path / INDEX).stat()
+        is_new = (found.st_dev, found.st_ino) != self._identity or found.st_size < self._seen_bytes
+        if is_new:
+            self._retired += [*self._segments.values(), *([self._index] if self._index >= 0 else [])]
+            self._index, self._segments = -1, {}
+            self._index = os.open(self.path / INDEX, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._identity, self._seen_bytes = (found.st_dev, found.st_ino), 0
+        batches = []
+        while len(content := os.pread(self._index, _CHUNK_ROWS * ROW.itemsize, self._seen_bytes)) >= ROW.itemsize:
+            rows = np.frombuffer(content[: len(content) // ROW.itemsize * ROW.itemsize], ROW)
+            good = np.flatnonzero(are_valid(rows, self._salt, num_samples))
+            # Rows after the last good one may not have arrived yet; damaged rows before it never will.
+            if not len(good):
+                break
+            batches.append(rows[good])
+            self._seen_bytes += (int(good[-1]) + 1) * ROW.itemsize
+        return is_new, np.concatenate(batches) if batches else np.zeros(0, ROW)
+
+    def segment(self, number: int) -> int:
+        """Return the descriptor of a segment file. Raises OSError."""
+        with self._opening:
+            if number not in self._segments:
+                flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                self._segments[number] = os.open(self.path / f"segment-{number:06}.bin", flags)
+            return self._segments[number]
+
+    def close(self) -> None:
+        for file in (*self._segments.values(), *self._retired, *([self._index] if self._index >= 0 else [])):
+            os.close(file)
+
+
+class SharedStore:
+    """The samples of a dataset in a shared folder, with the methods of a `DiskStore`.
+
+    All methods except `close` are thread-safe. Takes 36 bytes of memory per sample of the dataset.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], budget_bytes: int, fingerprint: str, *, num_samples: int) -> None:
+        """
+        Args:
+            path: the folder, created if missing.
+            budget_bytes: limit for the files of all writers and datasets in the folder.
+            fingerprint, num_samples: as for `DiskStore`.
+
+        Raises:
+            ConfigError: the path cannot be used, or its file system has no locks.
+            ResourceError: another process has held the folder's lock for `LOCK_WAIT_S`.
+        """
+        self._root, self._budget_bytes, self._fingerprint = Path(path), budget_bytes, fingerprint
+        self._num_samples, self._salt = num_samples, salt_of(fingerprint)
+        self._spots = np.zeros(num_samples, SPOT)  # of other writers' samples
+        self._volume_of = np.full(num_samples, -1, np.int32)  # index in `_volumes`
+        self._volumes: list[_Volume] = []
+        self._refreshed_at = -np.inf
+        self._lock = threading.Lock()  # of the four above
+        self._refreshing = threading.Lock()
+        self._reserving = threading.Lock()
+        self._damaged_samples = 0
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self._own = self._open_own()
+                self._reserved_bytes = self._own.stats().used_bytes
+                self._own.set_budget(self._reserved_bytes)
+                self._write_ledger(self._ledger())
+        except OSError as error:
+            raise ConfigError(
+                f"a shared disk cache needs a folder with locks that it may write to, got {path}: {error}"
+            ) from error
+        self.refresh()
+
+    def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
+        """Return which samples anybody has stored, as far as known: bool[n]."""
+        return self._own.has(sample_ids) | (self._volume_of[sample_ids] >= 0)
+
+    def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
+        with self._lock:
+            elsewhere = np.where(self._volume_of[sample_ids] >= 0, self._spots["length"][sample_ids], 0)
+        return np.maximum(self._own.lengths(sample_ids), elsewhere.astype(np.int64))
+
+    def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: Slab) -> NDArray[np.bool_]:
+        """Store samples that nobody has stored, as `DiskStore.put` does. They count after the next `refresh`."""
+        self.refresh(at_most_every_s=REFRESH_S)
+        new = self._volume_of[sample_ids] < 0
+        chosen = np.zeros(len(sample_ids), np.bool_)
+        if new.any():
+            nbytes = int(lengths[new].sum()) + ROW.itemsize * int(new.sum())
+            with self._reserving:
+                own = self._own.stats()
+                if own.free_bytes < nbytes and not own.write_failure:
+                    self._reserve(nbytes)
+            chosen[new] = self._own.put(sample_ids[new], lengths[new], extract(data, lengths, new))
+        return chosen
+
+    def get(
+        self, sample_ids: Ids, lengths: NDArray[np.int64], *, buffer: Slab, offsets: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Read samples into their ranges of a buffer, as `DiskStore.get` does."""
+        found = self._own.get(sample_ids, lengths, buffer=buffer, offsets=offsets)
+        with self._lock:
+            volumes, spots = np.where(found, -1, self._volume_of[sample_ids]), self._spots[sample_ids]
+        for number in np.unique(volumes[volumes >= 0]).tolist():
+            rows = np.flatnonzero(volumes == number)
+            good = spots["length"][rows] == lengths[rows]
+            fitting = rows[good][np.argsort(spots["address"][rows[good]], kind="stable")]
+            spans = zip(offsets[fitting].tolist(), lengths[fitting].tolist(), strict=True)
+            targets = [buffer.data[start : start + length] for start, length in spans]
+            read_samples(self._volumes[number].segment, spots["address"][fitting], targets)
+            found[fitting] = are_whole(sample_ids[fitting], targets, spots["crc"][fitting])
+            self._forget(sample_ids[rows[~found[rows]]])
+        return found
+
+    def refresh(self, at_most_every_s: float = 0.0) -> None:
+        """Publish this node's samples, and find those that others have published."""
+        if time.monotonic() < self._refreshed_at + at_most_every_s or not self._refreshing.acquire(blocking=False):
+            return
+        try:
+            self._refreshed_at = time.monotonic()
+            self._own.flush()
+            with contextlib.suppress(OSError):  # an unreadable folder has nothing new
+                self._find_others()
+        finally:
+            self._refreshing.release()
+
+    def _find_others(self) -> None:
+        known = {volume.path for volume in self._volumes} | {self._own.path}
+        self._volumes += [_Volume(path, self._salt) for path in self._paths(self._fingerprint) if path not in known]
+        for number, volume in enumerate(self._volumes):
+            try:
+                is_new, rows = volume.refresh(self._num_samples)
+            except OSError:  # removed, or not complete yet
+                is_new, rows = True, np.zeros(0, ROW)
+            with self._lock:
+                if is_new:
+                    self._volume_of[self._volume_of == number] = -1
+                self._volume_of[rows["sample"]] = number
+                self._spots[rows["sample"]] = rows[[*(SPOT.names or ())]]
+
+    def is_there(self) -> bool:
+        return self._own.is_there()
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Set the limit for all writers together, for further reservations."""
+        self._budget_bytes = budget_bytes
+
+    def stats(self) -> DiskStats:
+        """Return the statistics of this node's volume, with the samples of all."""
+        own = self._own.stats()
+        return DiskStats(
+            budget_bytes=self._budget_bytes,
+            used_bytes=own.used_bytes,
+            stale_bytes=0,
+            samples=own.samples + int((self._volume_of >= 0).sum()),
+            damaged_samples=own.damaged_samples + self._damaged_samples,
+            write_failure=own.write_failure,
+            removal_failure=own.removal_failure,
+        )
+
+    def close(self) -> None:
+        for volume in self._volumes:
+            volume.close()
+        self._own.close()
+
+    def _forget(self, sample_ids: Ids) -> None:
+        with self._lock:
+            self._damaged_samples += len(np.unique(sample_ids))
+            self._volume_of[sample_ids] = -1
+
+    # ---- the folder's volumes and its budget ----
+
+    def _open_own(self) -> DiskStore:
+        """Open a volume of this machine that nobody has locked, or a new one."""
+        machine = hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
+        # Only this machine's: some file systems keep locks, but not between machines.
+        left = sorted(path.name for path in self._paths(self._fingerprint) if path.name[-8:-4] == machine)
+        new = f"{self._fingerprint}-{machine}{os.urandom(2).hex()}"
+        for volume in (*left, new):
+            with contextlib.suppress(ResourceError):
+                return DiskStore(
+                    self._root,
+                    self._budget_bytes,
+                    self._fingerprint,
+                    num_samples=self._num_samples,
+                    volume=volume,
+                    lock_wait_s=0.0,
+                )
+        raise ResourceError(f"{self._root / new} is in use by another process")
+
+    def _paths(self, fingerprint: str | None = None) -> list[Path]:
+        """Return the volumes in the folder, of one dataset or of all. Other folders have no marker."""
+        found = []
+        for entry in os.scandir(self._root):
+            volume = _VOLUME.fullmatch(entry.name)
+            is_ours = volume and entry.is_dir(follow_symlinks=False) and (Path(entry.path) / MARKER).is_file()
+            if volume and is_ours and fingerprint in (None, volume[1]):
+                found.append(Path(entry.path))
+        return found
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the whole folder."""
+        file = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            deadline = time.monotonic() + LOCK_WAIT_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise ResourceError(
+                            f"{self._root / _LOCK} was locked by another process for {LOCK_WAIT_S:g} s"
+                        ) from None
+                    time.sleep(0.01)
+            yield
+        finally:
+            os.close(file)
+
+    def _reserve(self, nbytes: int) -> None:
+        """Reserve bytes for this node's volume, as far as the common budget allows."""
+        wanted = max(nbytes, int(self._budget_bytes * RESERVED_SHARE))
+        with self._locked():
+            ledger = self._ledger()
+            claims = {path: _claimed_bytes(path, ledger) for path in self._paths() if path != self._own.path}
+            free = self._budget_bytes - sum(claims.values()) - self._reserved_bytes
+            for path in self._stale([*claims]) if free < wanted else ():
+                with contextlib.suppress(OSError):
+                    remove_stale(path)
+                    free += claims[path]
+                if free >= wanted:
+                    break
+            self._reserved_bytes += max(0, min(wanted, free))
+            self._write_ledger(ledger)
+        self._own.set_budget(self._reserved_bytes)
+
+    def _ledger(self) -> dict[str, int]:
+        try:
+            return dict(json.loads((self._root / _LEDGER).read_bytes()))
+        except (OSError, ValueError, TypeError, RecursionError):  # none yet, or damaged: sizes of files count
+            return {}
+
+    def _write_ledger(self, ledger: dict[str, int]) -> None:
+        there = {path.name for path in self._paths()}
+        ledger = {name: nbytes for name, nbytes in ledger.items() if name in there}
+        ledger[self._own.path.name] = self._reserved_bytes
+        unfinished = (self._root / _LEDGER).with_suffix(".new")
+        unfinished.write_text(json.dumps(ledger))
+        unfinished.rename(self._root / _LEDGER)
+
+    def _stale(self, volumes: list[Path]) -> list[Path]:
+        """Return the volumes of datasets that no process uses, least recently opened first."""
+        used, opened = {self._fingerprint}, {}
+        for path in volumes:
+            with contextlib.suppress(OSError):
+                used |= {_dataset_of(path)} if is_in_use(path) else set()
+                opened[path] = (path / MARKER).stat().st_mtime
+        return sorted((path for path in opened if _dataset_of(path) not in used), key=lambda path: (opened[path], path))
+
+
+def _dataset_of(volume: Path) -> str:
+    return volume.name[:-9]
+
+
+def _claimed_bytes(path: Path, ledger: dict[str, int]) -> int:
+    """Return the bytes that a volume takes: those reserved while it has a writer, and those of its files after that."""
+    try:
+        nbytes = folder_bytes(path)
+        reserved = ledger.get(path.name, 0)
+        return max(nbytes, reserved) if isinstance(reserved, int) and is_in_use(path) else nbytes
+    except OSError:  # removed meanwhile
+        return 0
