@@ -358,9 +358,11 @@ class DiskTier:
         classes = self._classes(load.sample_ids, sizes)
         holds_all = self._local_bytes >= self._needed_bytes
         left = new.copy()
+        for disk in disks:
+            left &= ~disk.store.has(load.sample_ids)
         for number, disk in enumerate(disks):
             if disk.is_shared and disk.max_bytes >= self._dataset_bytes:
-                chosen = new.copy()
+                chosen = new & ~disk.store.has(load.sample_ids)
             elif holds_all and not disk.is_shared:
                 chosen = left.copy()
             elif classes is not None:
@@ -369,7 +371,6 @@ class DiskTier:
                 continue  # cached in memory; the space is for samples that do not fit there
             else:
                 chosen = left.copy()
-            chosen &= ~disk.store.has(load.sample_ids)
             if not chosen.any():
                 continue
             lengths = load.lengths[chosen]
