@@ -1,7 +1,10 @@
-"""Samples that do not fit into memory are read from the local disk, also after a feed restart."""
+"""Samples that do not fit into memory are read from disks, also after a feed restart, a kill or a disk's failure."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import time
 
 import pytest
@@ -10,6 +13,7 @@ from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
 from mbaas.dataset import synthetic
+from support.processes import cache_node_pids
 from support.trials import record_epoch
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -67,3 +71,66 @@ def test_a_disk_that_is_no_faster_than_storage_is_not_used(feed_name, tmp_path):
         assert status.fetched.disk.samples == before.fetched.disk.samples > 0
         assert status.fetched.storage.nbytes > before.fetched.storage.nbytes
         assert [node.speeds.disk < node.speeds.storage for node in status.nodes] == [True]
+
+
+def test_two_disks_hold_what_one_cannot_and_survive_a_kill(photos_data, feed_name, tmp_path):
+    """Each disk has room for two thirds of the dataset. The cache node is killed in the second epoch."""
+    total, data = photos_data.total_bytes, late(photos_data, late_s=0.01)
+    options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 8}
+    disks = [mbaas.Disk(path=tmp_path / name, max_bytes=2 * total // 3) for name in "ab"]
+    with mbaas.serve(feed_name, data, augmented(), cache_decoded=False, **options) as feed:
+        plain = epochs(feed, 4)
+    with mbaas.serve(feed_name, data, augmented(), cache_decoded=False, disk=disks, **options) as feed:
+        with mbaas.join(feed.name, consumer="me", format="numpy") as loader:
+            digests = [record_epoch(loader).row_digest]
+            stored = [sum(file.stat().st_size for file in (tmp_path / name).rglob("*.bin")) for name in "ab"]
+            assert min(stored) > total // 8
+            assert max(stored) <= 2 * total // 3
+            (pid,) = cache_node_pids(feed.name)
+            os.kill(pid, signal.SIGKILL)
+            digests += [record_epoch(loader).row_digest for _ in range(2)]
+            before = feed.status()
+            digests.append(record_epoch(loader).row_digest)
+            status = feed.status()
+        assert digests == plain
+        assert status.fetched.storage.nbytes - before.fetched.storage.nbytes < 0.05 * total
+        assert any(f"disks, fastest first, by what a thread gets: {tmp_path}" in note for note in status.notes)
+
+
+def test_a_disk_that_is_removed_is_named_and_the_feed_goes_on(photos_data, feed_name, tmp_path):
+    total, data = photos_data.total_bytes, late(photos_data, late_s=0.01)
+    options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 8}
+    disks = [mbaas.Disk(path=tmp_path / name, max_bytes=2 * total // 3) for name in "ab"]
+    with mbaas.serve(feed_name, data, augmented(), cache_decoded=False, disk=disks, **options) as feed:
+        first = epochs(feed, 2)
+        shutil.rmtree(tmp_path / "a")
+        end = time.monotonic() + 30
+        while not any(
+            f"the disk {tmp_path / 'a'} is dropped: its folder was removed" in n for n in feed.status().notes
+        ):
+            assert time.monotonic() < end, feed.status().notes
+            epochs(feed, 1)
+        before = feed.status()
+        epochs(feed, 2)
+        status = feed.status()
+        assert status.fetched.disk.nbytes > before.fetched.disk.nbytes, "the other disk is still read"
+        assert status.fetched.storage.nbytes > before.fetched.storage.nbytes
+        assert not (tmp_path / "a").exists()
+    assert len(first) == 2
+
+
+def test_a_second_feed_finds_the_samples_of_the_first_in_a_shared_folder(photos_data, feed_name, tmp_path):
+    """Both feeds are open at the same time, and use other batch sizes and seeds."""
+    total, data = photos_data.total_bytes, late(photos_data, late_s=0.01)
+    options = {"prep_workers": 1, "staging_bytes": STAGING_BYTES, "cache_bytes": total // 8, "cache_decoded": False}
+    options["disk"] = mbaas.Disk(path=tmp_path, max_bytes=2 * total, shared=True)
+    with mbaas.serve(feed_name, data, augmented(), batch_size=64, **options) as feed:
+        epochs(feed, 2)
+        assert feed.status().fetched.storage.nbytes < 1.5 * total
+        with mbaas.serve(f"{feed_name}-2", data, augmented(), batch_size=48, seed=5, **options) as second:
+            epochs(second, 2)
+            status = second.status()
+            assert status.fetched.storage.nbytes < 0.05 * total
+            assert status.fetched.disk.nbytes > total
+        epochs(feed, 1)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("segment-*.bin")) <= 1.05 * total

@@ -154,7 +154,7 @@ class SharedStore:
         return np.maximum(self._own.lengths(sample_ids), elsewhere.astype(np.int64))
 
     def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: Slab) -> NDArray[np.bool_]:
-        """Store samples that nobody has stored, as `DiskStore.put` does. They count after the next `refresh`."""
+        """Store samples that nobody has stored, as `DiskStore.put` does. Others find them after the next `refresh`."""
         self.refresh(at_most_every_s=REFRESH_S)
         new = self._volume_of[sample_ids] < 0
         chosen = np.zeros(len(sample_ids), np.bool_)

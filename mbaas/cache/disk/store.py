@@ -105,8 +105,8 @@ class DiskStore:
             num_samples: samples of the dataset; ids are in [0, num_samples).
             segment_bytes: largest size of a segment file, at most `SEGMENT_BYTES`; larger samples are not cached.
             lock_wait_s: seconds to wait for another process to unlock the folder.
-            volume: the subfolder's name, if several stores of the dataset share ``path`` (`shared`). Then samples count
-                once `flush` was called, and folders of other datasets are left alone. Default: the fingerprint.
+            volume: the subfolder's name, if several stores of the dataset share ``path`` (`shared`). Then others find
+                samples once `flush` was called, and folders of other datasets stay. Default: the fingerprint.
 
         Raises:
             ConfigError: the path cannot be used.
@@ -169,11 +169,13 @@ class DiskStore:
         try:
             # Without the lock: each call writes only to the space it has reserved.
             self._write(rows, extract(data, lengths, chosen).data)
-            if self._is_shared:
-                with self._lock:
+            with self._lock:
+                if self._is_shared:
                     self._unpublished.append(rows)
-            else:
-                self._publish(rows)
+                else:
+                    self._append(rows)
+                self._enter(rows)
+                self._samples += len(rows)
         except OSError as error:
             self._give_up_writing(rows, error)
             return np.zeros(len(chosen), np.bool_)
@@ -216,10 +218,12 @@ class DiskStore:
         try:
             for file in files:
                 os.fdatasync(file)
-            self._publish(rows)
+            with self._lock:
+                self._append(rows)
             os.fdatasync(self._index_file)
         except OSError as error:
-            self._give_up_writing(rows, error)
+            with self._lock:
+                self._fail(error)
 
     @property
     def path(self) -> Path:
@@ -367,20 +371,21 @@ class DiskStore:
                 advise_random(self._files[segment])
             return self._files[segment]
 
-    def _publish(self, rows: Rows) -> None:
+    def _append(self, rows: Rows) -> None:
+        """Append rows to the index file. Call it with the lock held: each call appends after the last row."""
         rows["check"] = _check_of(rows, self._salt)
         content = memoryview(rows.tobytes())
-        with self._lock:  # serialized, because each call appends after the last row
-            _write_all(self._index_file, content, self._index_bytes)
-            self._index_bytes += len(content)
-            self._enter(rows)
-            self._samples += len(rows)
+        _write_all(self._index_file, content, self._index_bytes)
+        self._index_bytes += len(content)
 
     def _give_up_writing(self, rows: Rows, error: OSError) -> None:
         """Forget these samples and stop writing. Their bytes stay charged, because parts of them may be on disk."""
         with self._lock:
             self._table["address"][rows["sample"]] = ABSENT
-            self._write_failure = self._write_failure or f"writing to {self._folder.path} failed: {error}"
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self._write_failure = self._write_failure or f"writing to {self._folder.path} failed: {error}"
 
     def _read(self, addresses: Addresses, targets: list[memoryview]) -> None:
         """Read samples, sorted by address, as far as possible. A checksum detects what is missing."""
