@@ -508,6 +508,7 @@ class Loader:
         return {
             "version": STATE_VERSION,
             "fingerprint": self._info.fingerprint,
+            "engine": self._info.engine,
             "epoch": self.epoch,
             "feed_epoch": feed_epoch,
             **self._progress.state(),
@@ -527,8 +528,9 @@ class Loader:
             state: a result of `state_dict`, from here or elsewhere; `state_schema` is its JSON schema.
 
         Raises:
-            StateError: the state is invalid, or belongs to another dataset, pipeline, seed or version. The message
-                contains the value and the expected one. The loader's position is unchanged.
+            StateError: the state is invalid, or belongs to another dataset, pipeline, seed or version, or to another
+                engine that ``engine="auto"`` chose. The message contains the value and the expected one. The loader's
+                position is unchanged.
         """
         self._check_open()
         found = self._read(state)
@@ -552,12 +554,7 @@ class Loader:
 
     def _read(self, state: dict[str, Any]) -> tuple[SavedState, Start, tuple[Resumption, int] | None]:
         order = self._info.order
-        saved = read_state(
-            state,
-            order=order,
-            fingerprint=self._info.fingerprint,
-            any_pipeline=self._pipeline is not None,  # it was asked for
-        )
+        saved = read_state(state, info=self._info, any_pipeline=self._pipeline is not None)  # it was asked for
         if not saved.position:
             start = Start(saved.feed_epoch * order.blocks_per_epoch, flexible=True, now=self._begins_now)
             return saved, start, None

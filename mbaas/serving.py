@@ -6,6 +6,7 @@ Separate from `mbaas.feed`, so that a trial that only joins does not import the 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,8 @@ from mbaas.calls.client import call
 from mbaas.coordinator import kept_claims
 from mbaas.coordinator.actor import Coordinator
 from mbaas.coordinator.control import CALL_S
+from mbaas.coordinator.engine_decision import are_shared, decide, run_probe
+from mbaas.coordinator.recovery import recall_engine
 from mbaas.coordinator.served_by import forget_server, keep_server, recall_server
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.coordinator.worker_pool import claims as claims_of
@@ -33,12 +36,13 @@ from mbaas.dataset.bounded import bounded
 from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, ResourceError, last_line
 from mbaas.feed import SERVED, Feed, stop
 from mbaas.memory.budgets import largest_sample, memory_budgets
+from mbaas.model.engine_choice import EngineChoice, EngineRoom
 from mbaas.model.lending import GpuRoom, PrepResources, default_prep
-from mbaas.prep.engines import check_packages, check_share, resolve_engine, workers_per_gpu
+from mbaas.prep.engines import check_packages, check_share, workers_per_gpu
 from mbaas.ray_cluster import actor_names, connection, leftovers, resources
 from mbaas.settings import GROUPED, FeedName, FeedOptions, FeedSettings, in_python
 from mbaas.transforms import DecodeArray, Pipeline
-from mbaas.wire.consumers import Claims
+from mbaas.wire.consumers import Claims, fingerprint_of
 from mbaas.wire.samples import EngineName
 
 NEEDS_LASTING_RAY = "a detached feed needs a Ray cluster that outlives the program that serves the feed"
@@ -113,8 +117,16 @@ def serve(asked: ServeRequest) -> Feed:
     if not leftovers.clear_leftovers(name):
         _replace_or_refuse(name, asked.replace)
     gpus = resources.gpus()
-    chosen = resolve_engine(asked.engine, pipeline, gpus=gpus)  # raises here, not in the coordinator's process
     dataset = bounded(dataset, largest_sample(resources.store_bytes(with_cpus=True).values()))
+    choice = decide(
+        name,
+        asked,
+        pipeline,
+        gpus=gpus,
+        earlier=_engine_before(name, asked, dataset, pipeline),
+        room=lambda: _engine_room(asked, pipeline, gpus),
+        probe=lambda: run_probe(name, asked, dataset, pipeline),
+    )
 
     def fill_in() -> FeedSettings:
         return _filled_in(
@@ -123,12 +135,40 @@ def serve(asked: ServeRequest) -> Feed:
             dataset,
             grows=asked.cache_decoded and (pipeline.prefix > 1 or not isinstance(pipeline.decoder, DecodeArray)),
             claims=kept_claims.in_order(),
-            gpus=gpus,
-            per_gpu=workers_per_gpu(pipeline),
-            engine=chosen,
+            gpus=_gpu_room(asked, pipeline, gpus) if gpus else None,
+            engine=choice.engine,
         )
 
-    return _started_where_the_name_is_free(name, lambda: _start(fill_in, dataset, pipeline, gpus=gpus, engine=chosen))
+    return _started_where_the_name_is_free(name, lambda: _start(fill_in, dataset, pipeline, choice))
+
+
+def _engine_before(name: str, asked: FeedOptions, dataset: Dataset, pipeline: Pipeline) -> EngineChoice | None:
+    def identity() -> str:
+        return fingerprint_of(dataset.fingerprint, pipeline.fingerprint, seed=asked.seed, shuffle=asked.shuffle)
+
+    return recall_engine(name, identity) if asked.engine == "auto" else None
+
+
+def _engine_room(asked: FeedOptions, pipeline: Pipeline, gpus: int) -> EngineRoom:
+    claims = kept_claims.in_order()
+    cpu, dali = (_prep_resources(asked, claims, room) for room in (None, _gpu_room(asked, pipeline, gpus)))
+    each = asked.gpus_per_worker
+    usable = resources.markable_gpus() if each is None else min(gpus, max(1, math.ceil(each * dali.workers)))
+    return EngineRoom(
+        cpu_workers=cpu.workers * min(1.0, cpu.cpus_per_worker),
+        dali_workers=dali.workers,
+        gpus=usable,
+        is_shared=are_shared(asked),
+        step_per_s=asked.step_per_s,
+    )
+
+
+def _gpu_room(asked: FeedOptions, pipeline: Pipeline, gpus: int) -> GpuRoom:
+    # Workers that reserve parts of GPUs may not fit more than one to a GPU.
+    usable, per_gpu = (
+        (resources.markable_gpus(), workers_per_gpu(pipeline)) if asked.gpus_per_worker is None else (gpus, 1)
+    )
+    return GpuRoom(count=usable, workers=per_gpu, cpus=resources.cpus_per_gpu())
 
 
 def _replace_or_refuse(name: str, replace: bool) -> None:
@@ -154,15 +194,11 @@ def _filled_in(
     *,
     grows: bool,
     claims: list[Claims],
-    gpus: int,
-    per_gpu: int,
+    gpus: GpuRoom | None,
     engine: EngineName,
 ) -> FeedSettings:
     earlier = tuple(claim.memory for claim in claims)
-    # Workers that reserve parts of GPUs may not fit more than one to a GPU.
-    usable, per_gpu = (resources.markable_gpus(), per_gpu) if asked.gpus_per_worker is None else (gpus, 1)
-    room = GpuRoom(count=usable, workers=per_gpu, cpus=resources.cpus_per_gpu())
-    prep = _prep_resources(asked, claims, room if engine == "dali" and gpus else None)
+    prep = _prep_resources(asked, claims, gpus if engine == "dali" else None)
     cache, staged = memory_budgets(
         cache_bytes=asked.cache_bytes,
         staging_bytes=asked.staging_bytes,
@@ -181,7 +217,7 @@ def _filled_in(
         "cpus_per_worker": prep.cpus_per_worker,
         "threads": dataclasses.replace(asked.threads, prep=max(asked.threads.prep, prep.threads)),
         "dali_share": asked.dali_share if engine == "dali" else 1.0,
-        "gpus_per_worker": 0.0 if asked.gpus_per_worker is None and not gpus else asked.gpus_per_worker,
+        "gpus_per_worker": 0.0 if asked.gpus_per_worker is None and gpus is None else asked.gpus_per_worker,
         "earlier": earlier,
     }
     settings = FeedSettings(name=name, **{**asked.given(), **chosen})
@@ -227,18 +263,16 @@ def ensure_lasting_ray() -> None:
         raise ResourceError(f"{NEEDS_LASTING_RAY}, but this one was started by this program; {START_ONE}")
 
 
-def _start(
-    fill_in: Callable[[], FeedSettings], dataset: Dataset, pipeline: Pipeline, *, gpus: int, engine: EngineName
-) -> Feed:
+def _start(fill_in: Callable[[], FeedSettings], dataset: Dataset, pipeline: Pipeline, choice: EngineChoice) -> Feed:
     coordinator: Any = None
     try:
         # Other programs must not compute their feeds' shares between reading the claims and entering this feed's.
         with kept_claims.dividing() as number:
             settings = fill_in()
-            coordinator = _registered(settings, pipeline, gpus)
+            coordinator = _registered(settings, pipeline, choice)
             keep_server(settings.name)
-            kept_claims.enter(settings.name, claims_of(settings, engine, settings.prep_workers), number)
-        workers = _launched(settings, pipeline, engine, coordinator)
+            kept_claims.enter(settings.name, claims_of(settings, choice.engine, settings.prep_workers), number)
+        workers = _launched(settings, pipeline, choice.engine, coordinator)
         # The first sample may be retried for as long as any other while storage fails.
         timeout_s = CALL_S + settings.timeouts.storage_s
         call(coordinator.start.remote(dataset, workers), timeout_s, f"starting feed {settings.name!r}")
@@ -260,7 +294,7 @@ def _picture(dataset: Dataset, pipeline: Pipeline, settings: FeedSettings) -> st
     return html_of(dataset, pipeline, seed=settings.seed, shuffle=settings.shuffle)
 
 
-def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:
+def _registered(settings: FeedSettings, pipeline: Pipeline, choice: EngineChoice) -> Any:
     """Create a feed's coordinator; its name is taken when this returns."""
     detached = settings.detached
     options = {
@@ -273,7 +307,7 @@ def _registered(settings: FeedSettings, pipeline: Pipeline, gpus: int) -> Any:
         "scheduling_strategy": NodeAffinitySchedulingStrategy(resources.lasting_node(detached=detached), soft=False),
     }
     actor: Any = ray.remote(num_cpus=0)(Coordinator)
-    return actor.options(**options).remote(settings, pipeline, gpus)
+    return actor.options(**options).remote(settings, pipeline, choice)
 
 
 def _launched(settings: FeedSettings, pipeline: Pipeline, engine: EngineName, coordinator: Any) -> dict[str, Any]:

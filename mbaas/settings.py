@@ -251,8 +251,12 @@ class FeedOptions:
     ``dali_share`` below 1, these workers divide that half and run one thread per CPU."""
 
     engine: Literal["auto", "cpu", "dali"] = "auto"
-    """Engine that prepares samples: "cpu", "dali", or "auto", which selects dali if the cluster has a GPU and the
-    pipeline supports it."""
+    """Engine that prepares samples: "cpu", "dali", or "auto". If the cluster has a GPU and DALI supports the pipeline,
+    "auto" measures both on some samples before the feed starts. The feed keeps its engine for its whole life."""
+
+    step_per_s: Annotated[float, Gt(0)] | None = None
+    """Samples/s that one trial's training step takes on its own GPU without prep there, as `mbaas analyze` measures it.
+    If given, ``engine="auto"`` also counts what prep on that GPU takes from the step."""
 
     gpus_per_worker: Annotated[float, Ge(0)] | None = None
     """GPUs, or a fraction of one, that each dali worker reserves; 0 runs dali on the CPU. Default: workers use a GPU

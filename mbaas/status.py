@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mbaas.model.costs import LoadingCosts
+from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.forms import SampleCosts
 from mbaas.model.gains import WorkerChange
 from mbaas.model.tiers import FetchSpeeds
@@ -148,6 +149,7 @@ class FeedStatus:
     Attributes:
         samples, blocks_per_epoch, block_samples: size of the dataset and of its blocks.
         engine: the engine in use, "cpu" or "dali".
+        engine_choice: why it is in use, and the measured rates of both engines, if ``engine="auto"`` could choose.
         dali_share: fraction of the images that the dali engine prepares with DALI; it prepares the others on CPUs.
         consumers, workers: consumers and prep workers.
         pipelines: the pipelines in use, that of the feed first.
@@ -230,6 +232,7 @@ class FeedStatus:
     worker_changes: tuple[WorkerChange, ...] = ()
     moves_s: tuple[float, ...] = ()
     lending: LendingStatus | None = None
+    engine_choice: EngineChoice | None = None
 
     @property
     def state(self) -> str:

@@ -199,6 +199,7 @@ def test_the_example_shows_the_defaults() -> None:
         "cache_bytes",
         "staging_bytes",
         "prep_workers",
+        "step_per_s",
         "gpus_per_worker",
         "dali_share",
         "cpu_price_per_h",

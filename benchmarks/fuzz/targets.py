@@ -56,9 +56,10 @@ from mbaas.memory.slots import Slot, SlotColumn
 from mbaas.model.quantity import plain_fields
 from mbaas.prep.engines import Batch, make_engine
 from mbaas.ray_cluster.references import OBJECT_ID_BYTES
-from mbaas.samples.fields import Arrays
+from mbaas.samples.fields import Arrays, Field
 from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.samples.placement import BlockPart
+from mbaas.settings import FeedSettings
 from mbaas.tools.plan import file as plan_file
 from mbaas.transforms.base import DrawInputs, WindowTransform
 from mbaas.wire.blocks import ROW, DeliveredBlock, DeliveredPart, PartMeta, UnreadablePart
@@ -67,6 +68,7 @@ from mbaas.wire.consumers import (
     ConsumerName,
     ConsumerReport,
     Delivery,
+    FeedInfo,
     JoinRequest,
     ReadBytes,
     Resumption,
@@ -75,7 +77,7 @@ from mbaas.wire.consumers import (
     Start,
 )
 from mbaas.wire.ranks import RankCall, RankReport
-from mbaas.wire.samples import BadSample, EpochLedger
+from mbaas.wire.samples import BadSample, EpochLedger, SampleSpec
 
 MAX_FILE_BYTES = 1 << 20
 """Size limit of samples: low, so that unbounded memory use shows."""
@@ -540,14 +542,24 @@ def _harm(chance: Random, folder: Path, victim: Path) -> None:
 def state(_: Path) -> Case:
     """Loader states that other programs changed."""
     order = SampleOrder(1000, 0, block_samples=64)
+    settings = FeedSettings(name="f", batch_size=64, cache_bytes=0, staging_bytes=1, prep_workers=1)
+    spec = SampleSpec(Field("image", (1,), "uint8"), ())
+    info = FeedInfo(settings, order, spec, "f", None, has_images=True, class_names=(), engine="cpu")
     share = {"rank": 1, "world_size": 2, "samples": 32, "id_hash": 7}
-    good: dict[str, Any] = {"version": 2, "fingerprint": "f", "epoch": 2, "feed_epoch": 3, "position": 64}
+    good: dict[str, Any] = {
+        "version": 3,
+        "fingerprint": "f",
+        "engine": "cpu",
+        "epoch": 2,
+        "feed_epoch": 3,
+        "position": 64,
+    }
     good |= {"samples": 64, "id_hash": 5, "left_out": [1, 2], "share": share}
     good |= {"begin": 128, "shuffle": [[1, []], [2, [128, 192]], [3, [64, 128]]]}
 
     def case(chance: Random) -> None:
         with _expected():
-            found = read_state(changed(chance, good), order=order, fingerprint="f")
+            found = read_state(changed(chance, good), info=info)
             assert 0 <= found.position <= 1000
             if found.position:
                 there, row = resumption(found, order)

@@ -205,6 +205,8 @@ def _figures(status: FeedStatus, flow: Flow) -> Iterator[tuple[str | Text, str, 
     reuse = status.delivered_samples / status.prepared_samples if status.prepared_samples else 0.0
     remade = f", {counted(status.remade_blocks, 'block')} re-made" if status.remade_blocks else ""
     yield from _first_epoch(status, flow)
+    if status.engine_choice is not None and status.engine_choice.cpu_per_s is not None:
+        yield "engine", status.engine, status.engine_choice.reason
     yield "prepared", count(status.prepared_samples), f"{count(flow.prepared_per_s)}/s, {over}{remade}"
     delivered = f"{count(flow.delivered_per_s)}/s, each sample {number(reuse)} times"
     yield "delivered", count(status.delivered_samples), delivered

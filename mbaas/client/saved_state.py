@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,12 +19,15 @@ from mbaas.base.validation import options
 from mbaas.core.staging.calls import DEEPEST
 from mbaas.errors import ConfigError, StateError, shown
 from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
-from mbaas.wire.consumers import Resumption
+from mbaas.wire.consumers import FeedInfo, Resumption
+from mbaas.wire.samples import EngineName
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-STATE_VERSION = 2
+_log = logging.getLogger(__name__)
+
+STATE_VERSION = 3
 """Version of a loader's state. A state saved by an older version of mbaas must load, or raise a clear error.
 
 Increment it when a key is added or its meaning changes.
@@ -59,11 +63,14 @@ class SavedRank:
 class SavedState:
     """Position of a loader, after the last minibatch that it returned."""
 
-    version: Literal[2]
+    version: Literal[3]
     """Version of the state format."""
 
     fingerprint: str
     """Digest of dataset, pipeline, seed and order. A state can be loaded only into feeds with the same digest."""
+
+    engine: EngineName
+    """Engine that prepared the minibatches; the other one makes slightly different pixels."""
 
     epoch: Count
     """Epochs that the loader finished or skipped."""
@@ -108,10 +115,11 @@ def _reader() -> TypeAdapter[SavedState]:
     return TypeAdapter(SavedState)
 
 
-def read_state(state: object, *, order: SampleOrder, fingerprint: str, any_pipeline: bool = False) -> SavedState:
-    """Validate a loader's state for the feed with this order and fingerprint.
+def read_state(state: object, *, info: FeedInfo, any_pipeline: bool = False) -> SavedState:
+    """Validate a loader's state for a feed.
 
-    With ``any_pipeline``, it may have been saved with another pipeline.
+    With ``any_pipeline``, it may have been saved with another pipeline. It may have been saved with another engine if
+    the feed's program named one, instead of ``engine="auto"``.
 
     Raises:
         StateError: the state is invalid or belongs to another feed; the message shows the actual and the allowed value.
@@ -121,7 +129,7 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str, any_pipel
     version = state.get("version")
     if type(version) is not int or version != STATE_VERSION:
         raise StateError(f"loader state must have version {STATE_VERSION}, got {shown(version)}")
-    saved = _of_types(state)
+    saved, fingerprint = _of_types(state), info.fingerprint
     is_of_same_order = _without_pipeline(saved.fingerprint) == _without_pipeline(fingerprint)
     if saved.fingerprint != fingerprint and is_of_same_order and not any_pipeline:
         raise StateError(
@@ -133,12 +141,29 @@ def read_state(state: object, *, order: SampleOrder, fingerprint: str, any_pipel
             "the state belongs to another dataset, pipeline, seed or order: its fingerprint is "
             f"{saved.fingerprint}, the feed's is {fingerprint}"
         )
-    _check_together(saved, order.num_samples)
+    _check_engine(saved, info)
+    _check_together(saved, info.order.num_samples)
     return saved
 
 
+def _check_engine(saved: SavedState, info: FeedInfo) -> None:
+    if saved.engine == info.engine:
+        return
+    feed = info.settings
+    if feed.engine == "auto":
+        raise StateError(
+            f"the state's minibatches were prepared by engine {saved.engine!r}, and feed {feed.name!r} has "
+            f"{info.engine!r}, which engine='auto' chose ({info.engine_reason}): serve it with engine={saved.engine!r} "
+            f"to continue with the same bytes, or with engine={info.engine!r} to accept slightly different ones"
+        )
+    _log.warning(
+        "the state's minibatches were prepared by engine %r, those of feed %r are by %r: their bytes differ slightly",
+        saved.engine, feed.name, info.engine,
+    )  # fmt: skip
+
+
 def _without_pipeline(fingerprint: str) -> tuple[str, ...]:
-    # See `FeedCoordinator._fingerprint`.
+    # See `fingerprint_of`.
     dataset, *others = fingerprint.split("-")
     return dataset, *others[1:]
 

@@ -8,6 +8,7 @@
 `own_pipelines`   pipelines that consumers bring
 `opening`         starts the workers of a new feed, or finds those of an earlier coordinator
 `supervision`     the shell around the supervisor: turns its instructions into calls
+`engine_decision` the engine of a new feed, measured if both are possible
 `worker_pool`     starts, briefs and ends prep workers
 `cache_pool`      starts, briefs and ends cache nodes; computes placements
 `asking`          waits for answers of other actors, with deadlines

@@ -45,16 +45,16 @@ from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
 from mbaas.model.costs import LoadingCosts
 from mbaas.model.curves import MOST_COUNT
+from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.gains import GainLog, WorkerCounts
 from mbaas.model.lending import DemandReport
 from mbaas.model.scaling import Observation, Scaler
-from mbaas.prep.engines import resolve_engine
 from mbaas.ray_cluster import resources
 from mbaas.ray_cluster.metrics import FeedMetrics
 from mbaas.samples.placement import PlacementUpdate
 from mbaas.settings import FeedSettings
 from mbaas.status import FeedStatus
-from mbaas.wire.consumers import START_TIMEOUT_S, TICK_S, Claims, ConsumerReport, FeedInfo
+from mbaas.wire.consumers import START_TIMEOUT_S, TICK_S, Claims, ConsumerReport, FeedInfo, fingerprint_of
 from mbaas.wire.ranks import RankCall, RankOrders, RankReport
 from mbaas.wire.samples import LedgerEntry
 
@@ -96,14 +96,14 @@ class FeedCoordinator(ConsumerApi):
     Args:
         settings: the feed's options.
         pipeline: transforms applied to each sample.
-        gpus: GPUs in the cluster when the feed was served, for ``engine="auto"``.
+        choice: the engine, chosen when the feed was served.
     """
 
-    def __init__(self, settings: FeedSettings, pipeline: Any, gpus: int) -> None:
+    def __init__(self, settings: FeedSettings, pipeline: Any, choice: EngineChoice) -> None:
         self._settings, self._pipeline = settings, pipeline
-        # The GPU count is a constructor argument because Ray passes the same arguments to a restarted coordinator. A
-        # fresh count could select another engine, and engines produce different pixels.
-        self._engine = resolve_engine(settings.engine, pipeline, gpus=gpus)
+        # The choice is a constructor argument because Ray passes the same arguments to a restarted coordinator. Another
+        # choice could be another engine, and engines produce different pixels.
+        self._choice, self._engine = choice, choice.engine
         self._counters = Counters()
         self._errors = InternalErrors(self._counters)
         report_bugs_to(self._errors)
@@ -143,6 +143,9 @@ class FeedCoordinator(ConsumerApi):
         """
         running = self._open(await prepare(self._settings, self._workers, dataset, self._pipeline, workers))
         await running.supervision.until_at_work()
+        await asyncio.to_thread(recovery.keep_engine, self._settings.name, running.info.fingerprint, self._choice)
+        if self._settings.engine == "auto" and self._choice.gpus:
+            self._counters.note(self._choice.sentence)
         await self._keep_claims()  # the next feed can use the memory that this one leaves free
         self._counters.start_s = time.monotonic() - self._counters.began
         return running.info
@@ -165,10 +168,6 @@ class FeedCoordinator(ConsumerApi):
                         self._counters.note(wait)
             await asyncio.sleep(RETRY_S)
 
-    def _fingerprint(self, dataset: Dataset) -> str:
-        order = "" if self._settings.shuffle else "-in-order"
-        return f"{dataset.fingerprint}-{self._pipeline.fingerprint}-{self._settings.seed}{order}"
-
     def _open(self, opening: Opening) -> _Running:
         self._settings = opening.settings
         layout, dataset, counters = opening.layout, opening.dataset, self._counters
@@ -179,13 +178,19 @@ class FeedCoordinator(ConsumerApi):
             settings=self._settings,
             order=layout.order,
             spec=layout.spec,
-            fingerprint=self._fingerprint(dataset),
+            fingerprint=fingerprint_of(
+                dataset.fingerprint,
+                self._pipeline.fingerprint,
+                seed=self._settings.seed,
+                shuffle=self._settings.shuffle,
+            ),
             normalize=self._pipeline.normalize,
             has_images=self._pipeline.has_images,
             class_names=dataset.class_names,
             categories={field.name: field.categories for field in dataset.fields if field.categories},
             engine=self._engine,
             pipeline=self._pipeline.fingerprint,
+            engine_reason=self._choice.reason,
         )
         pipelines = OwnPipelines(
             info,
@@ -483,7 +488,7 @@ class FeedCoordinator(ConsumerApi):
         return snapshot(
             self._counters,
             running.info,
-            self._engine,
+            self._choice,
             running.service,
             running.supervision,
             claims=await self.claims(),

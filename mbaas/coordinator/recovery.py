@@ -1,6 +1,6 @@
 """State that a coordinator leaves to its successor in the cluster's key-value store.
 
-It consists of the feed's layout, its dataset, the consumers' ledgers and the shuffles of its epochs
+It consists of the feed's layout, its dataset, its engine, the consumers' ledgers and the shuffles of its epochs
 (`mbaas.coordinator.written_epochs`). Surviving actors supply the rest: consumers have their cursors, cache nodes their
 samples. The dataset, a table of sample locations, is stored so that a feed survives the loss of all its actors.
 """
@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+from msgspec import Struct
 from ray import cloudpickle
 
 from mbaas.coordinator import kept_claims, own_pipelines, written_epochs
 from mbaas.coordinator.served_by import forget_server
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
+from mbaas.model.engine_choice import EngineChoice
 from mbaas.ray_cluster import store
 
 MAX_PACKED_BYTES = 256 << 20
@@ -87,6 +90,18 @@ def forget_ledgers(feed: str) -> None:
         store.delete(feed, name)
 
 
+def keep_engine(feed: str, identity: str, choice: EngineChoice) -> None:
+    """Store the engine of a feed; ``identity`` is its `FeedInfo.fingerprint`."""
+    store.put(feed, "engine", msgspec.json.encode(_KeptEngine(identity, choice)))
+
+
+def recall_engine(feed: str, identity: Callable[[], str]) -> EngineChoice | None:
+    """Return the engine of an earlier feed with the same name and ``identity`` that was not stopped, or None."""
+    found = store.get(feed, "engine")
+    kept = msgspec.json.decode(found, type=_KeptEngine) if found else None
+    return kept.choice if kept is not None and kept.identity == identity() else None
+
+
 def is_kept(feed: str) -> bool:
     """Return whether anything is stored for a feed: it was served on this cluster and not stopped."""
     return bool(store.get(feed, "layout"))
@@ -99,8 +114,14 @@ def forget(feed: str) -> None:
     own_pipelines.forget_all(feed)
     kept_claims.forget(feed)
     forget_server(feed)
+    store.delete(feed, "engine")
     _forget_pieces(feed, 0, _pieces(feed))
     store.delete(feed, "layout")
+
+
+class _KeptEngine(Struct, frozen=True):
+    identity: str
+    choice: EngineChoice
 
 
 class _TooLargeError(Exception):

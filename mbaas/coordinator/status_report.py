@@ -16,6 +16,7 @@ from mbaas.core.staging.consumers import Consumer
 from mbaas.core.staging.state import StagingState
 from mbaas.core.staging.streams import FEED_STREAM, stream_number
 from mbaas.core.story import SHOWN_DIGITS
+from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.gains import WorkerChange
 from mbaas.settings import Lending
 from mbaas.status import ConsumerStatus, FeedStatus, LendingStatus, NodeStatus, PipelineStatus, WorkerStatus
@@ -29,7 +30,7 @@ SHOWN_LEDGERS = 1000
 def snapshot(
     counters: Counters,
     info: FeedInfo,
-    engine: str,
+    choice: EngineChoice,
     service: ConsumerService,
     supervision: Supervision,
     *,
@@ -47,7 +48,8 @@ def snapshot(
         batch_size=settings.batch_size,
         block_samples=order.block_samples,
         blocks_per_epoch=order.blocks_per_epoch,
-        engine=engine,
+        engine=choice.engine,
+        engine_choice=choice,
         dali_share=settings.dali_share,
         consumers=tuple(_consumer(counters, service, each) for each in core.consumers.by_name.values()),
         claims=claims,

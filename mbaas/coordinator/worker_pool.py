@@ -369,7 +369,7 @@ def worker_options(
         "max_concurrency": 2,  # the next block is fetched while one is prepared
         "scheduling_strategy": "SPREAD",  # each node adds a cache, a network link and a disk
         "resources": dict(gpu_marker) if shares_gpu(settings, engine) else {},
-        **_node_options(settings.scaling.prep_labels, node),
+        **node_options(settings.scaling.prep_labels, node),
     }
 
 
@@ -388,7 +388,8 @@ def _where(settings: FeedSettings, engine: EngineName) -> str:
     return f" on a node with {' and '.join(places)}" if places else ""
 
 
-def _node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
+def node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
+    """Return the Ray options for the nodes of a worker: those with ``labels``, and ``node`` if possible."""
     # by default nodes for prep, or others if these are full
     wanted: list[dict[str, str]] = [dict(labels)] if labels else [{ROLE: PREP}, {ROLE: f"!in({PREP})"}]
     if node is not None:

@@ -8,6 +8,7 @@
 - `supply`: seconds of each resource for a sample, and where samples come from (DS-Analyzer).
 - `pace`: predictions from these seconds, sufficient amounts and the bottleneck.
 - `forms`: shares of a node's samples to cache encoded and decoded, in memory and on disk.
+- `engine_choice`: the engine of a feed, by the rates of both.
 - `gpu_stages`: the stage at which samples cross to the GPU.
 - `threads`: fetch and prep threads of a machine, and threads between the queues of ranks (Lobster).
 - `loading`: the curve of a running feed, from its own measurements (A-Dloader).

@@ -27,7 +27,7 @@ from mbaas.samples.fields import Field
 from mbaas.wire.samples import DecodedCosts, Probe, SampleSpec
 
 _T = TypeVar("_T")
-_Sample: TypeAlias = tuple[int, NDArray[np.uint8]]
+ReadSample: TypeAlias = tuple[int, NDArray[np.uint8]]
 """Id and encoded bytes of a sample."""
 
 PROBE_SAMPLES = 16
@@ -77,27 +77,27 @@ def first_probe(
     """
     reader = dataset.reader()
 
-    def probed(sample_id: int) -> tuple[Field, float, _Sample]:
+    def probed(sample_id: int) -> tuple[Field, float, ReadSample]:
         encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
         reader.read_into(sample_id, encoded)
-        batch = _batch(dataset, [(sample_id, encoded)])
+        batch = batch_of(dataset, [(sample_id, encoded)])
         made = engine.field(encoded, dataset.uri(sample_id), batch.known)
         if flaws := engine.prepare(batch, made.empty(1)).bad:
             raise BadSampleError(dataset.uri(sample_id), flaws[0].reason)
         return made, _sample_s(engine, batch, made), (sample_id, encoded)
 
     made, sample_s, first = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
-    read_s, samples = _read_some(dataset, reader, fetch_threads)
+    read_s, samples = read_some(dataset, reader, fetch_threads)
     # A single sample is not representative: it may be larger than most, and bears the fixed cost of an engine call.
     together = [first, *(sample for sample in samples if sample[0] != first[0])][: int(PROBE_TOGETHER_S / sample_s)]
     if len(together) > 1:
-        sample_s = _sample_s(engine, _batch(dataset, together), made)
+        sample_s = _sample_s(engine, batch_of(dataset, together), made)
     # If storage was too slow to deliver any other sample, measure the first one.
     decoded = tuple(_decoded_costs(keeping, dataset, made, samples or [first]))
     return Probe(SampleSpec(made, known), sample_s, read_s, decoded)
 
 
-def _batch(dataset: Dataset, samples: Sequence[_Sample]) -> Batch:
+def batch_of(dataset: Dataset, samples: Sequence[ReadSample]) -> Batch:
     ids = np.array([sample_id for sample_id, _ in samples])
     return Batch([encoded for _, encoded in samples], ids, 0, dataset.values(ids))
 
@@ -129,15 +129,15 @@ def _sample_s(engine: Engine, batch: Batch, made: Field) -> float:
     return min(tries)
 
 
-def _decoded_costs(engine: Engine, dataset: Dataset, made: Field, samples: Sequence[_Sample]) -> list[DecodedCosts]:
+def _decoded_costs(engine: Engine, dataset: Dataset, made: Field, samples: Sequence[ReadSample]) -> list[DecodedCosts]:
     # Together, as in a block, and in two epochs, because the amount of a sample that is read may be random. The faster
     # of two tries counts.
     memory, end = DecodedBuffer(), time.perf_counter() + PROBE_DECODED_S
-    pairs: dict[int, list[tuple[_Sample, _Sample]]] = {form: [] for form in engine.forms}  # encoded, decoded
+    pairs: dict[int, list[tuple[ReadSample, ReadSample]]] = {form: [] for form in engine.forms}  # encoded, decoded
     for sample in samples:
         for form, applied in engine.forms.items():
             keep = DecodedRows([0], _MOST_DECODED_BYTES, memory, applied)
-            engine.prepare(_batch(dataset, [sample]), made.empty(1), keep)
+            engine.prepare(batch_of(dataset, [sample]), made.empty(1), keep)
             _, lengths, container = keep.taken()
             if len(lengths):
                 pairs[form].append((sample, (sample[0], container.copy())))
@@ -149,8 +149,8 @@ def _decoded_costs(engine: Engine, dataset: Dataset, made: Field, samples: Seque
     # CPU time ignores the load of other processes; but a GPU works while this process waits, which needs wall time.
     clock = time.process_time if engine.name == "cpu" else time.perf_counter
 
-    def seconds(form: Sequence[_Sample]) -> float:
-        batch, out = _batch(dataset, form), made.empty(len(form))
+    def seconds(form: Sequence[ReadSample]) -> float:
+        batch, out = batch_of(dataset, form), made.empty(len(form))
 
         def once(epoch: int) -> float:
             began = clock()
@@ -182,18 +182,23 @@ def _upper_total(sizes: NDArray[np.float64], dataset: Dataset) -> float:
     return float(min(bounds))
 
 
-def _read_some(dataset: Dataset, reader: SampleReader, threads: int) -> tuple[float, list[_Sample]]:
-    # Returns the seconds of one node per sample, and up to PROBE_DECODED samples. Samples are spread over the whole
-    # dataset, since neighbours may share an archive or a disk page. Unreadable samples are not counted; a read that
-    # hangs is abandoned in its daemon thread.
+def read_some(
+    dataset: Dataset, reader: SampleReader, threads: int, *, keep: int = PROBE_DECODED
+) -> tuple[float, list[ReadSample]]:
+    """Read samples in ``threads`` threads for at most `PROBE_READS_S`.
+
+    Return the seconds of one node per sample, and up to ``keep`` samples. Samples are spread over the whole dataset,
+    since neighbours may share an archive or a disk page. Unreadable samples are not counted; a read that hangs is
+    abandoned in its daemon thread.
+    """
     ids = np.linspace(0, len(dataset) - 1, min(PROBE_READS, max(1, len(dataset) // 4))).astype(np.int64)
     waiting: SimpleQueue[tuple[int, int]] = SimpleQueue()
     for sample in zip(ids.tolist(), dataset.lengths(ids).tolist(), strict=True):
         waiting.put(sample)
     end = time.perf_counter() + PROBE_READS_S
     busy_s, came = [0.0] * min(threads, len(ids)), [0] * min(threads, len(ids))  # per thread
-    looked_at = {*ids[np.linspace(0, len(ids) - 1, min(PROBE_DECODED, len(ids))).astype(np.intp)].tolist()}
-    samples: list[_Sample] = []
+    looked_at = {*ids[np.linspace(0, len(ids) - 1, min(keep, len(ids))).astype(np.intp)].tolist()}
+    samples: list[ReadSample] = []
 
     def read(thread: int) -> None:
         with contextlib.suppress(Empty):

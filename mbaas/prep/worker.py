@@ -24,7 +24,8 @@ from mbaas.errors import ConfigError, ResourceError, StateError, WaitTimeoutErro
 from mbaas.memory import pinned, slots
 from mbaas.memory.slots import SlotMemory
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows, handed_in
-from mbaas.prep.engines import Batch, Encoded, Engine, Prepared, check_packages, make_engine, resolve_engine
+from mbaas.prep.engine_probe import probe_engines
+from mbaas.prep.engines import Batch, Encoded, Engine, Prepared, check_packages, make_engine, possible_engines
 from mbaas.prep.probe import first_probe
 from mbaas.prep.process import StallWatchdog, choose_gpu
 from mbaas.ray_cluster import bugs, leftovers, resources, store
@@ -33,7 +34,7 @@ from mbaas.samples.order import in_share
 from mbaas.samples.placement import PartRequest, Placement, PlacementHistory
 from mbaas.transforms import Pipeline
 from mbaas.wire.blocks import ROW, BlockMeta, PrepConfig, WorkerBrief, WorkerLocation, own_pipeline_key
-from mbaas.wire.samples import BadSample, PipelineReport, Probe, SampleSpec
+from mbaas.wire.samples import BadSample, EngineProbe, PipelineReport, Probe, SampleSpec
 
 FETCH_TIMEOUT_S = 60.0
 """Timeout for a fetch from the local cache node (or its successor); after that, the block fails."""
@@ -229,6 +230,11 @@ class PrepWorker:
             for each in {engine, keeping}:
                 each.close()
 
+    def probe_engines(self, dataset: Dataset, config: PrepConfig, fetch_threads: int) -> EngineProbe:
+        """Measure both engines on some samples; ``config`` is that of a dali worker."""
+        cpu = partial(_engine_of, replace(config, engine="cpu"), dataset)
+        return probe_engines(dataset, cpu, partial(_engine_of, config, dataset), fetch_threads)
+
     def look_at(self, dataset: Dataset, config: PrepConfig, payload: bytes, fetch_threads: int) -> PipelineReport:
         """Prepare some samples with a pipeline that a consumer brought, and report what they are like.
 
@@ -253,7 +259,7 @@ class PrepWorker:
                 f"the pipeline begins with {pipeline.decoder!r}, but the feed's samples are for "
                 f"{config.pipeline.decoder!r}"
             )
-        resolve_engine(config.engine, pipeline, gpus=0)  # raises for what DALI does not do
+        possible_engines(config.engine, pipeline, gpus=0)  # raises for what DALI does not do
         pipeline = _beside(config.pipeline, pipeline, config)
         probe = self.probe(dataset, replace(config, pipeline=pipeline), fetch_threads)
         return PipelineReport(

@@ -80,6 +80,12 @@ def gpus_of(node: str) -> int:
     return next((int(each["Resources"].get("GPU", 0)) for each in ray.nodes() if each["NodeID"] == node), 0)
 
 
+def labels_of_gpu_nodes(label: str) -> set[str | None]:
+    """Return the values of a label on the nodes with GPUs; None for nodes without it."""
+    nodes = (node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0))
+    return {node.get("Labels", {}).get(label) for node in nodes}
+
+
 def cpus_per_gpu() -> float:
     """Return the smallest ratio of CPUs to GPUs among nodes with GPUs; 0 without GPUs."""
     return min((each.get("CPU", 0.0) / each["GPU"] for each in _alive().values() if each.get("GPU", 0)), default=0.0)

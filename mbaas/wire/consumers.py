@@ -105,6 +105,12 @@ class FeedInfo(Struct, frozen=True):
     categories: Mapping[str, tuple[str, ...]] = {}
     pipeline: str = ""  # the pipeline's fingerprint, which is a part of ``fingerprint``
     difference: str = ""  # what differs from the feed's pipeline, as a clause; "" for the feed's own
+    engine_reason: str = ""  # the reason for the engine, as a clause
+
+
+def fingerprint_of(dataset: str, pipeline: str, *, seed: int, shuffle: bool) -> str:
+    """Return the fingerprint of a feed from those of its dataset and its pipeline."""
+    return f"{dataset}-{pipeline}-{seed}{'' if shuffle else '-in-order'}"
 
 
 class Resumption(Struct, frozen=True):

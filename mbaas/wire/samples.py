@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
 
+from mbaas.model.engine_choice import EngineName as EngineName
+from mbaas.model.engine_choice import WorkerRates
 from mbaas.model.forms import SampleCosts
 from mbaas.samples.fields import SAMPLE_ID, Field
 from mbaas.samples.order import MOST_NUMBER, Whole
-
-EngineName = Literal["cpu", "dali"]
-"""The engines that prepare samples."""
 
 Seconds = Annotated[float, Meta(ge=0, le=MOST_NUMBER)]
 """A time; not NaN, because a single NaN would make sums over consumers NaN."""
@@ -137,6 +136,16 @@ class Probe(Struct, frozen=True):
     sample_s: float
     read_s: float
     decoded: tuple[DecodedCosts, ...] = ()
+
+
+class EngineProbe(Struct, frozen=True):
+    """Rates of both engines on some of a feed's samples.
+
+    ``rates`` is None if no sample could be prepared, or DALI failed, for the reason ``failure``; "" otherwise.
+    """
+
+    rates: WorkerRates | None
+    failure: str = ""
 
 
 class PipelineReport(Struct, frozen=True):

@@ -23,7 +23,7 @@ LISTS = (
     "worker_changes",
     "moves_s",
 )
-NOTHING = ("prediction_error", "failed", "decoded_costs", "lending")
+NOTHING = ("prediction_error", "failed", "decoded_costs", "lending", "engine_choice")
 OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", *NOTHING)
 
 

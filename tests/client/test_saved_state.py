@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,31 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from mbaas.client.ledger import EpochProgress
 from mbaas.client.saved_state import read_state, schema
 from mbaas.errors import StateError
+from mbaas.samples.fields import Field
 from mbaas.samples.order import SampleOrder, Shuffle
+from mbaas.settings import FeedSettings
+from mbaas.wire.consumers import FeedInfo
+from mbaas.wire.samples import SampleSpec
 
 ORDER = SampleOrder(num_samples=1003, seed=0, block_samples=192)
 FINGERPRINT = "data-pipeline-0"
+SETTINGS = FeedSettings(name="train", batch_size=64, cache_bytes=0, staging_bytes=1, prep_workers=1)
+INFO = FeedInfo(
+    SETTINGS,
+    ORDER,
+    SampleSpec(Field("image", (1,), "uint8"), ()),
+    FINGERPRINT,
+    None,
+    has_images=True,
+    class_names=(),
+    engine="cpu",
+    engine_reason="cpu prepares 400 samples/s",
+)
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "resume.md"
 
 
@@ -26,8 +44,8 @@ def state(**changed: Any) -> dict[str, Any]:
     """A state of rank 1 of 2 after 64 samples of both ranks, with changes."""
     share = {"rank": 1, "world_size": 2, "samples": 32, "id_hash": 2**63}
     return {
-        "version": 2, "fingerprint": FINGERPRINT, "epoch": 3, "feed_epoch": 7, "position": 65, "samples": 64,
-        "id_hash": 2**64 - 1, "left_out": [17], "share": share,
+        "version": 3, "fingerprint": FINGERPRINT, "engine": "cpu", "epoch": 3, "feed_epoch": 7, "position": 65,
+        "samples": 64, "id_hash": 2**64 - 1, "left_out": [17], "share": share,
         "begin": 0, "shuffle": [[6, []], [7, [96, 192]]], **changed,
     }  # fmt: skip
 
@@ -37,7 +55,7 @@ def share(**changed: Any) -> dict[str, Any]:
 
 
 def read(value: object) -> Any:
-    return read_state(value, order=ORDER, fingerprint=FINGERPRINT)
+    return read_state(value, info=INFO)
 
 
 def test_a_state_comes_through_json_as_it_was():
@@ -48,15 +66,30 @@ def test_a_state_comes_through_json_as_it_was():
     assert (progress.feed_epoch, progress.shuffle) == (7, Shuffle(7, (96, 192), Shuffle(6)))
 
 
+def test_a_state_of_the_other_engine_is_refused_if_auto_chose_this_one():
+    with pytest.raises(StateError) as caught:
+        read(state(engine="dali"))
+    told = str(caught.value)
+    assert "prepared by engine 'dali', and feed 'train' has 'cpu'" in told
+    assert "(cpu prepares 400 samples/s)" in told
+    assert "engine='dali' to continue with the same bytes, or with engine='cpu'" in told
+
+
+def test_a_state_of_the_other_engine_is_read_with_a_warning_if_the_engine_is_named(caplog):
+    named = structs.replace(INFO, settings=replace(SETTINGS, engine="cpu"))
+    assert read_state(state(engine="dali"), info=named).position == 65
+    assert "prepared by engine 'dali', those of feed 'train' are by 'cpu'" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
         ([], r"loader state must be the dict that state_dict\(\) returned, got list"),
         (None, "got NoneType"),
-        ({}, "loader state must have version 2, got None"),
-        (state(version=1), "loader state must have version 2, got 1"),
-        (state(version=3), "loader state must have version 2, got 3"),
-        (state(version=True), "loader state must have version 2, got True"),
+        ({}, "loader state must have version 3, got None"),
+        (state(version=1), "loader state must have version 3, got 1"),
+        (state(version=2), "loader state must have version 3, got 2"),
+        (state(version=True), "loader state must have version 3, got True"),
         (state(begin=1003), "state.begin must be at most 1002, the last sample's position, got 1003"),
         (state(shuffle=[[7, [96]]]), "state.shuffle cannot be: a shuffle must have cuts exactly if it has a base"),
         (state(shuffle=[[6, []], [7, [2000]]]), "state.shuffle must be at most 1002, the last sample's position"),
@@ -65,7 +98,8 @@ def test_a_state_comes_through_json_as_it_was():
         (state(begin=960), "state.shuffle must be of epoch 8, the epoch of position 65, got one of epoch 7"),
         (state(shuffle=[[number, []] for number in range(200)]), "state.shuffle must be at most"),
         (state(shuffle=[["7", []]]), "state.shuffle.0.0 must be a whole number"),
-        ({"version": 2}, "state.fingerprint is missing"),
+        ({"version": 3}, "state.fingerprint is missing"),
+        (state(engine="tpu"), "state.engine must be"),
         (state(position=-1), "state.position must be at least 0, got -1"),
         (state(position=1.5), "state.position must be a whole number, got 1.5"),
         (state(position="5"), "state.position must be a whole number, got '5'"),
@@ -78,7 +112,7 @@ def test_a_state_comes_through_json_as_it_was():
         (state(left_out=[0, 1003]), "state.left_out must be at most 1002, the last sample's id, got 1003"),
         (state(left_out=[4, 4]), "state.left_out must name each sample once"),
         (state(left_out=[0, None]), "state.left_out.1 must be a whole number, got None"),
-        (state(more=1), "state.more is not known; a loader's state of version 2 has version, fingerprint, epoch"),
+        (state(more=1), "state.more is not known; a loader's state of version 3 has version, fingerprint, engine"),
         (state(fingerprint="other"), "its fingerprint is other, the feed's is data-pipeline-0"),
         (state(samples={1, 2}), "loader state must be plain JSON: .* set is not JSON"),
         (state(fingerprint="\ud800"), "loader state must be plain JSON"),
@@ -95,7 +129,7 @@ def test_what_cannot_be_a_state_is_refused_by_its_value_and_what_it_must_be(wron
 
 
 def test_a_number_that_python_cannot_write_is_refused():
-    with pytest.raises(StateError, match="loader state must have version 2, got a value of type int"):
+    with pytest.raises(StateError, match="loader state must have version 3, got a value of type int"):
         read({"version": 10**5000})
 
 

@@ -157,7 +157,7 @@ def test_a_gpu_has_several_workers_that_decode_sound(
     images: int,
     sound: int,
 ) -> None:
-    """The machine has 64 CPUs and a GPU, so the default engine "auto" is DALI."""
+    """The machine has 64 CPUs and a GPU."""
     monkeypatch.setattr(resources, "cpus", lambda: 64)
     monkeypatch.setattr(resources, "gpus", lambda: 1)
     monkeypatch.setattr(resources, "markable_gpus", lambda: 1)
@@ -166,7 +166,8 @@ def test_a_gpu_has_several_workers_that_decode_sound(
     of_images = T.Pipeline([T.DecodeImage(), T.Resize((8, 8))])
     of_sound = T.Pipeline([T.DecodeAudio(RATE, max_s=1), MELS])
     for workers, pipeline in ((images, of_images), (sound, of_sound)):
-        settings: Any = mbaas.serve("filled in", recordings, pipeline, batch_size=8, gpus_per_worker=reserved)
+        options: Any = {"batch_size": 8, "gpus_per_worker": reserved, "engine": "dali"}
+        settings: Any = mbaas.serve("filled in", recordings, pipeline, **options)
         assert settings.prep_workers == workers
 
 

@@ -135,7 +135,7 @@ def test_saving_again_right_after_loading_changes_nothing(restarted):
 def test_a_state_of_another_seed_or_version_is_refused(plain, reseeded):
     with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
         state = loader.state_dict()
-        with pytest.raises(mbaas.StateError, match="must have version 2, got 0"):
+        with pytest.raises(mbaas.StateError, match="must have version 3, got 0"):
             loader.load_state_dict({**state, "version": 0})
     with mbaas.join(reseeded.name, consumer="me", format="numpy") as loader:
         with pytest.raises(mbaas.StateError, match="another dataset, pipeline, seed or order: its fingerprint is"):

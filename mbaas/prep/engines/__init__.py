@@ -170,8 +170,8 @@ def is_image(array: NDArray[Any]) -> bool:
     return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
 
 
-def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
-    """Return the engine for ``pipeline``. "auto" gives "dali" if there are GPUs and DALI supports the pipeline.
+def possible_engines(kind: str, pipeline: Pipeline, *, gpus: int) -> tuple[EngineName, ...]:
+    """Return the engines that may prepare ``pipeline``: one, or both for "auto" if there are GPUs and DALI supports it.
 
     Args:
         kind: "auto", "cpu" or "dali". DALI also runs without a GPU, but is then slower for images than cpu.
@@ -186,8 +186,8 @@ def resolve_engine(kind: str, pipeline: Pipeline, *, gpus: int) -> EngineName:
         wanted = f"use 'cpu' or 'auto' for a pipeline with {cpu_only!r}"
         raise ConfigError(f"engine 'dali' {cpu_only.dali_limit}; {wanted}")
     if kind == "cpu" or cpu_only or (kind == "auto" and gpus == 0):
-        return "cpu"
-    return "dali"
+        return ("cpu",)
+    return ("dali",) if kind == "dali" else ("cpu", "dali")
 
 
 def check_share(dali_share: float, engine: str, pipeline: Pipeline) -> None:
@@ -236,7 +236,7 @@ def make_engine(
     """Construct an engine for ``pipeline``.
 
     Args:
-        kind: the result of ``resolve_engine``.
+        kind: one of `possible_engines`.
         seed: the feed's seed, in [0, 2**63).
         device_id: the GPU for DALI; None runs DALI on the CPU.
         for_dali: selects the images for DALI; the dali engine prepares the others on CPUs at the same time. None: all.
@@ -260,7 +260,7 @@ def make_engine(
         from mbaas.prep.engines.cpu import CpuEngine
 
         return CpuEngine(pipeline, seed=seed, threads=threads, max_pixels=max_pixels)
-    resolve_engine(kind, pipeline, gpus=0)  # for its error: DALI itself would fail at the first block only
+    possible_engines(kind, pipeline, gpus=0)  # for its error: DALI itself would fail at the first block only
     if not pipeline.has_images:
         from mbaas.prep.engines.dali_sound import DaliSoundEngine
 

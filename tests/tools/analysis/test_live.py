@@ -82,7 +82,7 @@ def status_of(*members: ConsumerStatus) -> FeedStatus:
     """Status of a feed with 10,000 samples of 100 kB and one worker that prepares 2,000/s."""
     lists = ("consumers", "pipelines", "workers", "waits_for", "skipped", "notes", "ledgers", "nodes")
     decoded = ("decoded", "decoded_on_disk")
-    nothing = ("prediction_error", "failed", "decoded_costs")
+    nothing = ("prediction_error", "failed", "decoded_costs", "engine_choice")
     others = ("name", "engine", "claims", *decoded, "fetched", "costs", *nothing, "samples")
     given: dict[str, Any] = {each.name: 1 for each in fields(FeedStatus) if each.name not in (*lists, *others)}
     given |= {

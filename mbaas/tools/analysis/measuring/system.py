@@ -12,7 +12,7 @@ from mbaas.base import units
 from mbaas.model.curves import MeasuredCurve, blended_rate
 from mbaas.model.quantity import Quantity, measured, spanning, stated
 from mbaas.model.rates import FREE, INSTANT, GpuRates, Rates, step_overhead
-from mbaas.prep.engines import resolve_engine, workers_per_gpu
+from mbaas.prep.engines import possible_engines, workers_per_gpu
 from mbaas.tools.analysis.measuring import service
 from mbaas.tools.analysis.measuring.effort import Effort, Progress, SavedStages
 from mbaas.tools.analysis.measuring.prep import MachineSpeed, PrepRate, Raw, decode_samples, prep_rate, subset
@@ -108,8 +108,8 @@ class Survey:
 
     @property
     def engine(self) -> EngineName:
-        """The engine that a feed would choose, because P describes a feed."""
-        return resolve_engine(self.workload.options.engine, self.workload.pipeline, gpus=self.gpus)
+        """The engine that P describes: that of a feed, or DALI if a feed may choose, to compare it with the CPUs."""
+        return possible_engines(self.workload.options.engine, self.workload.pipeline, gpus=self.gpus)[-1]
 
     @property
     def crosses_to_gpu(self) -> bool:
