@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from mbaas.dataset import Dataset
 from mbaas.errors import BadSampleError, last_line
@@ -43,24 +44,25 @@ def probe_engines(
     """
     _, samples = read_some(dataset, dataset.reader(), fetch_threads, keep=PROBE_READS)
     samples.sort(key=lambda sample: sample[0])  # threads read them in any order
-    engine = cpu()
-    try:
+    with ExitStack() as opened:
+        engine = cpu()
+        opened.callback(engine.close)
         made = _field(engine, dataset, samples)
         if made is None:
             return EngineProbe(None)
         rows = [samples[row % len(samples)] for row in range(TOGETHER)]
-        cpu_per_s = _per_s(engine, dataset, rows, made)
-    finally:
-        engine.close()
-    try:
-        engine = dali()
+        on_cpu = _Trial(engine, dataset, rows, made)
         try:
-            dali_per_s = _per_s(engine, dataset, rows, made)
-        finally:
-            engine.close()
-    except Exception as error:  # DALI raises RuntimeError for everything, and its import may fail in any way
-        return EngineProbe(None, f"{type(error).__name__}: {last_line(error)}")
-    return EngineProbe(WorkerRates(cpu_per_s, dali_per_s) if cpu_per_s or dali_per_s else None)
+            engine = dali()
+            opened.callback(engine.close)
+            with_dali = _Trial(engine, dataset, rows, made)
+            # In turns, so that other programs delay both engines alike.
+            while going := [trial for trial in (on_cpu, with_dali) if not trial.is_over]:
+                min(going, key=lambda trial: trial.spent_s).run()
+        except Exception as error:  # DALI raises RuntimeError for everything, and its import may fail in any way
+            return EngineProbe(None, f"{type(error).__name__}: {last_line(error)}")
+    rates = WorkerRates(on_cpu.per_s, with_dali.per_s)
+    return EngineProbe(rates if rates.cpu_per_s or rates.dali_per_s else None)
 
 
 def _field(engine: Engine, dataset: Dataset, samples: list[ReadSample]) -> Field | None:
@@ -72,26 +74,43 @@ def _field(engine: Engine, dataset: Dataset, samples: list[ReadSample]) -> Field
     return None
 
 
-def _per_s(engine: Engine, dataset: Dataset, rows: list[ReadSample], made: Field) -> float:
-    """Return the good samples/s of the fastest call; 0 if no sample is good."""
-    out = made.empty(len(rows))
+class _Trial:
+    """Calls of one engine with ``rows``, in ever larger batches while `MEASURED_S` allows it.
 
-    def once(count: int) -> float:
-        batch = batch_of(dataset, rows[:count])
-        began = time.perf_counter()
-        prepared = engine.prepare(batch, out[:count])
-        took_s, good = time.perf_counter() - began, count - len(prepared.bad)
-        return took_s / good if good else math.inf
+    Attributes:
+        spent_s: time of the calls after the first one, which loads code and builds DALI's graph.
+        is_over: whether another call would exceed `MEASURED_S`.
+    """
 
-    count, best_s = 1, math.inf
-    once(count)  # loads code, and builds DALI's graph
-    end = time.perf_counter() + MEASURED_S
-    while True:
-        best_s = min(best_s, once(count))
+    def __init__(self, engine: Engine, dataset: Dataset, rows: list[ReadSample], made: Field) -> None:
+        self._engine, self._dataset, self._rows = engine, dataset, rows
+        self._out = made.empty(len(rows))
+        self._count, self._best_s = 1, math.inf
+        self.spent_s, self.is_over = 0.0, False
+        self._call()
+        self.spent_s = 0.0
+
+    @property
+    def per_s(self) -> float:
+        """Good samples/s of the fastest call; 0 if no sample is good."""
+        return 1 / self._best_s if math.isfinite(self._best_s) else 0.0
+
+    def run(self) -> None:
+        """Measure one call, and decide about the next one."""
+        each_s = self._call()
         # Other programs may delay single calls, so the fastest counts.
-        left_s, more = end - time.perf_counter(), min(GROWTH * count, len(rows))
-        if more > count and 2 * more * best_s < left_s:
-            count = more
-            once(count)  # not counted: the graph is built again
-        elif left_s < count * best_s or left_s <= 0 or not math.isfinite(best_s):
-            return 1 / best_s if math.isfinite(best_s) else 0.0
+        self._best_s = min(self._best_s, each_s)
+        left_s, more = MEASURED_S - self.spent_s, min(GROWTH * self._count, len(self._rows))
+        if more > self._count and 2 * more * self._best_s < left_s:
+            self._count = more
+            self._call()  # not measured: the graph is built again
+        else:
+            self.is_over = left_s < self._count * self._best_s or left_s <= 0
+
+    def _call(self) -> float:
+        batch = batch_of(self._dataset, self._rows[: self._count])
+        began = time.perf_counter()
+        prepared = self._engine.prepare(batch, self._out[: self._count])
+        took_s, good = time.perf_counter() - began, self._count - len(prepared.bad)
+        self.spent_s += took_s
+        return took_s / good if good else math.inf

@@ -32,21 +32,21 @@ class Flaky(GraphRuns):
     def __init__(self, seed: int, bad: set[int], limit: int, often: float = 0.2) -> None:
         super().__init__(doubled, threads=1, device_id=None, limit=limit, unit="samples")
         self._chance, self._bad, self._often = np.random.default_rng(seed), bad, often
-        self._fed: list[list[int]] = []
-        self.ahead = 0
+        self.fed: list[list[int]] = []
+        self.all_fed: list[list[int]] = []
 
     def _feed(self, feeds: Any, indices: NDArray[np.intp]) -> None:
         if self._chance.random() < self._often / 2:
-            self._fed.clear()
+            self.fed.clear()
             raise RuntimeError(FULL)
         super()._feed(feeds, indices)
-        self._fed.append(indices.tolist())
-        self.ahead = max(self.ahead, len(self._fed))
+        self.fed.append(indices.tolist())
+        self.all_fed.append(indices.tolist())
 
     def _results(self) -> Any:
-        first = self._fed.pop(0)
+        first = self.fed.pop(0)
         if self._bad & {*first} or (len(first) > 1 and self._chance.random() < self._often):
-            self._fed.clear()
+            self.fed.clear()
             raise RuntimeError(REFUSED)
         return super()._results()
 
@@ -89,13 +89,32 @@ def test_a_batch_in_hand_is_forgotten_when_somebody_stops_in_the_middle() -> Non
     runs.close()
 
 
-def test_a_batch_is_fed_while_the_one_before_is_prepared() -> None:
-    runs, seen = Flaky(1, set(), limit=4, often=0.0), list[int]()
+def test_two_batches_are_in_flight_while_the_results_of_one_are_delivered() -> None:
+    """A GPU always has a batch to prepare, and CPUs one to begin."""
+    runs, seen, in_flight = Flaky(1, set(), limit=4, often=0.0), list[int](), list[int]()
+    numbers = [np.full(1, index, np.int32) for index in range(SAMPLES)]
+
+    def deliver(index: int, _: Any) -> None:
+        seen.append(index)
+        if index % 4 == 0:
+            in_flight.append(len(runs.fed))
+
+    refused = runs.run(np.arange(SAMPLES), np.ones(SAMPLES, np.int64), {"number": numbers}, deliver)
+    assert refused == []
+    assert seen == [*range(SAMPLES)]
+    assert in_flight == [2, 2, 2, 2, 1, 0]
+    runs.close()
+
+
+def test_a_failure_with_two_batches_in_flight_costs_only_these_a_second_run() -> None:
+    """Either may be the cause. Both are run again alone, and the bad one is halved until its sample is found."""
+    runs, seen = Flaky(1, {5}, limit=4, often=0.0), list[int]()
     numbers = [np.full(1, index, np.int32) for index in range(SAMPLES)]
     refused = runs.run(
         np.arange(SAMPLES), np.ones(SAMPLES, np.int64), {"number": numbers}, lambda index, _: seen.append(index)
     )
-    assert refused == []
-    assert seen == [*range(SAMPLES)]
-    assert runs.ahead == 2
+    assert refused == [5]
+    assert seen == [index for index in range(SAMPLES) if index != 5]
+    again = [indices for indices in runs.all_fed if 4 in indices or 8 in indices]
+    assert again == [[4, 5, 6, 7], [8, 9, 10, 11], [4, 5, 6, 7], [4, 5], [4], [8, 9, 10, 11]]
     runs.close()

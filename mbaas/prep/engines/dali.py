@@ -48,8 +48,10 @@ from mbaas.transforms.geometry import PaddingTransform
 from mbaas.wire.samples import EngineName
 
 BATCH_PIXELS = 32_000_000
-"""Maximum pixels of a batch before cropping: 64 images of 700x700, or two of 12 megapixels. DALI holds two batches.
-Decoded, a batch takes 100 MB, and about as much again at each stage of the graph.
+"""Maximum pixels of a batch before cropping: 64 images of 700x700, or two of 12 megapixels.
+
+Decoded, a batch takes 100 MB, and about as much again at each stage of the graph. DALI holds up to three batches: two
+in flight, and one whose results are delivered.
 """
 
 

@@ -7,6 +7,7 @@ found. The cpu engine prepares these, or reports the error.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -25,6 +26,11 @@ _Graph: Any = dali.pipeline.Pipeline
 _REFUSALS = ("Failed to decode", "nvImageCodec failure")
 # From DALI's allocator (dali/core/cuda_error.h), CUDA, and nvImageCodec. A pure C++ bad_alloc becomes MemoryError.
 _OUT_OF_MEMORY = ("CUDA allocation failed", "Can't allocate", "out of memory", "bad_alloc", "ALLOCATOR_FAILURE")
+
+IN_FLIGHT = 2
+"""Batches given to a graph at a time. With one, the GPU would be idle while the next one is fed and its headers are
+read.
+"""
 
 Feed: TypeAlias = Mapping[int, NDArray[Any]] | Sequence[NDArray[Any]] | NDArray[Any]
 """An input of a graph: item i belongs to sample i; items that no run takes may be missing."""
@@ -51,7 +57,8 @@ class _Job:
 class GraphRuns:
     """A DALI graph and its runs.
 
-    Three steps overlap: one batch is prepared, the next one is fed, and the results of the previous one are delivered.
+    Three steps overlap: a GPU prepares one batch, CPUs begin the next one (file headers, launching kernels), and the
+    results of the previous one are delivered.
 
     Args:
         outputs: builds the graph's single output; called within a DALI pipeline whenever the graph is rebuilt.
@@ -100,42 +107,56 @@ class GraphRuns:
 
     def _run(self, taken: NDArray[np.intp], job: _Job) -> list[int]:
         refused: list[int] = []
-        running, none = taken[:0], taken[:0]
-        while len(taken) or len(running):
-            # As many as are within the limit together, at least 1.
-            following = taken[: max(1, int(np.searchsorted(np.cumsum(job.sizes[taken]), self._limit, side="right")))]
-            if len(running) and self._is_too_many(len(following)):
-                following = none  # the graph must be rebuilt for it, once it is free
-            results, suspect = None, following
+        running: deque[NDArray[np.intp]] = deque()
+        ready: list[tuple[Any, NDArray[np.intp]]] = []  # at most one, delivered once the next batch is started
+        while len(taken) or running or ready:
+            following = self._first(taken, job)
+            if len(running) == IN_FLIGHT or (running and self._is_too_many(len(following))):
+                following = taken[:0]  # the graph is full, or must be rebuilt once it is free
             try:
                 if len(following):
-                    self._feed(job.feeds, following)
-                if len(running):
-                    suspect = running
-                    results = self._results()
-                    suspect = following
-                if len(following):
-                    self._graph.schedule_run()
+                    self._start(following, job)
+                elif not ready:
+                    ready.append((self._results(), running.popleft()))
+                    continue
             except (RuntimeError, MemoryError) as error:
                 self._recover(error)
-                refused += self._halved(suspect, job)
-                if suspect is following:
-                    taken = taken[len(following) :]
-                    if results is None:
-                        taken = np.concatenate([running, taken])  # its results were lost with the graph
-                following = none
+                # Any of these may be the cause, and the results of all were lost with the graph.
+                for indices in (*running, following):
+                    refused += self._run_alone(indices, job)
+                running.clear()
             else:
-                taken = taken[len(following) :]
-            if results is not None:
-                self._hand_on(results, running, job)
-            running = following
+                if len(following):
+                    running.append(following)
+            taken = taken[len(following) :]
+            if ready:
+                self._hand_on(*ready.pop(), job)
         return refused
 
-    def _halved(self, indices: NDArray[np.intp], job: _Job) -> list[int]:
-        if len(indices) == 1:
-            return [int(indices[0])]
-        middle = len(indices) // 2
-        return [*self._run(indices[:middle], job), *self._run(indices[middle:], job)]
+    def _run_alone(self, indices: NDArray[np.intp], job: _Job) -> list[int]:
+        """Prepare samples one batch at a time; halve a batch that fails, and return the samples that fail alone."""
+        refused: list[int] = []
+        while len(indices):
+            batch = self._first(indices, job)
+            indices = indices[len(batch) :]
+            try:
+                self._start(batch, job)
+                results = self._results()
+            except (RuntimeError, MemoryError) as error:
+                self._recover(error)
+                if len(batch) == 1:
+                    refused.append(int(batch[0]))
+                else:
+                    middle = len(batch) // 2
+                    refused += [*self._run_alone(batch[:middle], job), *self._run_alone(batch[middle:], job)]
+            else:
+                self._hand_on(results, batch, job)
+        return refused
+
+    def _first(self, indices: NDArray[np.intp], job: _Job) -> NDArray[np.intp]:
+        """Return the first samples that are within the limit together, at least one."""
+        together = int(np.searchsorted(np.cumsum(job.sizes[indices]), self._limit, side="right"))
+        return indices[: max(1, together)]
 
     def _recover(self, error: RuntimeError | MemoryError) -> None:
         """Re-raise the error, unless it may be caused by the samples of a batch or by their number."""
@@ -152,6 +173,10 @@ class GraphRuns:
         _log.warning("%s is out of memory: batches of %d %s from now on", where, self._limit, self._unit)
 
     # ---- one batch ----
+
+    def _start(self, indices: NDArray[np.intp], job: _Job) -> None:
+        self._feed(job.feeds, indices)
+        self._graph.schedule_run()
 
     def _feed(self, feeds: Mapping[str, Feed], indices: NDArray[np.intp]) -> None:
         graph = self._graph_for(len(indices))
@@ -198,13 +223,18 @@ class GraphRuns:
         if self._is_too_many(batch):
             # Never shrink: with varying block sizes the graph would be rebuilt again and again.
             self._batch = max(batch, self._batch)
-            # No prefetch queue: it would require several batches before returning the first.
             graph = _Graph(
-                batch_size=self._batch, num_threads=self._threads, device_id=self._device_id, prefetch_queue_depth=1
+                batch_size=self._batch,
+                num_threads=self._threads,
+                device_id=self._device_id,
+                prefetch_queue_depth=IN_FLIGHT,
             )
             with graph:
                 graph.set_outputs(self._outputs())
             graph.build()
+            # Private: otherwise the first `schedule_run` would require as many batches as can be in flight, and a block
+            # may have only one. DALI sets it in its first run.
+            graph._first_iter = False
             self._graph = graph
         return self._graph
 
