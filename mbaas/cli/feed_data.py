@@ -7,6 +7,7 @@ of the functions and classes.
 
     data:
       read_manifest: {path: photos.parquet, label_column: species, fields: [age]}
+    exclude: bad.txt                                      # without the samples that `mbaas check` found bad,
     filter: [[age, ">=", 18], [class, in, [cat, dog]]]    # matching samples only,
     split: {part: train, fraction: 0.8, stratify: label}  # then one part,
     limit: 1000                                           # then at most the first 1,000,
@@ -26,6 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -36,12 +38,14 @@ from mbaas.base import files
 from mbaas.base.progress import Progress, watched
 from mbaas.base.units import count
 from mbaas.base.validation import options
+from mbaas.cli import excluded
 from mbaas.cli.console import described, err
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.samples.order import MOST_SEED
 
 if TYPE_CHECKING:
     from mbaas.dataset import Dataset
+    from mbaas.samples.order import Ids
 
 NOT_IN_FILES = ("filesystem",)
 """Parameters whose values are Python objects."""
@@ -227,6 +231,10 @@ class DataOptions:
     """A Parquet file that stores the listing of a folder; relative to the file, absolute, or a URI. It is written if it
     is missing, and otherwise read instead of listing. Default: list the folder each time."""
 
+    exclude: str | None = None
+    """A file of samples that are left out before the other steps, as written by ``mbaas check --exclude``; relative to
+    this file, or absolute."""
+
     filter: Annotated[tuple[Condition, ...], MinLen(1)] | None = None
     """Conditions that all served samples meet: field, comparison, value. The field is label, another field of the
     dataset, or class, the name of the label's class."""
@@ -270,6 +278,12 @@ class FeedData:
         where = options if isinstance(options, str) else getattr(options, path_parameters(READERS[name])[0])
         return cls(_from(top.file, where), said, top)
 
+    @property
+    def unpacks(self) -> bool:
+        """Whether reading the data first writes a copy that allows random access."""
+        data = self.said.data
+        return not isinstance(data, str) and getattr(_reader_of(data)[1], "unpacked", None) is not None
+
     def read(self) -> Dataset:
         """List or read the data, and select the samples.
 
@@ -277,7 +291,10 @@ class FeedData:
             ConfigError: an unknown column or field, or an invalid selection; contains the line.
             DatasetError: the data are missing, or no sample is left.
         """
-        dataset, said, at = self._whole(), self.said, self.top.fields
+        dataset, said, at = self.whole(), self.said, self.top.fields
+        if said.exclude is not None:
+            excluded = at["exclude"].made(lambda: self.excluded_ids(dataset))
+            dataset = dataset.select(np.setdiff1d(np.arange(len(dataset)), excluded))
         if said.filter is not None:
             for condition in at["filter"].items:
                 _check_kind(condition, dataset)
@@ -291,7 +308,14 @@ class FeedData:
             dataset = at["resample"].made(lambda: drawn.of(dataset))
         return dataset
 
-    def _whole(self) -> Dataset:
+    def excluded_ids(self, whole: Dataset) -> Ids:
+        """Return the ids of the samples that the key ``exclude`` leaves out of the ``whole`` data: int64[k]."""
+        if self.said.exclude is None:
+            return np.zeros(0, np.int64)
+        return excluded.read(Path(_from(self.top.file, self.said.exclude)), whole)
+
+    def whole(self) -> Dataset:
+        """List or read the data, without selecting samples; raises as `read` does."""
         file, data = self.top.file, self.said.data
         if isinstance(data, str):
             listing = self.said.listing

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -128,3 +130,31 @@ def lasting_node(*, detached: bool) -> str:
     """
     heads = [node for node, each in _alive().items() if HEAD_RESOURCE in each] if detached else []
     return heads[0] if heads else str(ray.get_runtime_context().get_node_id())
+
+
+# ---- values of this machine, also without a cluster ----
+
+
+def default_cpus() -> float:
+    """Return the number of CPUs that Ray would count on this machine."""
+    return float(ray._private.utils.get_num_cpus(override_docker_cpu_warning=True))
+
+
+def default_store_bytes() -> int:
+    """Return the bytes of the object store that Ray would create on this machine now."""
+    utils: Any = ray._private.utils
+    return int(utils.resolve_object_store_memory(utils.estimate_available_memory()))
+
+
+def temp_folder() -> str:
+    """Return the folder of Ray's sessions on this machine: of this process's cluster, or of one that Ray would start."""
+    if ray.is_initialized():
+        worker: Any = ray._private.worker
+        return str(worker._global_node.get_temp_dir_path())
+    return str(Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray")
+
+
+def has_token() -> bool:
+    """Return whether this program has a token for clusters, whatever RAY_AUTH_MODE is."""
+    raylet: Any = ray._raylet
+    return bool(raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))

@@ -1,0 +1,292 @@
+"""``mbaas check`` reads and decodes all samples of a feed file once, and lists the bad ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+from rich.table import Column
+from rich.text import Text
+
+from mbaas.base.units import count, counted, duration, percent, rate, size
+from mbaas.cli import console
+from mbaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mbaas.cli.feed_file import FeedConfig
+    from mbaas.dataset import Dataset
+    from mbaas.samples.order import Ids
+    from mbaas.tools.check.scan import Totals
+    from mbaas.transforms import Pipeline
+
+SHOWN = 20
+"""Bad samples on the page; all are counted, and --json has up to 10,000."""
+
+SHOWN_SIZES = 3
+"""Image sizes on the page."""
+
+LINE_S = 10.0
+"""Period of progress lines if stderr is not a terminal."""
+
+
+@console.command(console.app)
+def check(
+    config: Annotated[Path, typer.Argument(metavar="FEED.yaml")],
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N")] = None,
+    exclude: Annotated[Path | None, typer.Option(metavar="FILE.txt")] = None,
+    processes: Annotated[int | None, typer.Option(min=1)] = None,
+    as_json: console.AsJson = False,
+) -> None:
+    """Read and prepare each sample once, in parallel, and list the bad ones with the reason.
+
+    The checks and reasons are those of a feed; of images and sound, the whole file is decoded. A sample on which a
+    process crashes or hangs is also found. It needs no Ray. Ctrl-C ends it and shows what was found so far. The exit
+    code is 1 if a sample is bad.
+
+    Args:
+        config: The file that `mbaas serve` reads.
+        limit: Check only N samples, spread over the data.
+        exclude: Write the bad samples to a file for the key exclude of the feed file, which leaves them out.
+        processes: Number of processes. Default: the CPUs of this process.
+
+    Examples:
+        mbaas check feed.yaml
+        mbaas check feed.yaml --limit 1000             [dim]a quick look[/]
+        mbaas check feed.yaml --exclude bad.txt        [dim]then add to feed.yaml: exclude: bad.txt[/]
+        mbaas check feed.yaml --json | jq -r '.bad_samples\\[].uri'
+    """
+    from mbaas.cli import feed_data, feed_file
+    from mbaas.dataset.bounded import bounded
+    from mbaas.prep.engines import check_packages
+    from mbaas.tools.check.scan import Totals, chosen_ids, prepared_field
+
+    if exclude is not None and not exclude.resolve().parent.is_dir():
+        raise ConfigError(f"the folder of {exclude} does not exist")
+    wanted = feed_file.load(config)
+    # Each stored sample once: draws repeat them.
+    data = replace(wanted.data, said=replace(wanted.data.said, resample=None))
+    listed = feed_data.listed(data)
+    check_packages(wanted.pipeline)
+    wanted.pipeline.known(listed.fields)  # raises for unknown fields
+    dataset = bounded(listed)
+    ids, totals, began = chosen_ids(len(dataset), limit), Totals(), time.monotonic()
+    was_stopped = False
+    with console.end_as_ctrl_c():
+        try:
+            with console.doing("preparing the first sample"):
+                made = prepared_field(dataset, wanted.pipeline, wanted.options.seed)
+            work = _Work(config, wanted, dataset, made, processes or len(os.sched_getaffinity(0)))
+            work.run(ids, totals)
+        except KeyboardInterrupt:
+            was_stopped = True
+    found = _Report(wanted, dataset, ids, totals, time.monotonic() - began, was_stopped)
+    if exclude is not None:
+        _write_excluded(exclude, data, listed, totals.ids)
+    console.write_result(found.to_json(), found.page, as_json=as_json)
+    if was_stopped:
+        console.say_note(f"interrupted: {count(len(ids) - totals.samples)} samples were not checked")
+        raise typer.Exit(console.CUT_OFF)
+    if totals.bad:
+        _advise(exclude, wanted)
+        raise typer.Exit(console.FAILED)
+
+
+@dataclass(frozen=True)
+class _Work:
+    config: Path
+    wanted: FeedConfig
+    dataset: Dataset
+    made: Any
+    processes: int
+
+    def run(self, ids: Ids, totals: Totals) -> None:
+        from mbaas.tools.check.samples import Job
+        from mbaas.tools.check.scan import PIECE_SAMPLES, scan
+
+        options = self.wanted.options
+        pipeline = partial(_pipeline_of, self.config)
+        job = Job(self.dataset, pipeline, self.made, options.seed, options.timeouts.storage_s)
+        processes = max(1, min(self.processes, len(ids) // PIECE_SAMPLES))
+        pieces = scan(job, ids, totals, processes=processes, limit_s=options.timeouts.prep_s)
+        with _shown_progress(self.wanted.data.where, totals, len(ids)) as show:
+            try:
+                for _ in pieces:
+                    show()
+            finally:
+                pieces.close()
+
+
+def _pipeline_of(config: Path) -> Pipeline:
+    # Read again in each process: functions in modules beside the file cannot be pickled by name.
+    from mbaas.cli import feed_file
+
+    return feed_file.load(config).pipeline
+
+
+@contextmanager
+def _shown_progress(where: str, totals: Totals, total: int) -> Iterator[Any]:
+    """Return a function that shows the progress: a bar on a terminal, lines elsewhere."""
+    from mbaas.tools.check.scan import time_left_s
+
+    began = shown_at = time.monotonic()
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(20),
+        TextColumn("{task.fields[counted]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with ProgressBar(*columns, console=console.err, transient=True, disable=not console.err.is_terminal) as bar:
+        task = bar.add_task(f"checking {where}", total=total, counted="")
+
+        def show() -> None:
+            nonlocal shown_at
+            done = f"{count(totals.samples)} of {count(total)} samples, {count(len(totals.bad_ids))} bad"
+            bar.update(task, completed=totals.samples, counted=done)
+            now = time.monotonic()
+            if not console.err.is_terminal and now - shown_at >= LINE_S:
+                shown_at = now
+                left = time_left_s(began, totals.samples, total)
+                console.line(console.err, f"{done}" + ("" if left is None else f", {duration(left)} left"))
+
+        yield show
+
+
+# ---- results ----
+
+
+@dataclass(frozen=True)
+class _Report:
+    wanted: FeedConfig
+    dataset: Dataset
+    ids: Ids
+    totals: Totals
+    took_s: float
+    was_stopped: bool
+
+    def _classes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return the samples of each class, and the bad ones among them; None without classes."""
+        from mbaas.tools.check.scan import class_counts
+
+        counts = class_counts(self.dataset, self.ids)
+        bad = class_counts(self.dataset, self.totals.ids)
+        return None if counts is None or bad is None else (counts, bad)
+
+    def to_json(self) -> dict[str, Any]:
+        from mbaas.tools.check.scan import most_frequent
+
+        totals = self.totals
+        classes = self._classes()
+        names = self.dataset.class_names
+        return {
+            "name": self.wanted.name,
+            "data": self.wanted.data.where,
+            "samples": len(self.dataset),
+            "checked": totals.samples,
+            "bytes": totals.nbytes,
+            "bad": len(totals.bad_ids),
+            "bad_samples": [asdict(each) for each in sorted(totals.bad, key=lambda each: each.sample_id)],
+            "image_sizes": [
+                {"width": width, "height": height, "images": images}
+                for (width, height), images in most_frequent(totals.sizes, SHOWN)
+            ],
+            "classes": None
+            if classes is None
+            else {
+                name: {"samples": samples, "bad": bad}
+                for name, samples, bad in zip(names, classes[0].tolist(), classes[1].tolist(), strict=True)
+            },
+            "seconds": round(self.took_s, 3),
+            "was_stopped": self.was_stopped,
+        }
+
+    def page(self) -> RenderableType:
+        totals, bad = self.totals, len(self.totals.bad_ids)
+        good = totals.samples - bad
+        of = f" of {count(len(self.dataset))}" if totals.samples < len(self.dataset) else ""
+        per_s = totals.samples / max(self.took_s, 1e-9)
+        rows = [("samples", f"{count(totals.samples)}{of} checked, {count(good)} good, {count(bad)} bad")]
+        if totals.samples:
+            each = f"{size(totals.nbytes / totals.samples)} each"
+            speed = f"in {duration(self.took_s)}, {count(per_s)} samples/s, {rate(totals.nbytes / self.took_s)}"
+            rows += [("bytes", f"{size(totals.nbytes)}, {each}"), ("time", speed)]
+        rows += self._sizes_row() + self._classes_row()
+        table = console.facts(((name, Text(text)) for name, text in rows), Column(overflow="fold"))
+        return Group(*([self._bad_lines()] if bad else []), table)
+
+    def _bad_lines(self) -> RenderableType:
+        shown = sorted(self.totals.bad, key=lambda each: each.sample_id)[:SHOWN]
+        rows = [(Text(str(each.sample_id)), Text(f"{each.uri}: {each.reason}")) for each in shown]
+        lines = [console.facts(rows, Column(overflow="fold"))]
+        if (more := len(self.totals.bad_ids) - len(shown)) > 0:
+            frequent = self.totals.reasons.most_common(1)[0]
+            lines.append(Text(f"  and {counted(more, 'more bad sample')}; {count(frequent[1])} with: {frequent[0]}"))
+        return Group(*lines, "")
+
+    def _sizes_row(self) -> list[tuple[str, str]]:
+        from mbaas.tools.check.scan import MOST_SIZES, most_frequent
+
+        totals = self.totals
+        if totals.smallest is None or totals.largest is None:
+            return []
+        images = totals.samples - len(totals.bad_ids)
+        frequent = [
+            f"{width}x{height} ({percent(number / images)})"
+            for (width, height), number in most_frequent(totals.sizes, SHOWN_SIZES)
+        ]
+        if len(totals.sizes) == 1:
+            return [("sizes", f"all {totals.smallest[0]}x{totals.smallest[1]} pixels")]
+        least, most = (f"{width}x{height}" for width, height in (totals.smallest, totals.largest))
+        number = count(len(totals.sizes)) + (" or more" if len(totals.sizes) == MOST_SIZES else "")
+        return [("sizes", f"{number}, from {least} to {most} pixels; most often {', '.join(frequent)}")]
+
+    def _classes_row(self) -> list[tuple[str, str]]:
+        found = self._classes()
+        if found is None:
+            return []
+        names, (counts, bad) = self.dataset.class_names, found
+        least, most = int(counts.argmin()), int(counts.argmax())
+        text = f"{count(len(names))}, with {count(counts[least])} ({names[least]}) to {count(counts[most])} samples"
+        text += f" ({names[most]})"
+        if counts[least] == counts[most]:
+            text = f"{count(len(names))}, with {counted(int(counts[most]), 'sample')} each"
+        if lost := [name for name, all_of_it, lost in zip(names, counts, bad, strict=True) if all_of_it == lost > 0]:
+            text += f"; without a good sample: {', '.join(lost[:SHOWN])}"
+        return [("classes", text)]
+
+
+def _write_excluded(file: Path, data: Any, listed: Dataset, bad: Ids) -> None:
+    from mbaas.cli import excluded
+
+    try:
+        excluded.write(file, data, listed, bad)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _advise(exclude: Path | None, wanted: FeedConfig) -> None:
+    file = wanted.data.top.file
+    if exclude is not None:
+        named = os.path.relpath(exclude, file.resolve().parent)
+        console.say_note(f"to leave them out, add this line to {file}: exclude: {json.dumps(named)}")
+    elif wanted.options.on_bad_sample == "raise":
+        console.say_note(
+            "each is an error in trials; mend or remove the files, add on_bad_sample: skip to "
+            f"{file}, or leave them out: --exclude bad.txt"
+        )
+    sys.stderr.flush()

@@ -1,0 +1,59 @@
+"""The file of samples that a feed leaves out, which ``mbaas check --exclude`` writes and the key ``exclude`` names.
+
+Text: a line with the fingerprint of the data, then the id and the location of one sample per line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mbaas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mbaas.cli.feed_data import FeedData
+    from mbaas.dataset import Dataset
+    from mbaas.samples.order import Ids
+
+HEADER = "# bad samples of the data with fingerprint "
+
+
+def write(file: Path, data: FeedData, listed: Dataset, bad: Ids) -> None:
+    """Write the bad samples, and those that the feed file leaves out already.
+
+    Args:
+        listed: the samples that were checked.
+        bad: their ids that are bad.
+    """
+    whole = data.whole()
+    ids = {*listed.source_ids(bad).tolist(), *data.excluded_ids(whole).tolist()}
+    lines = [f"{number}\t{ascii(whole.uri(number))[1:-1]}" for number in sorted(ids)]
+    file.write_text("\n".join([HEADER + whole.fingerprint, *lines]) + "\n")
+
+
+def read(file: Path, whole: Dataset) -> Ids:
+    """Return the ids of the samples to leave out, ascending: int64[k].
+
+    Raises:
+        ConfigError: the file cannot be read, was written for other data, or contains something else.
+    """
+    try:
+        first, *lines = file.read_text().splitlines() or [""]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    if not first.startswith(HEADER):
+        raise ConfigError(f"{file} must be a file that mbaas check --exclude wrote, and begins with {first[:60]!r}")
+    if (found := first.removeprefix(HEADER)) != whole.fingerprint:
+        raise ConfigError(
+            f"{file} is for data with fingerprint {found}, and {whole.root} has {whole.fingerprint}: its samples have "
+            "changed; run mbaas check again"
+        )
+    ids = []
+    for number, line in enumerate(lines, 2):
+        text = line.partition("\t")[0].strip()
+        if text and not (text.isdecimal() and int(text) < len(whole)):
+            raise ConfigError(f"line {number} of {file} must begin with a sample's id below {len(whole)}, got {line!r}")
+        ids += [int(text)] if text else []
+    return np.unique(np.array(ids, np.int64))

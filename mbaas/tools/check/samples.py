@@ -1,0 +1,150 @@
+"""Reads and prepares samples as a feed does, and decodes those whole of which a feed reads a part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.dataset import Dataset
+from mbaas.dataset.storage.retry import PatientReader, retrying
+from mbaas.errors import BadSampleError, MbaasError
+from mbaas.prep.decoded import DecodedBuffer, DecodedRows
+from mbaas.prep.engines import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, Batch, Engine, make_engine
+from mbaas.samples.fields import Field
+from mbaas.transforms import DecodeAudio, Pipeline
+from mbaas.transforms.arrays import UnfitError
+
+DECODED_BYTES = 256 << 20
+"""Memory of one process for whole decoded samples; pages that are not written take no RAM."""
+
+_Whole = Callable[[memoryview], object]
+"""Decodes a whole file; raises UnfitError."""
+
+
+@dataclass
+class Outcome:
+    """The result for some samples.
+
+    Attributes:
+        samples, nbytes: number of samples, and bytes that were read.
+        bad: id -> reason.
+        sizes: (width, height) of the images -> their number.
+    """
+
+    samples: int = 0
+    nbytes: int = 0
+    bad: dict[int, str] = field(default_factory=dict)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process needs to check samples. Calling it gives the function of their ids.
+
+    Attributes:
+        pipeline: makes the pipeline, whose functions may not be picklable.
+        made: the prepared samples of the feed.
+        retry_s: seconds during which a read is repeated after a transient storage error.
+    """
+
+    dataset: Dataset
+    pipeline: Callable[[], Pipeline]
+    made: Field
+    seed: int
+    retry_s: float
+
+    def __call__(self) -> SampleChecks:
+        return SampleChecks(self.dataset, self.pipeline(), self.made, seed=self.seed, retry_s=self.retry_s)
+
+
+class SampleChecks:
+    """Checks samples in one process; the arguments are those of `Job`."""
+
+    def __init__(self, dataset: Dataset, pipeline: Pipeline, made: Field, *, seed: int, retry_s: float) -> None:
+        self._dataset, self._pipeline, self._made = dataset, pipeline, made
+        self._reader = PatientReader(dataset.reader(), retrying(total_s=retry_s))
+        self._engine: Engine = make_engine("cpu", pipeline, seed=seed)
+        self._memory = DecodedBuffer()
+        # A random window directly after the decoder may leave damage unread, which another epoch would reach.
+        reads_a_part = pipeline.prefix == 1 and len(pipeline.transforms) > 1
+        self._whole = _whole_decoder(pipeline) if reads_a_part else None
+
+    def __call__(self, ids: Sequence[int]) -> Outcome:
+        """Check samples by their ids, in one epoch."""
+        found = Outcome(samples=len(ids))
+        encoded = []
+        for number in ids:
+            try:
+                encoded.append((number, self._read(number)))
+            except BadSampleError as error:
+                found.bad[number] = error.reason
+        found.nbytes = sum(len(content) for _, content in encoded)
+        self._prepare(encoded, found)
+        if self._pipeline.has_images:
+            for number, content in encoded:
+                if number not in found.bad:
+                    found.sizes[_size(content)] += 1
+        return found
+
+    def _read(self, number: int) -> NDArray[np.uint8]:
+        content = np.empty(int(self._dataset.lengths(np.array([number]))[0]), np.uint8)
+        self._reader.read_into(number, content)
+        return content
+
+    def _prepare(self, encoded: list[tuple[int, NDArray[np.uint8]]], found: Outcome) -> None:
+        if not encoded:
+            return
+        ids = np.array([number for number, _ in encoded])
+        batch = Batch([content for _, content in encoded], ids, 0, self._dataset.values(ids))
+        keep = None
+        if self._whole is not None:
+            keep = DecodedRows(range(len(ids)), DECODED_BYTES, self._memory, applied=1)
+        try:
+            bad = {flaw.row: flaw.reason for flaw in self._engine.prepare(batch, self._made.empty(len(ids)), keep).bad}
+        except MbaasError as error:  # it names no sample: a field does not suit the image
+            if len(encoded) == 1:
+                found.bad[encoded[0][0]] = str(error)
+                return
+            for one in encoded:
+                self._prepare([one], found)
+            return
+        if keep is not None and self._whole is not None:
+            # The engine keeps no sample that is damaged anywhere; only these are decoded once more, for the reason.
+            for row in {*range(len(ids))} - {*keep.taken()[0].tolist()} - {*bad}:
+                try:
+                    self._whole(memoryview(encoded[row][1]))
+                except UnfitError as error:
+                    bad[row] = str(error)
+        found.bad.update({encoded[row][0]: reason for row, reason in bad.items()})
+
+
+def _size(content: NDArray[np.uint8]) -> tuple[int, int]:
+    from mbaas.prep.header import peek
+
+    height, width = peek(memoryview(content), DEFAULT_MAX_PIXELS).size
+    return width, height
+
+
+def _whole_decoder(pipeline: Pipeline) -> _Whole | None:
+    if isinstance(pipeline.decoder, DecodeAudio):
+        from mbaas.prep.sound import SoundDecoder
+
+        decoder = SoundDecoder(pipeline.decoder, DEFAULT_MAX_BYTES)
+        return lambda content: decoder(content, np.zeros(0))
+    if pipeline.has_images:
+        from mbaas.prep.pixels import Scratch
+
+        return partial(_decode_image, Scratch())
+    return None  # arrays are always read whole
+
+
+def _decode_image(scratch: object, content: memoryview) -> None:
+    from mbaas.prep.decode import decode
+    from mbaas.prep.header import peek
+
+    decode(content, peek(content, DEFAULT_MAX_PIXELS), scratch)  # type: ignore[arg-type]

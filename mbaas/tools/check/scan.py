@@ -1,0 +1,184 @@
+"""The check of a whole dataset: pieces of similar size, totals in bounded memory, and the report."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mbaas.dataset import Dataset
+from mbaas.dataset.subsets import id_batches
+from mbaas.errors import BadSampleError
+from mbaas.prep.engines import Batch, make_engine
+from mbaas.prep.probe import PROBE_SAMPLES, first_good
+from mbaas.samples.fields import LABEL, Field
+from mbaas.samples.order import Ids
+from mbaas.tools.check.pool import Lost, Pool
+from mbaas.tools.check.samples import Job, Outcome
+from mbaas.transforms import Pipeline
+from mbaas.wire.samples import BadSample
+
+PIECE_SAMPLES, PIECE_BYTES = 32, 32 << 20
+"""Limits of the samples that a process checks together; a larger sample is checked alone."""
+
+MOST_NAMED, MOST_SIZES = 10_000, 1000
+"""Bad samples that are kept with their reason, and image sizes that are counted apart."""
+
+TRIED_FOR_FIRST = 256
+"""Samples, spread over the dataset, of which one must be good."""
+
+
+@dataclass
+class Totals:
+    """The result so far.
+
+    Attributes:
+        samples, nbytes: number of samples that were checked, and their bytes.
+        bad: the first bad samples that were found.
+        bad_ids: ids of all bad samples.
+        reasons: reason -> number of samples, for the first `MOST_NAMED` reasons.
+        sizes: (width, height) -> number of images, for the first `MOST_SIZES` sizes.
+        smallest, largest: image sizes with the fewest and the most pixels; None without images.
+    """
+
+    samples: int = 0
+    nbytes: int = 0
+    bad: list[BadSample] = field(default_factory=list)
+    bad_ids: array[int] = field(default_factory=lambda: array("q"))
+    reasons: Counter[str] = field(default_factory=Counter)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    smallest: tuple[int, int] | None = None
+    largest: tuple[int, int] | None = None
+
+    def add(self, found: Outcome, uri: Callable[[int], str]) -> None:
+        """Add a result; ``uri`` gives the location of a sample."""
+        self.samples += found.samples
+        self.nbytes += found.nbytes
+        for number, reason in found.bad.items():
+            self.bad_ids.append(number)
+            _count(self.reasons, reason, 1, MOST_NAMED)
+            if len(self.bad) < MOST_NAMED:
+                self.bad.append(BadSample(number, uri(number), reason))
+        for size, count in found.sizes.items():
+            _count(self.sizes, size, count, MOST_SIZES)
+            self.smallest = min(self.smallest or size, size, key=_pixels)
+            self.largest = max(self.largest or size, size, key=_pixels)
+
+    @property
+    def ids(self) -> Ids:
+        """int64[k], ids of the bad samples, ascending."""
+        return np.sort(np.frombuffer(self.bad_ids, np.int64)) if self.bad_ids else np.zeros(0, np.int64)
+
+
+def _count(counter: Counter[Any], key: Any, count: int, most: int) -> None:
+    if key in counter or len(counter) < most:
+        counter[key] += count
+
+
+def _pixels(size: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+    return size[0] * size[1], size
+
+
+def chosen_ids(samples: int, limit: int | None) -> Ids:
+    """Return the ids to check: all, or ``limit`` of them that are spread evenly."""
+    if limit is None or limit >= samples:
+        return np.arange(samples)
+    return np.linspace(0, samples - 1, limit).round().astype(np.int64)
+
+
+def pieces_of(ids: Ids, lengths: Callable[[Ids], NDArray[np.int64]], made_bytes: int) -> Iterator[tuple[int, ...]]:
+    """Divide ids into pieces.
+
+    Args:
+        lengths: returns encoded sizes in bytes.
+        made_bytes: size of a prepared sample.
+    """
+    for batch in id_batches(len(ids)):
+        piece: list[int] = []
+        room = PIECE_BYTES
+        part = ids[batch]
+        for number, length in zip(part.tolist(), lengths(part).tolist(), strict=True):
+            cost = length + made_bytes
+            if piece and (cost > room or len(piece) == PIECE_SAMPLES):
+                yield tuple(piece)
+                piece, room = [], PIECE_BYTES
+            piece.append(number)
+            room -= cost
+        if piece:
+            yield tuple(piece)
+
+
+def prepared_field(dataset: Dataset, pipeline: Pipeline, seed: int) -> Field:
+    """Return the shape of prepared samples, from the first good one, as a feed does.
+
+    A feed tries the first `PROBE_SAMPLES` only; this also tries others, because their errors are of interest.
+
+    Raises:
+        BadSampleError: none of the samples that were tried is good; names the first.
+    """
+    engine = make_engine("cpu", pipeline, seed=seed)
+    reader = dataset.reader()
+    first = np.arange(min(PROBE_SAMPLES, len(dataset)))
+    tried = np.concatenate([first, chosen_ids(len(dataset), TRIED_FOR_FIRST)]).tolist()
+
+    def made(place: int) -> Field:
+        number = tried[place]
+        ids = np.array([number])
+        content = np.empty(int(dataset.lengths(ids)[0]), np.uint8)
+        reader.read_into(number, content)
+        known = dataset.values(ids)
+        found = engine.field(content, dataset.uri(number), known)
+        if flaws := engine.prepare(Batch([content], ids, 0, known), found.empty(1)).bad:
+            raise BadSampleError(dataset.uri(number), flaws[0].reason)
+        return found
+
+    try:
+        return first_good(made, len(tried))
+    finally:
+        engine.close()
+
+
+def scan(job: Job, ids: Ids, totals: Totals, *, processes: int, limit_s: float) -> Iterator[None]:
+    """Check samples in several processes, and add the results to ``totals``; yields after each piece.
+
+    A piece whose process dies or takes longer than ``limit_s`` is repeated sample by sample, to find the one that
+    causes it. Closing the generator ends the processes.
+    """
+    pool: Pool[tuple[int, ...], Outcome] = Pool(job, processes, limit_s)
+    try:
+        for piece, found in pool.run(pieces_of(ids, job.dataset.lengths, job.made.nbytes)):
+            if isinstance(found, Lost) and len(piece) > 1:
+                pool.add((number,) for number in piece)
+                continue
+            if isinstance(found, Lost):
+                found = Outcome(samples=1, bad={piece[0]: found.reason})
+            totals.add(found, job.dataset.uri)
+            yield
+    finally:
+        pool.close()
+
+
+def class_counts(dataset: Dataset, ids: Ids) -> NDArray[np.int64] | None:
+    """Return the number of these samples of each class, int64[classes]; None without classes."""
+    if not dataset.class_names or LABEL.name not in {each.name for each in dataset.fields}:
+        return None
+    counts = np.zeros(len(dataset.class_names), np.int64)
+    for batch in id_batches(len(ids)):
+        counts += np.bincount(dataset.labels(ids[batch]), minlength=len(counts))
+    return counts
+
+
+def time_left_s(began: float, done: int, total: int) -> float | None:
+    """Return the seconds that the rest takes at the speed so far; None before the first result."""
+    return None if not done else (time.monotonic() - began) / done * (total - done)
+
+
+def most_frequent(sizes: Counter[tuple[int, int]], count: int) -> Sequence[tuple[tuple[int, int], int]]:
+    """Return the most frequent sizes, with their number."""
+    return sorted(sizes.items(), key=lambda each: (-each[1], each[0]))[:count]
