@@ -16,7 +16,7 @@ from mbaas.cli.console import app, examples
 __all__ = ["app"]
 
 # Each adds its command to the app, in the order of ``mbaas --help``.
-for _module in ("doctor", "check", "serve", "show", "status", "top", "ledger", "bench", "chaos", "analyze", "what_if", "plan"):
+for _module in ("doctor", "init", "check", "serve", "show", "status", "top", "ledger", "bench", "chaos", "analyze", "what_if", "plan"):
     importlib.import_module(f"mbaas.cli.{_module}")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(cluster.app, name="cluster")

@@ -93,6 +93,21 @@ def _samples_of(file: BinaryIO, nbytes: int, shard: str, image: str, columns: tu
 
 # ---- records and Examples ----
 
+
+def first_example(file: BinaryIO, nbytes: int, shard: str) -> dict[str, Sequence[bytes | float | int]]:
+    """Return the features of the first record: name -> values.
+
+    Raises:
+        DatasetError: not a TFRecord file of Examples, or an empty one.
+    """
+    record = next(_records(file, nbytes, shard), None)
+    if record is None:
+        raise DatasetError(f"{shard} is empty")
+    _, names = _features_of(file, record, shard, (), ())
+    found, _ = _features_of(file, record, shard, names, names)
+    return {name: values for name, (_, values) in found.items()}
+
+
 _HEADER, _FOOTER = struct.Struct("<QI"), 4
 _WINDOW = 4096
 """Bytes read together: usually a whole Example except its image."""
