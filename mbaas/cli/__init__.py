@@ -16,7 +16,21 @@ from mbaas.cli.console import app, examples
 __all__ = ["app"]
 
 # Each adds its command to the app, in the order of ``mbaas --help``.
-for _module in ("doctor", "init", "check", "serve", "show", "status", "top", "ledger", "bench", "chaos", "analyze", "what_if", "plan"):
+for _module in (
+    "doctor",
+    "init",
+    "check",
+    "serve",
+    "show",
+    "status",
+    "top",
+    "ledger",
+    "bench",
+    "chaos",
+    "analyze",
+    "what_if",
+    "plan",
+):
     importlib.import_module(f"mbaas.cli.{_module}")
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(cluster.app, name="cluster")
@@ -32,6 +46,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback(
     epilog=examples(
+        "mbaas init data/flowers       [dim]write feed.yaml for these data[/]",
         "mbaas show feed.yaml          [dim]draw the first minibatch of this feed[/]",
         "mbaas serve feed.yaml         [dim]serve it, until Ctrl-C[/]",
         "mbaas status                  [dim]list the running feeds[/]",

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -54,9 +54,9 @@ def check(
 ) -> None:
     """Read and prepare each sample once, in parallel, and list the bad ones with the reason.
 
-    The checks and reasons are those of a feed; of images and sound, the whole file is decoded. A sample on which a
-    process crashes or hangs is also found. It needs no Ray. Ctrl-C ends it and shows what was found so far. The exit
-    code is 1 if a sample is bad.
+    The checks and reasons are the same as in a feed, and images and sound are decoded whole. A sample that crashes or
+    blocks its process is also found. No cluster is needed. Ctrl-C ends it and shows the results so far. The exit code
+    is 1 if a sample is bad.
 
     Args:
         config: The file that `mbaas serve` reads.
@@ -123,12 +123,9 @@ class _Work:
         job = Job(self.dataset, pipeline, self.made, options.seed, options.timeouts.storage_s)
         processes = max(1, min(self.processes, len(ids) // PIECE_SAMPLES))
         pieces = scan(job, ids, totals, processes=processes, limit_s=options.timeouts.prep_s)
-        with _shown_progress(self.wanted.data.where, totals, len(ids)) as show:
-            try:
-                for _ in pieces:
-                    show()
-            finally:
-                pieces.close()
+        with _shown_progress(self.wanted.data.where, totals, len(ids)) as show, closing(pieces):
+            for _ in pieces:
+                show()
 
 
 def _pipeline_of(config: Path) -> Pipeline:

@@ -182,6 +182,10 @@ def doing(what: str) -> AbstractContextManager[object]:
     return err.status(f"{plain(what)} ...")
 
 
+class NoClusterError(ResourceError):
+    """No cluster is running on this machine, and none was named."""
+
+
 def connect(address: str | None, *, start: bool) -> None:
     """Connect this process to a cluster; with ``start``, start one if none is running here.
 
@@ -211,7 +215,7 @@ def connect(address: str | None, *, start: bool) -> None:
         # Ray has one class for "no cluster" and "no answer"; only the messages differ.
         is_gone = isinstance(error.__context__, connection.NoAnswerError)  # its address is still in Ray's folder
         if named == "auto" and (is_gone or "find any running" in str(error.__context__)):
-            raise ResourceError(_none_at(named)) from None
+            raise NoClusterError(_none_at(named)) from None
         reason = _first_line(error.__context__)
         raise ResourceError(f"cannot join the Ray cluster at {named}: {reason}; {connection.ABOUT_TOKENS}") from None
     except (ConnectionError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mbaas.base.units import counted
 from mbaas.cli import console
-from mbaas.errors import ConfigError, ResourceError
+from mbaas.errors import ResourceError
 
 if TYPE_CHECKING:
     from mbaas.tools.doctor.checks import Finding
@@ -70,7 +70,7 @@ def _storage(data: str) -> StorageFacts:
 
     described = feed_file.load(Path(data)).data
     with console.doing(f"reading samples of {described.where}"):
-        if described.unpacks:  # listing it would read and write all of it
+        if described.unpacks:  # listing would unpack the whole dataset
             return storage_of_path(described.where)
         return storage_of_feed(described.where, described.read)
 
@@ -81,10 +81,8 @@ def _collected(address: str | None) -> Facts:
     named = address or os.environ.get("RAY_ADDRESS") or ""
     try:
         console.join_cluster(address)
-    except ConfigError:
-        raise
     except ResourceError as error:
-        is_none = not console.is_named(address) and "no Ray cluster is running" in str(error)
+        is_none = isinstance(error, console.NoClusterError)
         with console.doing("looking at this machine"):
             return replace(facts_here(), named_address=named, cluster_error="" if is_none else str(error))
     with console.doing("looking at the nodes"):

@@ -21,7 +21,7 @@ HEADER = "# bad samples of the data with fingerprint "
 
 
 def write(file: Path, data: FeedData, listed: Dataset, bad: Ids) -> None:
-    """Write the bad samples, and those that the feed file leaves out already.
+    """Write the bad samples, and the samples that the feed file already leaves out.
 
     Args:
         listed: the samples that were checked.
@@ -37,7 +37,7 @@ def read(file: Path, whole: Dataset) -> Ids:
     """Return the ids of the samples to leave out, ascending: int64[k].
 
     Raises:
-        ConfigError: the file cannot be read, was written for other data, or contains something else.
+        ConfigError: the file cannot be read, was written for other data, or is not such a file.
     """
     try:
         first, *lines = file.read_text().splitlines() or [""]

@@ -25,10 +25,9 @@ def init(
 ) -> None:
     """Write a feed file for the data in a folder, with a pipeline that fits.
 
-    Knows images, audio files and arrays with one folder per class or without, also in train and val folders; tables
-    that name files; COCO annotations; Parquet files with images; tar shards; TFRecord files; and datasets that Hugging
-    Face datasets saved. It looks at names and at the beginnings of a few files. A folder with data for validation also
-    gets FILE-val.yaml.
+    Recognizes images, audio files and arrays, with or without a folder per class; tables that name files; COCO
+    annotations; and shards: tar, TFRecord, Parquet and saved Hugging Face datasets. It looks at names and at the
+    beginnings of a few files. For data with a part for validation, it also writes FILE-val.yaml.
 
     Args:
         folder: A local folder.
@@ -58,9 +57,7 @@ def init(
         raise DatasetError(_nothing(folder, sight))
     beside = to.with_name(f"{to.stem}-val{to.suffix}")
     texts = {
-        to: feed_file(
-            found.train, name="train", folder=folder, file=to, has_validation=found.validation is not None
-        )
+        to: feed_file(found.train, name="train", folder=folder, file=to, has_validation=found.validation is not None)
     }
     if found.validation is not None:
         texts[beside] = feed_file(found.validation, name="val", folder=folder, file=beside, is_validation=True)
@@ -91,7 +88,7 @@ def _nothing(folder: Path, sight: Sight) -> str:
     files = sight.tree.all_files
     if sight.tree.unreadable:
         names = ", ".join(sight.tree.unreadable[:3])
-        return f"nothing that mbaas reads was found in {folder}, of which these folders may not be listed: {names}"
+        return f"nothing that mbaas reads was found in {folder}; these folders may not be listed: {names}"
     if not files:
         return f"{folder} has no files; mbaas init knows {known_endings()}"
     endings = Counter(ending(file) or "without an ending" for file in files).most_common(5)

@@ -147,7 +147,7 @@ def default_store_bytes() -> int:
 
 
 def temp_folder() -> str:
-    """Return the folder of Ray's sessions on this machine: of this process's cluster, or of one that Ray would start."""
+    """Return the folder of Ray's sessions on this machine, of this process's cluster or of one that Ray would start."""
     if ray.is_initialized():
         worker: Any = ray._private.worker
         return str(worker._global_node.get_temp_dir_path())

@@ -18,7 +18,7 @@ from mbaas.tools.bench.report import BenchReport, Machine
 from mbaas.tools.bench.rows import BenchSettings
 
 
-@pytest.mark.parametrize("command", ["serve", "status", "stop", "bench", "chaos"])
+@pytest.mark.parametrize("command", ["doctor", "init", "check", "serve", "status", "stop", "bench", "chaos"])
 def test_each_command_shows_examples(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
     assert done.exit_code == 0

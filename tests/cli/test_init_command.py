@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,10 @@ import pytest
 import soundfile
 from commandline import call
 from pyarrow import csv, parquet
-from support import readers
 
 from mbaas.cli import feed_file
 from mbaas.pictures.samples import first_samples
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "documents"))
-import page_data  # noqa: E402
+from support import readers
 
 IMAGES = readers.images(bad=None)
 Write = Callable[[Path], None]
@@ -73,8 +69,16 @@ def saved_parts(top: Path) -> None:
 
 
 def coco(top: Path) -> None:
-    page_data.write_coco(top / "annotations" / "instances_train2017.json", top / "train2017")
-    page_data.write_coco(top / "annotations" / "instances_val2017.json", top / "val2017", samples=5)
+    """Two parts, as on COCO's site."""
+    (top / "annotations").mkdir()
+    for part, samples in (("train2017", 12), ("val2017", 5)):
+        (top / part).mkdir()
+        known = [{"id": number, "file_name": f"{number}.png", "width": 10, "height": 8} for number in range(samples)]
+        box = {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}
+        said = {"images": known, "annotations": [box], "categories": [{"id": 1, "name": "cat"}]}
+        (top / "annotations" / f"instances_{part}.json").write_text(json.dumps(said))
+        for number in range(samples):
+            (top / part / f"{number}.png").write_bytes(IMAGES.encoded[number])
 
 
 def sound(top: Path) -> None:
@@ -105,7 +109,14 @@ KINDS: list[tuple[Write, Any, int]] = [
     (no_classes, {"read_images": {"path": "top", "classes": False}}, 31),
     (
         table,
-        {"read_manifest": {"path": "top/t.csv", "uri_column": "file", "label_column": "species", "root": "top/pictures"}},
+        {
+            "read_manifest": {
+                "path": "top/t.csv",
+                "uri_column": "file",
+                "label_column": "species",
+                "root": "top/pictures",
+            }
+        },
         31,
     ),
     (shards, {"read_webdataset": {"path": "top/{0..1}.tar", "label_column": "kind"}}, 31),
@@ -172,7 +183,10 @@ def test_photographs_are_cropped_at_random_for_training_only(tmp_path: Path) -> 
         [type(each).__name__ for each in feed_file.load(tmp_path / name).pipeline.transforms]
         for name in ("f.yaml", "f-val.yaml")
     ]
-    assert steps == [["DecodeImage", "RandomResizedCrop", "RandomHorizontalFlip"], ["DecodeImage", "Resize", "CenterCrop"]]
+    assert steps == [
+        ["DecodeImage", "RandomResizedCrop", "RandomHorizontalFlip"],
+        ["DecodeImage", "Resize", "CenterCrop"],
+    ]
 
 
 def test_no_file_is_overwritten_without_force(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class Pool(Generic[Piece, Result]):
 
 
 class _Worker:
-    """One process, and the piece on which it works: None if it is idle or starting."""
+    """One process, and its current piece: None if it is idle or starting."""
 
     def __init__(self, payload: _Shared) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process would inherit threads' locks
@@ -158,10 +158,11 @@ class _Shared:
     @classmethod
     def of(cls, value: Any) -> _Shared:
         buffers: list[pickle.PickleBuffer] = []
-        parts = [pickle.dumps(value, protocol=5, buffer_callback=buffers.append), *(each.raw() for each in buffers)]
+        first = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        parts = [memoryview(first), *(each.raw() for each in buffers)]
         bounds, end = [0], 0
         fd = os.memfd_create("mbaas-check", os.MFD_CLOEXEC)
-        with open(fd, "wb", closefd=False) as file:  # noqa: PTH123 (a descriptor)
+        with open(fd, "wb", closefd=False) as file:
             for part in parts:
                 file.write(part)
                 padding = -len(part) % 64  # so that arrays begin at aligned addresses

@@ -1,4 +1,4 @@
-"""Reads and prepares samples as a feed does, and decodes those whole of which a feed reads a part."""
+"""Reads and prepares samples as a feed does, but decodes them whole where a feed decodes only a part."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Job:
 
 
 class SampleChecks:
-    """Checks samples in one process; the arguments are those of `Job`."""
+    """Checks samples in one process; the arguments are as for `Job`."""
 
     def __init__(self, dataset: Dataset, pipeline: Pipeline, made: Field, *, seed: int, retry_s: float) -> None:
         self._dataset, self._pipeline, self._made = dataset, pipeline, made
@@ -114,10 +114,10 @@ class SampleChecks:
                 self._prepare([one], found)
             return
         if keep is not None and self._whole is not None:
-            # The engine keeps no sample that is damaged anywhere; only these are decoded once more, for the reason.
+            # The engine does not keep damaged samples. Only these are decoded a second time, for the reason.
             for row in {*range(len(ids))} - {*keep.taken()[0].tolist()} - {*bad}:
                 try:
-                    self._whole(memoryview(encoded[row][1]))
+                    self._whole(encoded[row][1].data)
                 except UnfitError as error:
                     bad[row] = str(error)
         found.bad.update({encoded[row][0]: reason for row, reason in bad.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,7 +144,7 @@ def prepared_field(dataset: Dataset, pipeline: Pipeline, seed: int) -> Field:
         engine.close()
 
 
-def scan(job: Job, ids: Ids, totals: Totals, *, processes: int, limit_s: float) -> Iterator[None]:
+def scan(job: Job, ids: Ids, totals: Totals, *, processes: int, limit_s: float) -> Generator[None, None, None]:
     """Check samples in several processes, and add the results to ``totals``; yields after each piece.
 
     A piece whose process dies or takes longer than ``limit_s`` is repeated sample by sample, to find the one that
@@ -165,7 +165,7 @@ def scan(job: Job, ids: Ids, totals: Totals, *, processes: int, limit_s: float) 
 
 
 def class_counts(dataset: Dataset, ids: Ids) -> NDArray[np.int64] | None:
-    """Return the number of these samples of each class, int64[classes]; None without classes."""
+    """Count these samples by class: int64[classes]; None without classes."""
     if not dataset.class_names or LABEL.name not in {each.name for each in dataset.fields}:
         return None
     counts = np.zeros(len(dataset.class_names), np.int64)

@@ -169,7 +169,9 @@ def feeds(facts: Facts) -> list[Finding]:
 def _feed(feed: FeedFacts) -> Finding:
     served = f"{feed.name!r}" + (f", served by {feed.server}" if feed.server else "")
     if feed.error:
-        return Finding("feeds", Verdict.NOTE, f"{served}: {feed.error}", "a feed that answers", f"mbaas stop {feed.name}")
+        return Finding(
+            "feeds", Verdict.NOTE, f"{served}: {feed.error}", "a feed that answers", f"mbaas stop {feed.name}"
+        )
     consumers = counted(feed.consumers, "consumer")
     return Finding("feeds", Verdict.OK, f"{served}, {consumers}; it shares memory and CPUs with a new feed")
 
@@ -376,8 +378,8 @@ def _named(data: StorageFacts, why: str) -> str:
 
 def _reads(name: str, data: StorageFacts) -> Finding:
     per_s = data.read_bytes / max(data.read_s, 1e-9)
-    found = f"{data.where}: {counted(data.files, 'read')} of {size(data.read_bytes / data.files)}: {seconds(data.latency_s)} each"
-    found += f", {rate(per_s)} together"
+    each = f"{size(data.read_bytes / data.files)}, {seconds(data.latency_s)} each"
+    found = f"{data.where}: {counted(data.files, 'read')} of {each}, {rate(per_s)} together"
     if data.from_memory > 0.5:
         return Finding(name, Verdict.OK, f"{found}, from memory: {percent(data.from_memory)} were in the page cache")
     if data.samples is not None and data.total_bytes is not None:
@@ -390,5 +392,3 @@ def _reads(name: str, data: StorageFacts) -> Finding:
         if data.latency_s > SLOW_READ_S or data.read_bytes / data.files > 50_000:
             return Finding(name, Verdict.NOTE, found, wanted, remedy)
     return Finding(name, Verdict.OK, found)
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 import resource
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -163,8 +165,8 @@ def _groups(top: Path, path: str) -> Iterator[Path]:
 
 def _quota(folder: Path) -> list[float]:
     if (file := folder / "cpu.max").is_file():  # version 2
-        quota, period = file.read_text().split()
-        return [] if quota == "max" else [int(quota) / int(period)]
+        most, per = file.read_text().split()
+        return [] if most == "max" else [int(most) / int(per)]
     quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
     return [quota / period] if quota > 0 else []
 
@@ -275,17 +277,23 @@ def _with_ray(node: NodeFacts, known: dict[str, float]) -> NodeFacts:
 
 def _feeds() -> Iterator[FeedFacts]:
     import mbaas
-    from mbaas.coordinator.served_by import recall_server
+    from mbaas.coordinator.served_by import check_version, recall_server
 
     for feed in mbaas.feeds():
         server = recall_server(feed.name)
         whose = "" if server is None else str(server)
+        logging.disable(logging.ERROR)  # Ray logs an answer that it cannot unpickle, with a stack trace
         try:
+            check_version(feed.name)
             status = feed.status(timeout_s=FEED_TIMEOUT_S)
         except MbaasError as error:
             yield FeedFacts(name=feed.name, server=whose, error=str(error))
+        except Exception as error:  # another version of mbaas may answer in another form
+            yield FeedFacts(name=feed.name, server=whose, error=f"its status cannot be read: {last_line(error)}")
         else:
             yield FeedFacts(name=feed.name, server=whose, consumers=len(status.consumers))
+        finally:
+            logging.disable(logging.NOTSET)
 
 
 # ---- the data ----
@@ -327,7 +335,7 @@ def storage_of_feed(where: str, read: Callable[[], Dataset]) -> StorageFacts:
     from mbaas.tools.analysis.measuring.storage import local_spans
 
     facts = StorageFacts(where=where, list_s=list_s, samples=len(dataset), total_bytes=dataset.total_bytes)
-    reads = [lambda number=number: read_one(number) for number in ids.tolist()]
+    reads = [partial(read_one, number) for number in ids.tolist()]
     return _timed(replace(facts, from_memory=_made_cold(local_spans(dataset, ids.tolist()))), reads)
 
 
@@ -349,7 +357,7 @@ def storage_of_path(path: str) -> StorageFacts:
 
         spans = [Span(file, 0, READ_BYTES // READERS) for file in files]
         facts = replace(facts, from_memory=_made_cold(spans))
-    return _timed(facts, [lambda file=file: read_one(file) for file in files])
+    return _timed(facts, [partial(read_one, file) for file in files])
 
 
 def _made_cold(spans: Sequence[Any]) -> float:

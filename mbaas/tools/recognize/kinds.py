@@ -195,12 +195,20 @@ def _sound(peeks: Sequence[Peek]) -> tuple[tuple[Step, ...], tuple[Step, ...], t
     window_s = min(MOST_WINDOW_S, median(peek.seconds for peek in known)) if known else 1.0
     window = max(1, int(window_s * rate))
     decode = Step("DecodeAudio", {"rate": rate}, "Hz; sound of other rates is resampled")
-    spectrum = Step("MelSpectrogram", {"n_fft": 2 ** round(rate * 0.032).bit_length() // 2, "hop_length": rate // 100, "n_mels": 64})
+    spectrum = Step(
+        "MelSpectrogram", {"n_fft": 2 ** round(rate * 0.032).bit_length() // 2, "hop_length": rate // 100, "n_mels": 64}
+    )
     rest = (spectrum, Step("AmplitudeToDB", {"top_db": 80}, "leave out both for waveforms"))
     length = f"samples: {window / rate:.3g} s; shorter sound is padded with zeros"
-    masks = Step("SpecAugment", {"n_time_masks": 2, "time_mask_param": 20, "n_freq_masks": 2, "freq_mask_param": 8}, is_off=True)
-    hints = () if known else ("Sound needs the extra mbaas[audio]: pip install \"mbaas[audio]\"",)
-    return (decode, Step("RandomCrop", window, length), *rest, masks), (decode, Step("CropOrPad", window, length), *rest), hints
+    masks = Step(
+        "SpecAugment", {"n_time_masks": 2, "time_mask_param": 20, "n_freq_masks": 2, "freq_mask_param": 8}, is_off=True
+    )
+    hints = () if known else ('Sound needs the extra mbaas[audio]: pip install "mbaas[audio]"',)
+    return (
+        (decode, Step("RandomCrop", window, length), *rest, masks),
+        (decode, Step("CropOrPad", window, length), *rest),
+        hints,
+    )
 
 
 def _arrays(peeks: Sequence[Peek]) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[str, ...]]:
@@ -281,7 +289,9 @@ def _coco(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         if peek.kind == "coco" and "file_name" in peek.roots:
             images = Path(peek.roots["file_name"])
             named = peek.columns["file_name"]
-            sizes = [sight.peeks[name] for name in sight.peeks if name.startswith(str(images)) and sight.peeks[name].size]
+            sizes = [
+                sight.peeks[name] for name in sight.peeks if name.startswith(str(images)) and sight.peeks[name].size
+            ]
             data = {"read_coco": {"path": Path(file), "images": images or Path(".")}}
             boxes = {"boxes": {"field": "boxes", "beside": ["labels", "area", "iscrowd"]}}
             side = 512 if not sizes or median(min(each.size or (0, 0)) for each in sizes) >= 256 else 256
@@ -312,7 +322,9 @@ def _are_classes(sight: Sight, kind: str) -> bool:
 def datasets_in(sight: Sight) -> list[str]:
     """Return the folders that are datasets of their own, if there are several: a wrong level was named."""
     tree = sight.tree
-    if any(folder.lower() in (*TRAIN, *VALIDATION) for folder in tree.folders) or any("/" not in file for file in sight.peeks):
+    if any(folder.lower() in (*TRAIN, *VALIDATION) for folder in tree.folders) or any(
+        "/" not in file for file in sight.peeks
+    ):
         return []
     own = [
         folder
@@ -389,7 +401,12 @@ def _label_column(peek: Peek, uri: str) -> str | None:
         return named
     for name, values in peek.columns.items():  # a string column whose values repeat
         texts = [value for value in values if isinstance(value, str)]
-        if name != uri and len(texts) == len(values) > 3 and len(set(texts)) <= len(texts) // 2 and not _is_number(texts[0]):
+        if (
+            name != uri
+            and len(texts) == len(values) > 3
+            and len(set(texts)) <= len(texts) // 2
+            and not _is_number(texts[0])
+        ):
             return name
     return None
 
@@ -411,7 +428,7 @@ def _parquets(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         options |= {"image_column": column} if column != "image" else {}
         options |= {"label_column": label} if label not in (None, "label") else {}
         steps, plain, _ = _images([Peek("image", size=_size_in(peek.columns[column]))])
-        hint = "unpacked: single images of a Parquet file cannot be read, so they are written there once; all nodes read it"
+        hint = "unpacked: the images are written there once, because Parquet has no random access; all nodes read it"
         what = f"{counted(len(files), 'Parquet file')} with images, {pattern}"
         feeds.append((pattern, Feed(what, {"read_parquet": options}, steps, plain, hints=(hint,))))
     if feeds:
@@ -427,7 +444,7 @@ def _is_encoded(values: Sequence[Any]) -> bool:
 
 
 def _is_image(content: Any) -> bool:
-    return isinstance(content, bytes) and content[:4] in (b"\x89PNG", b"RIFF") or (
+    return (isinstance(content, bytes) and content[:4] in (b"\x89PNG", b"RIFF")) or (
         isinstance(content, bytes) and content[:2] in (b"\xff\xd8", b"BM")
     )
 
@@ -465,12 +482,15 @@ def _records(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
     feeds = []
     for pattern, files in _patterns(sight, "tfrecord"):
         peek = sight.peeks[files[0]]
-        column = next((name for name, values in peek.columns.items() if len(values) == 1 and _is_image(values[0])), None)
+        column = next(
+            (name for name, values in peek.columns.items() if len(values) == 1 and _is_image(values[0])), None
+        )
         if column is None:
             continue
         names = [name for name, values in peek.columns.items() if len(values) == 1 and name != column]
-        label = next((name for name in ("image/class/label", "label") if name in names), None)
-        label = label or next((name for word in LABELS for name in names if name.lower().endswith(word)), None)
+        named = [name for name in ("image/class/label", "label") if name in names]
+        named += [name for word in LABELS for name in names if name.lower().endswith(word)]
+        label = named[0] if named else None
         options: dict[str, Any] = {"path": Path(pattern)}
         options |= {"image_column": column} if column != "image/encoded" else {}
         options |= {"label_column": label} if label != "image/class/label" else {}

@@ -56,7 +56,9 @@ class Tree:
         start = f"{folder}/"
         inner = {"": self.files.get(folder, ())}
         inner |= {name.removeprefix(start): files for name, files in self.files.items() if name.startswith(start)}
-        return Tree({name: tuple(each.removeprefix(start) for each in files) for name, files in inner.items()}, self.is_whole)
+        return Tree(
+            {name: tuple(each.removeprefix(start) for each in files) for name, files in inner.items()}, self.is_whole
+        )
 
     @property
     def folders(self) -> list[str]:
@@ -116,7 +118,9 @@ class Sight:
 
         def moved(peek: Peek) -> Peek:
             roots = {column: root for column, root in peek.roots.items() if f"{root}/".startswith((start, "://"))}
-            return replace(peek, roots={column: root[len(start) :] if root != "://" else root for column, root in roots.items()})
+            return replace(
+                peek, roots={column: root[len(start) :] if root != "://" else root for column, root in roots.items()}
+            )
 
         peeks = {name.removeprefix(start): moved(peek) for name, peek in self.peeks.items() if name.startswith(start)}
         return Sight(self.tree.below(folder), peeks)
@@ -258,9 +262,8 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _features(features: dict[str, Any]) -> dict[str, str]:
     return {
-        name: str(each.get("_type", "") if isinstance(each, dict) else "") + str(
-            each.get("dtype", "") if isinstance(each, dict) and each.get("_type") == "Value" else ""
-        )
+        name: str(each.get("_type", "") if isinstance(each, dict) else "")
+        + str(each.get("dtype", "") if isinstance(each, dict) and each.get("_type") == "Value" else "")
         for name, each in features.items()
     }
 
@@ -396,11 +399,15 @@ def _parquet(file: Path) -> Peek:
     with parquet.ParquetFile(file) as opened:
         batch = next(opened.iter_batches(ROWS), None)
         rows = batch.slice(0, PEEKS).to_pylist() if batch is not None else []
-        text = {} if batch is None else {
-            name: tuple(column.to_pylist())
-            for name, column in zip(batch.schema.names, batch.columns, strict=True)
-            if str(column.type) in ("string", "large_string")
-        }
+        text = (
+            {}
+            if batch is None
+            else {
+                name: tuple(column.to_pylist())
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                if str(column.type) in ("string", "large_string")
+            }
+        )
     return Peek("parquet", columns=_by_column(rows) | text)
 
 
@@ -410,5 +417,3 @@ def _tfrecord(file: Path) -> Peek:
     with file.open("rb") as opened:
         found = first_example(opened, file.stat().st_size, str(file))
     return Peek("tfrecord", columns={name: tuple(values) for name, values in found.items()})
-
-

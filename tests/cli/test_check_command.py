@@ -1,0 +1,130 @@
+"""`mbaas check` lists the bad samples of a feed file, and writes them for its key `exclude`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commandline import call, mbaas
+
+from mbaas.cli import feed_file
+from support import readers
+
+PIPELINE = "batch_size: 4\npipeline: [DecodeImage]\n"
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Path:
+    """31 images in 3 classes, one of them bad."""
+    readers.images().in_folders(tmp_path / "data")
+    file = tmp_path / "feed.yaml"
+    file.write_text(f"name: train\ndata: data\n{PIPELINE}")
+    return file
+
+
+def test_bad_samples_are_listed_and_can_be_left_out(feed: Path) -> None:
+    bad = feed.parent / "bad.txt"
+    said = call("check", feed, "--exclude", bad, "--processes", 1)
+    assert said.exit_code == 1
+    assert "007.png: it is not JPEG, PNG, WebP or BMP" in said.stdout
+    assert "31 checked, 30 good, 1 bad" in said.stdout
+    assert 'exclude: "bad.txt"' in said.stderr
+    feed.write_text(feed.read_text() + "exclude: bad.txt\n")
+    assert len(feed_file.load(feed).data.read()) == 30
+    # a later file contains the earlier samples, too
+    second = feed.parent / "data" / "bee" / "012.png"
+    second.write_bytes(second.read_bytes()[::-1])
+    again = call("check", feed, "--exclude", bad, "--json", "--processes", 1)
+    found = json.loads(again.stdout)
+    assert (again.exit_code, found["samples"], found["bad"]) == (1, 30, 1)
+    assert found["bad_samples"][0]["uri"].endswith("012.png")
+    assert len(feed_file.load(feed).data.read()) == 29
+    clean = call("check", feed, "--processes", 1)
+    assert (clean.exit_code, clean.stderr) == (0, "")
+    assert "all 10x8 pixels" in clean.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "No such file"),
+        ("ids", "must be a file that mbaas check --exclude wrote"),
+        ("# bad samples of the data with fingerprint 00\n1\n", "its samples have changed; run mbaas check again"),
+        ("# bad samples of the data with fingerprint {}\n31\n", "must begin with a sample's id below 31, got '31'"),
+    ],
+)
+def test_a_file_to_exclude_must_fit(feed: Path, text: str | None, sentence: str) -> None:
+    fingerprint = feed_file.load(feed).data.read().fingerprint
+    if text is not None:
+        (feed.parent / "bad.txt").write_text(text.replace("{}", fingerprint))
+    feed.write_text(feed.read_text() + "exclude: bad.txt\n")
+    said = call("check", feed)
+    assert said.exit_code == 2
+    assert sentence in said.stderr
+    assert "feed.yaml:5" in said.stderr
+
+
+def test_own_code_that_ends_a_process_is_found_by_sample(feed: Path) -> None:
+    (feed.parent / "own.py").write_text(
+        "import os\nfrom pathlib import Path\n\ndef end(image, rng):\n"
+        "    if image[0, 0].tolist() == TARGET: os._exit(7)\n    return image\n"
+    )
+    target = readers.picture(20)[0, 0].tolist()
+    text = (feed.parent / "own.py").read_text().replace("TARGET", str(target))
+    (feed.parent / "own.py").write_text(text)
+    feed.write_text(feed.read_text().replace("[DecodeImage]", "[DecodeImage, Map: own:end]"))
+    found = json.loads(mbaas("check", feed, "--json").stdout)
+    assert [each["sample_id"] for each in found["bad_samples"]] == [readers.BAD, 20]
+    assert found["bad_samples"][1]["reason"] == "the process that prepared it ended with code 7"
+
+
+def test_ctrl_c_shows_what_was_found(feed: Path) -> None:
+    calls = feed.parent / "calls"
+    calls.touch()
+    (feed.parent / "own.py").write_text(
+        "import time\n\ndef wait(image, rng):\n    time.sleep(0.02)\n"
+        f"    open({str(calls)!r}, 'a').write('1')\n    return image\n"
+    )
+    feed.write_text(feed.read_text().replace("[DecodeImage]", "[DecodeImage, Map: own:wait]"))
+    many = readers.images(600)
+    many.in_folders(feed.parent / "data")
+    with subprocess.Popen(
+        [sys.executable, "-m", "mbaas", "check", str(feed), "--processes", "1", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        end = time.monotonic() + 60
+        while calls.stat().st_size < 80 and time.monotonic() < end:  # two pieces of 32, and a part of the third
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    found = json.loads(out)
+    assert process.returncode == 130
+    assert found["was_stopped"]
+    assert 0 < found["checked"] < 600
+    assert [each["sample_id"] for each in found["bad_samples"]] == [readers.BAD]
+    assert "interrupted: " in err
+    assert "Traceback" not in err
+
+
+def test_a_closed_pipe_ends_it_quietly(feed: Path) -> None:
+    command = f"{sys.executable} -m mbaas check {feed} | true"
+    said = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=90, check=False)
+    assert "Traceback" not in said.stderr
+    assert "Error" not in said.stderr
+
+
+def test_data_without_a_good_sample_are_one_sentence(feed: Path) -> None:
+    for file in (feed.parent / "data").rglob("*.png"):
+        file.write_bytes(b"")
+    said = call("check", feed)
+    assert said.exit_code == 1
+    assert "ant/000.png: the file is empty (0 bytes)" in said.stderr

@@ -1,0 +1,153 @@
+"""A check of a dataset finds each bad sample, with the reason that a feed gives, whatever its process does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.errors import BadSampleError, ResourceError
+from mbaas.pictures.samples import first_samples
+from mbaas.tools.check.pool import Lost, Pool
+from mbaas.tools.check.samples import Job
+from mbaas.tools.check.scan import MOST_NAMED, Totals, chosen_ids, pieces_of, prepared_field, scan
+from mbaas.transforms import Pipeline
+from support import readers
+
+
+def crop() -> Pipeline:
+    return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(8, scale=(0.01, 0.02))])
+
+
+def checked(dataset: mbaas.Dataset, pipeline: Pipeline, made: object = None, limit_s: float = 60.0) -> Totals:
+    totals = Totals()
+    job = Job(dataset, crop, prepared_field(dataset, pipeline, 0), 0, 0.0)
+    for _ in scan(job, np.arange(len(dataset)), totals, processes=1, limit_s=limit_s):
+        pass
+    return totals
+
+
+def test_bad_samples_have_the_reasons_of_a_feed(tmp_path: Path) -> None:
+    dataset = readers.folders(tmp_path, readers.images(), None)
+    totals = checked(dataset, crop())
+    found = first_samples(dataset, crop(), count=len(dataset))
+    assert totals.bad == list(found.bad)
+    assert (totals.samples, totals.nbytes, totals.ids.tolist()) == (31, dataset.total_bytes, [readers.BAD])
+    assert totals.sizes == {(10, 8): 30}
+
+
+def test_damage_that_a_crop_does_not_reach_is_found(tmp_path: Path) -> None:
+    """With crops of 1 %, a feed decodes the upper rows only, in most epochs."""
+    (tmp_path / "a").mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (400, 400, 3), np.uint8)
+    for number in range(4):
+        cv2.imwrite(str(tmp_path / "a" / f"{number}.jpg"), noise)
+    file = tmp_path / "a" / "2.jpg"
+    content = file.read_bytes()
+    file.write_bytes(content[:-20_000] + content[-2:])  # without the last rows, but with the end marker
+    dataset = mbaas.read_images(tmp_path)
+    assert first_samples(dataset, crop(), count=4, epoch=0).bad == ()
+    totals = checked(dataset, crop())
+    assert [bad.sample_id for bad in totals.bad] == [2]
+    assert totals.bad[0].reason.startswith("corrupt JPEG")
+
+
+def test_a_dataset_without_a_good_sample_names_the_first(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(3):
+        (tmp_path / "a" / f"{number}.png").write_bytes(b"no")
+    with pytest.raises(BadSampleError, match=r"0\.png: it is not JPEG"):
+        prepared_field(mbaas.read_images(tmp_path), crop(), 0)
+
+
+def test_a_later_good_sample_gives_the_shape(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(40):
+        content = readers.images(1, bad=None).encoded[0] if number > 20 else b"no"
+        (tmp_path / "a" / f"{number:02}.png").write_bytes(content)
+    assert prepared_field(mbaas.read_images(tmp_path), crop(), 0).shape == (8, 8, 3)
+
+
+# ---- processes ----
+
+
+def double(ends_at: int, hangs_at: int, numbers: Sequence[int]) -> list[int]:
+    if ends_at in numbers:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if hangs_at in numbers:
+        time.sleep(60)
+    return [2 * number for number in numbers]
+
+
+def ready(ends_at: int, hangs_at: int) -> partial[list[int]]:
+    return partial(double, ends_at, hangs_at)
+
+
+def dies() -> None:
+    os._exit(3)
+
+
+def fails() -> None:
+    raise ResourceError("no room")
+
+
+def test_a_crash_and_a_hang_cost_only_their_piece() -> None:
+    pool: Pool[list[int], list[int]] = Pool(partial(ready, 3, 6), 2, limit_s=2.0)
+    try:
+        found = {tuple(piece): result for piece, result in pool.run([[number] for number in range(8)])}
+    finally:
+        pool.close()
+    assert {piece for piece, result in found.items() if isinstance(result, Lost)} == {(3,), (6,)}
+    assert found[3,] == Lost("the process that prepared it was ended by SIGSEGV")
+    assert found[6,] == Lost("it was not prepared within 2 s (timeouts.prep_s)")
+    assert found[7,] == [14]
+
+
+def test_a_process_that_cannot_start_is_an_error() -> None:
+    for make, sentence in ((dies, "ended with code 3 while it started"), (fails, "no room")):
+        pool: Pool[int, int] = Pool(make, 1, limit_s=9.0)
+        with pytest.raises(ResourceError, match=sentence):
+            list(pool.run([1]))
+        pool.close()
+
+
+# ---- arithmetic ----
+
+
+def test_pieces_are_bounded_in_samples_and_bytes() -> None:
+    lengths = np.full(100, 1000)
+    lengths[50] = 1 << 30
+    pieces = [*pieces_of(np.arange(100), lambda ids: lengths[ids], 0)]
+    assert [number for piece in pieces for number in piece] == [*range(100)]
+    assert max(map(len, pieces)) == 32
+    assert (50,) in pieces
+    assert all(len(piece) <= 4 for piece in pieces_of(np.arange(100), lambda ids: lengths[ids], 8 << 20))
+
+
+def test_a_limit_is_spread_over_the_data() -> None:
+    assert chosen_ids(5, None).tolist() == chosen_ids(5, 9).tolist() == [0, 1, 2, 3, 4]
+    assert chosen_ids(1001, 3).tolist() == [0, 500, 1000]
+
+
+def test_totals_stay_small() -> None:
+    from mbaas.tools.check.samples import Outcome
+
+    totals = Totals()
+    for start in range(0, 3 * MOST_NAMED, 1000):
+        sizes = {(start + number + 1, 1): 1 for number in range(1000)}
+        bad = {start + number: f"reason {start + number}" for number in range(1000)}
+        found = Outcome(samples=1000, bad=bad)
+        found.sizes.update(sizes)
+        totals.add(found, str)
+    assert (len(totals.bad), len(totals.reasons), len(totals.sizes)) == (MOST_NAMED, MOST_NAMED, 1000)
+    assert len(totals.ids) == totals.samples == 3 * MOST_NAMED
+    assert (totals.smallest, totals.largest) == ((1, 1), (3 * MOST_NAMED, 1))
