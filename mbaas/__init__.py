@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mbaas.serving import serve
     from mbaas.settings import Disk, Lending, Scaling, Staging, Threads, Timeouts
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BadSampleError",
