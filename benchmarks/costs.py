@@ -110,7 +110,7 @@ def table(results: Sequence[Cost]) -> Table:
         "epochs": lambda each: str(each.search.epochs),
         "s": lambda each: f"{each.search.seconds:.0f}",
         "s/epoch": lambda each: f"{each.search.seconds / each.search.epochs:.2f}",
-        "CPU-h": lambda each: f"{each.cpu_s / 3600:.3f}",
+        "CPU-s": lambda each: f"{each.cpu_s:.0f}",
         "CPU-s/epoch": lambda each: f"{each.cpu_s / each.search.epochs:.2f}",
         "prepared": lambda each: f"{each.search.prepared:,}",
         "waited": lambda each: f"{each.search.waited:.0%}",

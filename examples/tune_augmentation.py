@@ -204,7 +204,7 @@ class Outcome:
 
     results: tune.ResultGrid
     seconds: float
-    cpu_hours: float
+    cpu_s: float
     decoded: int
     trained: int
 
@@ -239,7 +239,7 @@ def apart(trainable: Any, args: argparse.Namespace, photos: Photos) -> Outcome:
 def outcome(results: tune.ResultGrid, seconds: float, cpu: TreeCpu, decoded: int, trained: int) -> Outcome:
     if inexact := [each.path for each in results if not each.metrics["ledger"]]:
         raise mbaas.MbaasError(f"trials missed samples, or got some twice: {inexact}")
-    return Outcome(results, seconds, cpu.seconds() / 3600, decoded, trained)
+    return Outcome(results, seconds, cpu.seconds(), decoded, trained)
 
 
 def search(trainable: Any, args: argparse.Namespace, callbacks: list[tune.Callback]) -> tune.ResultGrid:
@@ -295,11 +295,11 @@ def write_photos(folder: Path, count: int, seed: int) -> mbaas.Dataset:
 
 
 def show(outcomes: dict[str, Outcome]) -> None:
-    print(f"{'':26}{'accuracy':>10}{'seconds':>10}{'CPU-hours':>11}{'trained':>10}{'decoded for each':>18}")
+    print(f"{'':26}{'accuracy':>10}{'seconds':>10}{'CPU-s':>11}{'trained':>10}{'decoded for each':>18}")
     for title, each in outcomes.items():
         best = each.results.get_best_result().metrics["accuracy"]
         per = each.decoded / max(1, each.trained)
-        print(f"{title:26}{best:>10.1%}{each.seconds:>10.1f}{each.cpu_hours:>11.4f}{each.trained:>10,}{per:>18.3f}")
+        print(f"{title:26}{best:>10.1%}{each.seconds:>10.1f}{each.cpu_s:>11.1f}{each.trained:>10,}{per:>18.3f}")
 
 
 def main() -> None:

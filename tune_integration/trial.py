@@ -41,14 +41,14 @@ def get_loader(asked: JoinRequest) -> mbaas.Loader:
       Prepared / delivered, summed over all trials, shows how well they share.
     - ``pipeline``: fingerprint of the trial's own pipeline; "" for the feed's.
     - ``time_to_first_batch_s``: seconds from ``get_loader`` to the first minibatch.
-    - ``cpu_hours``: the trial's part of the CPU time of the feed's prep workers, cache nodes and coordinators. Each
+    - ``cpu_s``: CPU-seconds, the trial's part of the feed's prep workers, cache nodes and coordinators. Each
       delivered sample of a pipeline has the same cost, whichever trial it went to.
-    - ``dataloader_cpu_hours``: lower bound for a DataLoader of the trial's own: the time to prepare each delivered
+    - ``dataloader_cpu_s``: lower bound for a DataLoader of the trial's own: the time to prepare each delivered
       sample.
     - ``cost`` and ``dataloader_cost``: the same in money, if ``cpu_price_per_h`` of `mbaas.serve` is set.
 
-    ``mbaas/cpu_hours`` and ``mbaas/cost`` are sums over all feeds. ``cpu_hours`` includes the start of the feed's
-    processes, a few seconds of CPU that dominate a short run; ``dataloader_cpu_hours`` does not. Costs are missing
+    ``mbaas/cpu_s`` and ``mbaas/cost`` are sums over all feeds. ``cpu_s`` includes the start of the feed's
+    processes, a few seconds of CPU that dominate a short run; ``dataloader_cpu_s`` does not. Costs are missing
     until all feeds have reported them.
 
     In a Ray Train worker, rank and world size are the worker's, and the consumer's name is the run's. With
@@ -211,7 +211,7 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
         feeds[feed] |= _costs(known, samples[feed])
     sums = {
         f"mbaas/{name}": sum(each[name] for each in feeds.values())
-        for name in ("cpu_hours", "cost")
+        for name in ("cpu_s", "cost")
         if feeds and all(name in each for each in feeds.values())  # a sum without one of the feeds would be too low
     }
     return {"mbaas/stall_share": _share(wait_s, total_s), **sums, "mbaas": feeds}
@@ -219,11 +219,11 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
 
 def _costs(known: Any, delivered: list[tuple[int, str]]) -> dict[str, float]:
     """Return the costs of samples of some pipelines, by the feed's `mbaas.model.costs.LoadingCosts`."""
-    hours = {"": sum(known.cpu_hours(samples, pipeline) for samples, pipeline in delivered)}
-    if alone := known.alone_cpu_hours(sum(samples for samples, _ in delivered)):  # 0 means unknown
-        hours["dataloader_"] = alone
-    prices = {f"{who}cost": price for who, each in hours.items() if (price := known.price(each)) is not None}
-    return {**{f"{who}cpu_hours": each for who, each in hours.items()}, **prices}
+    cpu_s = {"": sum(known.cpu_s_of(samples, pipeline) for samples, pipeline in delivered)}
+    if alone_s := known.alone_cpu_s_of(sum(samples for samples, _ in delivered)):  # 0 means unknown
+        cpu_s["dataloader_"] = alone_s
+    prices = {f"{who}cost": price for who, each in cpu_s.items() if (price := known.price(each)) is not None}
+    return {**{f"{who}cpu_s": each for who, each in cpu_s.items()}, **prices}
 
 
 def _share(part_s: float, total_s: float) -> float:

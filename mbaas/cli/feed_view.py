@@ -17,7 +17,6 @@ from rich.text import Text
 from mbaas.base.units import count, counted, duration, number, percent, seconds, size
 from mbaas.cli.console import Cell, Rows, facts, stack
 from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
-from mbaas.model.costs import HOUR_S, LoadingCosts
 
 if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus
@@ -226,7 +225,7 @@ def _figures(status: FeedStatus, flow: Flow) -> Iterator[tuple[str | Text, str, 
     if moves_s := status.moves_s:
         moved = f"median of {counted(len(moves_s), 'worker')} from other feeds, decision to first part"
         yield "moves", seconds(median(moves_s)), moved
-    yield from _costs(status.costs)
+    yield from _costs(status)
     if status.skipped_total:
         yield Text("skipped", "yellow"), count(status.skipped_total), "bad samples left out"
     if status.inexact_epochs:
@@ -257,15 +256,21 @@ def _lending(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
         yield "loans", f"{moved}", f"{', '.join(shared) or 'none'}; {bounds}"
 
 
-def _costs(costs: LoadingCosts) -> Iterator[tuple[str, str, str]]:
+def _costs(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
     # Next to the least cost of a DataLoader in each trial; nothing before the first sample.
+    costs = status.costs
     if not costs.sample_cpu_s or not costs.alone_sample_cpu_s:
         return
-    price, per_h = costs.price(costs.cpu_s / HOUR_S), costs.cpu_price_per_h
-    money = f" ({number(price)} in all at {number(per_h)} an hour)" if price is not None and per_h is not None else ""
+    price, per_h = costs.price(costs.cpu_s), costs.cpu_price_per_h
+    money = f", {number(price)} at {number(per_h)} an hour" if price is not None and per_h is not None else ""
     each, alone = seconds(costs.sample_cpu_s), seconds(costs.alone_sample_cpu_s)
-    remark = f"{each} of a CPU for a delivered sample{money}; a DataLoader in each trial: at least {alone}"
-    yield "cost", f"{number(costs.cpu_s / HOUR_S)} CPU-h", remark
+    pays = costs.pays_from(status.prepared_samples)
+    from_trials = f"; pays from {counted(pays, 'trial')} on" if pays is not None else ""
+    remark = (
+        f"of the CPU time of a DataLoader in each trial: {each} instead of at least {alone} for a delivered sample, "
+        f"{seconds(costs.cpu_s)} in all{money}{from_trials}"
+    )
+    yield "cost", percent(1 / costs.ratio), remark
 
 
 def _first_epoch(status: FeedStatus, flow: Flow) -> Iterator[tuple[str, str, Text]]:

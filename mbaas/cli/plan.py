@@ -96,8 +96,9 @@ def _costs(plan: Plan) -> RenderableType:
     ]
     return Rows(plan.jobs).table(
         ("*an epoch of each trial", lambda job: job.job),
-        (">CPU-hours", lambda job: units.number(job.cpu_h)),
-        (">DataLoaders", lambda job: units.number(job.alone_cpu_h)),
+        (">share", lambda job: units.percent(job.cpu_s / job.alone_cpu_s)),
+        (">CPU time", lambda job: units.seconds(job.cpu_s)),
+        (">DataLoaders", lambda job: units.seconds(job.alone_cpu_s)),
         *(prices if priced else ()),
         text_folds=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -57,9 +58,24 @@ class LoadingCosts:
         """
         return self.encoded_cpu_s / self.encoded_samples if self.encoded_samples else 0.0
 
-    def cpu_hours(self, samples: int, pipeline: str = "") -> float:
-        """Return the CPU-hours of a number of delivered samples of a pipeline."""
-        return samples * self._sample_cpu_s_of(pipeline) / HOUR_S
+    @property
+    def ratio(self) -> float:
+        """Times as much CPU time as here that a DataLoader in each trial would take at least; 0 if not known yet."""
+        return self.alone_sample_cpu_s / self.sample_cpu_s if self.sample_cpu_s else 0.0
+
+    def pays_from(self, prepared_samples: int) -> int | None:
+        """Return the fewest trials in step with each other for which a feed takes less CPU time than their DataLoaders.
+
+        It takes as long for each of the samples that it prepared as so far, whatever the number of trials. None if not
+        known yet.
+        """
+        if not self.alone_sample_cpu_s or not prepared_samples:
+            return None
+        return math.floor(self.cpu_s / prepared_samples / self.alone_sample_cpu_s) + 1
+
+    def cpu_s_of(self, samples: int, pipeline: str = "") -> float:
+        """Return the CPU-seconds of a number of delivered samples of a pipeline."""
+        return samples * self._sample_cpu_s_of(pipeline)
 
     def _sample_cpu_s_of(self, pipeline: str) -> float:
         own = self.pipelines.get(pipeline)
@@ -69,8 +85,8 @@ class LoadingCosts:
         common_s = (self.cache_cpu_s + self.coordinator_cpu_s) / self.delivered_samples
         return common_s + self.prep_cpu_s * own.prep_share / own.delivered_samples
 
-    def alone_cpu_hours(self, samples: int) -> float:
-        return samples * self.alone_sample_cpu_s / HOUR_S
+    def alone_cpu_s_of(self, samples: int) -> float:
+        return samples * self.alone_sample_cpu_s
 
-    def price(self, cpu_hours: float) -> float | None:
-        return None if self.cpu_price_per_h is None else cpu_hours * self.cpu_price_per_h
+    def price(self, cpu_s: float) -> float | None:
+        return None if self.cpu_price_per_h is None else cpu_s / HOUR_S * self.cpu_price_per_h

@@ -114,6 +114,20 @@ def speedup(now: Prediction, then: Prediction) -> Quantity:
     return spanning(*(before.at(bound) / after.at(bound) for bound in BOUNDS), unit="times")
 
 
+def stall_range(rates: Rates, setup: Setup) -> tuple[float, float]:
+    """Return the lowest and highest share of time that trials wait in steady epochs, 0 to 1.
+
+    Unlike the intervals of `predict`, they assume that steps and supply are off in opposite directions.
+    """
+
+    def share(step: Bound, supply: Bound) -> float:
+        found = resource_times(rates, setup, steady=True, step=step, prep=supply, supply=supply)
+        synthetic_s, _, whole_s = _run_times(found, rates.overlap)
+        return max(0.0, 1 - synthetic_s / whole_s)
+
+    return share("low", "high"), share("high", "low")
+
+
 def _run_times(found: ResourceTimes, overlap: float) -> tuple[float, ...]:
     """Return seconds per sample of three runs: synthetic data, all data in memory, and the real workload."""
     # Each run adds one part to the previous run; the added time is that part's stall, as in DS-Analyzer.

@@ -185,7 +185,7 @@ def test_where_samples_cross_to_the_gpu(saved: Path, tmp_path: Path) -> None:
     assert code == 0
     assert answer["gpu"]["shares"].keys() == {"normalize", "decode"}
     assert answer["gpu"]["options"]["engine"] in ("cpu", "dali")
-    assert answer["costs"]["price"]["value"] == pytest.approx(answer["costs"]["cpu_h"]["value"] / 2)
+    assert answer["costs"]["price"]["value"] == pytest.approx(answer["costs"]["cpu_s"]["value"] / 7200)
     code, text, _ = run("what-if", saved, "--gpu", file)
     assert re.search(r"(prepares?|the others) .*\(engine: (cpu|dali.*)\): each trial gets", " ".join(text.split()))
     kept = json.loads(saved.read_text())

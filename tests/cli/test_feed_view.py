@@ -29,7 +29,7 @@ def serving() -> FeedStatus:
 
 
 def shown(what: Any) -> str:
-    console = Console(width=200, file=io.StringIO())
+    console = Console(width=240, file=io.StringIO())
     with console.capture() as capture:
         console.print(what)
     return capture.get()
@@ -131,15 +131,15 @@ def test_the_ranks_of_a_trial_are_one_trial_and_places_that_are_held_are_none(se
 
 
 def test_what_a_sample_costs_is_shown_beside_a_dataloader(serving: FeedStatus) -> None:
-    assert "CPU-h" not in shown(feed_view.feed(serving, feed_view.Flow.since_start(serving)))
+    assert "DataLoader" not in shown(feed_view.feed(serving, feed_view.Flow.since_start(serving)))
     costs = LoadingCosts(3600.0, 300.0, 300.0, 10**7, encoded_cpu_s=3600.0, encoded_samples=10**6)
-    known = replace(serving, costs=costs)
+    known = replace(serving, costs=costs, prepared_samples=10**6)
     text = " ".join(shown(feed_view.feed(known, feed_view.Flow.since_start(known))).split())
-    alone = "a DataLoader in each trial: at least 3.6 ms"
-    assert f"cost 1.17 CPU-h 420 µs of a CPU for a delivered sample; {alone}" in text
+    ratio = "cost 12 % of the CPU time of a DataLoader in each trial: 420 µs instead of at least 3.6 ms for a delivered"
+    assert f"{ratio} sample, 70 min in all; pays from 2 trials on" in text
     known = replace(known, costs=replace(costs, cpu_price_per_h=0.06))
     text = " ".join(shown(feed_view.feed(known, feed_view.Flow.since_start(known))).split())
-    assert f"of a CPU for a delivered sample (0.07 in all at 0.06 an hour); {alone}" in text
+    assert f"{ratio} sample, 70 min in all, 0.07 at 0.06 an hour; pays" in text
 
 
 def test_pipelines_are_listed_if_there_are_several() -> None:

@@ -12,7 +12,7 @@ EXAMPLE = ROOT / "examples" / "tune_augmentation.py"
 LIMIT_S = 300
 PHOTOS = 40
 ROW = r" +([\d.]+)% +[\d.]+ +([\d.]+) +([\d,]+) +([\d.]+)"
-"""Accuracy, seconds, CPU-hours, samples trained with, samples decoded for each of them."""
+"""Accuracy, seconds, CPU-seconds, samples trained with, samples decoded for each of them."""
 
 
 def figures(title: str, out: str) -> list[float]:
@@ -34,7 +34,7 @@ def test_trials_with_pipelines_of_their_own_share_what_is_decoded(scheduler: str
 
 @pytest.mark.long
 @pytest.mark.timeout(3 * LIMIT_S)
-def test_a_third_of_the_cpu_hours_of_a_dataloader_for_each() -> None:
+def test_a_third_of_the_cpu_time_of_a_dataloader_for_each() -> None:
     out, _ = run_program(EXAMPLE, "--compare", limit_s=3 * LIMIT_S - 20, removed="mb*")
     shared, apart, alone = (
         figures(title, out) for title in ("one feed", "a feed for each trial", "a DataLoader for each")

@@ -69,7 +69,7 @@ def test_the_trials_own_metrics_come_first_in_tunes_table(reported: list[dict[st
     report(loss=0.5, accuracy=0.9)
     report(a=1, b=2, c=3, loss=0.5)
     assert [columns(metrics) for metrics in reported] == [
-        ["loss", "accuracy", "mbaas/stall_share", "mbaas/cpu_hours"],
+        ["loss", "accuracy", "mbaas/stall_share", "mbaas/cpu_s"],
         ["a", "b", "c", "loss"],
     ]
 
@@ -88,8 +88,8 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
             "prepared_samples": 30,
             "pipeline": "1a2b3c4d",
             "time_to_first_batch_s": 0.25,
-            "cpu_hours": pytest.approx(90 * 500 / 900 / 3600),
-            "dataloader_cpu_hours": pytest.approx(90 * 450 / 300 / 3600),
+            "cpu_s": pytest.approx(90 * 500 / 900),
+            "dataloader_cpu_s": pytest.approx(90 * 450 / 300),
             "cost": pytest.approx(0.05),
             "dataloader_cost": pytest.approx(0.135),
         }
@@ -112,17 +112,17 @@ def test_costs_of_all_feeds_are_told_only_if_all_are_known(reported: list[dict[s
     train.price = None
     report(loss=0.5)
     sums = [{name for name in sent if name.startswith("mbaas/")} for sent in reported]
-    known = {"mbaas/stall_share", "mbaas/cpu_hours"}
+    known = {"mbaas/stall_share", "mbaas/cpu_s"}
     assert sums == [{"mbaas/stall_share"}, known, known]
-    assert "cpu_hours" not in reported[0]["mbaas"]["val"]
-    assert reported[1]["mbaas/cpu_hours"] == pytest.approx(2 * 90 * 500 / 900 / 3600)
+    assert "cpu_s" not in reported[0]["mbaas"]["val"]
+    assert reported[1]["mbaas/cpu_s"] == pytest.approx(2 * 90 * 500 / 900)
     assert [sorted(name for name in sent["mbaas"]["train"] if "cost" in name) for sent in reported] == [
         ["cost", "dataloader_cost"], ["cost", "dataloader_cost"], []
     ]  # fmt: skip
 
 
 def test_what_a_trial_reports_itself_wins(reported: list[dict[str, Any]]) -> None:
-    own = {"mbaas/stall_share": 0.1, "mbaas/cpu_hours": 7, "mbaas/cost": 8, "mbaas": "mine"}
+    own = {"mbaas/stall_share": 0.1, "mbaas/cpu_s": 7, "mbaas/cost": 8, "mbaas": "mine"}
     report(**own)
     assert reported == [own]
 
@@ -130,4 +130,4 @@ def test_what_a_trial_reports_itself_wins(reported: list[dict[str, Any]]) -> Non
 def test_what_a_dataloader_would_take_is_missing_while_it_is_not_known() -> None:
     """As after a first block: 0 would mean that loading alone is free."""
     known = trial._costs(LoadingCosts(prep_cpu_s=36.0, delivered_samples=100, cpu_price_per_h=2.0), [(50, "")])
-    assert known == {"cpu_hours": pytest.approx(0.005), "cost": pytest.approx(0.01)}
+    assert known == {"cpu_s": pytest.approx(18), "cost": pytest.approx(0.01)}

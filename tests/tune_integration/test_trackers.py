@@ -39,9 +39,9 @@ def names(feed: str) -> set[str]:
     """The mbaas metrics in a trial's report."""
     shares = {f"{kind}stall_share" for kind in ("", "fetch_", "prep_", "peer_")}
     sums = {"wait_s", "delivered_samples", "prepared_samples", "time_to_first_batch_s"}
-    costs = {"cpu_hours", "dataloader_cpu_hours"}
+    costs = {"cpu_s", "dataloader_cpu_s"}
     own = {f"mbaas/{feed}/{name}" for name in shares | sums | costs}
-    return {"mbaas/stall_share", "mbaas/cpu_hours", *own}
+    return {"mbaas/stall_share", "mbaas/cpu_s", *own}
 
 
 def test_mlflow_has_each_report(feed: OneOfMany, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from mbaas.base.validation import options
 from mbaas.errors import ConfigError
 from mbaas.model import words
 from mbaas.model.costs import HOUR_S, LoadingCosts
-from mbaas.model.pace import Epoch, Waits, fewest_prep_cores, predict, smallest_cache, speedup
+from mbaas.model.pace import Epoch, Waits, fewest_prep_cores, predict, smallest_cache, speedup, stall_range
 from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, spanning, stated
 from mbaas.model.rates import Rates, Setup
 from mbaas.model.supply import read_shares, resource_times
@@ -36,6 +36,9 @@ LEAST_PART = 0.005
 
 SHORT_S = 0.5
 """No change is worthwhile for shorter epochs (seconds): starting a trial takes longer."""
+
+MOST_TRIALS = 64
+"""Largest number of trials for which costs are compared with those of DataLoaders."""
 
 DISAGREEMENT = 0.1
 """Maximum difference between two measurements of a stall, as a share of the epoch. Beyond it the stall is unknown."""
@@ -70,14 +73,14 @@ def recommend(
     """Return the changes that each make steady epochs at least 2 % faster.
 
     Settings with a clear gain come first, then all other changes by gain. The list is empty for epochs below `SHORT_S`,
-    and if it is unknown how long or why trials wait.
+    if it is unknown how long or why trials wait, and if the rates are too uncertain for a verdict.
 
     Args:
         memory_bytes: memory of a node that a cache could use without a purchase.
         seen: see `verdict`.
     """
     now = predict(rates, setup)
-    if _is_short(now.steady) or _unknown(_views(now.steady, seen)) is not None:
+    if _is_short(now.steady) or _unknown(_views(now.steady, seen)) or _too_noisy(rates, setup, now.steady):
         return []
     made = []
     for kind, advice, changed in (*_settings(rates, setup, memory_bytes), *_purchases(rates, setup, memory_bytes)):
@@ -176,6 +179,9 @@ def verdict(
 ) -> str:
     """Return a sentence with the stall share, the bottleneck, the best change and its gain.
 
+    If the rates are so uncertain that loading may or may not be a problem, it reports that instead, and the rate to
+    measure again.
+
     Args:
         changes: the result of `recommend`, if already computed.
         seen: stall shares of a real run, by their source. If they differ from the prediction by more than
@@ -192,6 +198,8 @@ def verdict(
         contention = _contention(rates, setup) if knows_cores else ""
         pace = f"By the prediction {words.NAMES[epoch.limit]} {_pace(epoch)}"
         return f"{unknown}{contention}. {pace}; nothing is recommended, because that may be wrong."
+    if noisy := _too_noisy(rates, setup, epoch):
+        return noisy
     return f"{_waits(epoch, setup)}, and {words.NAMES[epoch.limit]} {_pace(epoch)}; {_advice(best)}."
 
 
@@ -213,6 +221,22 @@ def _unknown(views: Mapping[str, Waits]) -> str | None:
     else:
         return None
     return f"{what} is not known: {', '.join(f'{who} {tell(waits)}' for who, waits in views.items())}"
+
+
+def _too_noisy(rates: Rates, setup: Setup, epoch: Epoch) -> str:
+    """Return the reason why the rates allow no verdict; empty if they do."""
+    low, high = stall_range(rates, setup)
+    if not low <= PROBLEM < high or high - low <= DISAGREEMENT:
+        return ""
+    # a resource that is never the slowest may be as uncertain as it likes
+    slowest = {name: bound for name, bound in epoch.bounds.items() if bound.low <= epoch.trial_per_s.high}
+    name = max(slowest, key=lambda each: slowest[each].spread)
+    return (
+        f"Whether loading is the problem is not known, because the measurements are too noisy: {_who(setup)} for data "
+        f"{units.percent(low)} to {units.percent(high)} of the time, and the least certain rate is that of "
+        f"{words.RESOURCES.get(name, 'reading')} (±{units.percent(slowest[name].spread)}); measure again while the "
+        "machine has nothing else to do, and without --quick."
+    )
 
 
 def _differ(shares: Iterable[float]) -> bool:
@@ -238,11 +262,14 @@ def _contention(rates: Rates, setup: Setup) -> str:
 
 
 def _waits(epoch: Epoch, setup: Setup) -> str:
-    who = "the trial waits" if setup.trials == 1 else f"each of {setup.trials} trials waits"
-    waits = epoch.waits
+    who, waits = _who(setup), epoch.waits
     if waits.all <= PROBLEM:
         return f"Loading is not the problem: {who} for data only {units.percent(waits.all)} of the time"
     return f"Loading is the problem: {who} for data {units.percent(waits.all)} of the time ({_parts(waits)})"
+
+
+def _who(setup: Setup) -> str:
+    return "the trial waits" if setup.trials == 1 else f"each of {setup.trials} trials waits"
 
 
 def _parts(waits: Waits) -> str:
@@ -254,7 +281,11 @@ def _parts(waits: Waits) -> str:
 
 def _pace(epoch: Epoch) -> str:
     between = units.interval(epoch.epoch_s.low, epoch.epoch_s.high, units.seconds)
-    return f"sets the pace at {units.seconds(epoch.epoch_s.value)} an epoch" + (f" ({between})" if between else "")
+    others = " or ".join(words.NAMES[name] for name in epoch.limits[1:])
+    doubt = f"(or, within the measured interval, {others}) " if others else ""
+    return f"{doubt}sets the pace at {units.seconds(epoch.epoch_s.value)} an epoch" + (
+        f" ({between})" if between else ""
+    )
 
 
 def _advice(best: Change | None) -> str:
@@ -361,46 +392,67 @@ class EpochCosts(AsJson):
     """Cost of loading a steady epoch for one trial.
 
     Attributes:
-        cpu_h: CPU-hours of fetching, preparing, staging, delivery and background work, without training. With a shared
-            feed, this is the trial's part of the feed's total; otherwise the total of its own feed.
-        alone_cpu_h: minimum CPU-hours of a separate DataLoader: those of preparing each sample once. Reads, and the
+        cpu_s: CPU-seconds of fetching, preparing, staging, delivery and background work, without training. With a
+            shared feed, this is the trial's part of the feed's total; otherwise the total of its own feed.
+        alone_cpu_s: minimum CPU-seconds of a separate DataLoader: those of preparing each sample once. Reads, and the
             transfer of minibatches to the trial, are not included.
-        price, alone_price: price of these hours; None if the price of a CPU is unknown.
+        price, alone_price: price of this time; None if the price of a CPU is unknown.
+        pays_from: fewest trials for which a feed takes less CPU time than their DataLoaders; None if no number does, or
+            if unknown.
     """
 
-    cpu_h: Quantity
-    alone_cpu_h: Quantity
+    cpu_s: Quantity
+    alone_cpu_s: Quantity
     price: Quantity | None
     alone_price: Quantity | None
+    pays_from: int | None
 
     @property
     def sentence(self) -> str:
-        here, alone = _said(self.cpu_h, self.price), _said(self.alone_cpu_h, self.alone_price)
-        return f"loading takes {here} for an epoch of each trial; a DataLoader for each would take at least {alone}"
+        here, alone = _said(self.cpu_s, self.price), _said(self.alone_cpu_s, self.alone_price)
+        pays = f"; a feed pays from {units.counted(self.pays_from, 'trial')} on" if self.pays_from is not None else ""
+        return f"{self._compared}: {here} instead of at least {alone} for an epoch of each trial{pays}"
+
+    @property
+    def _compared(self) -> str:
+        here, alone, least = self.cpu_s, self.alone_cpu_s, "a DataLoader for each trial"
+        if here.low <= alone.high and alone.low <= here.high:  # also if both are 0
+            return f"loading takes about as much CPU time as {least}"
+        if here.value < alone.value:
+            return f"loading takes {units.number(alone.value / here.value)} times less CPU time than {least}"
+        return f"loading takes {units.number(here.value / alone.value)} times the CPU time of {least}"
 
 
 def epoch_costs(rates: Rates, setup: Setup) -> EpochCosts:
-    hours = spanning(*(rates.samples * _loading_s(rates, setup, bound) / HOUR_S for bound in BOUNDS), unit="CPU-h")
-    alone = rates.prepared_cpu_s.scaled(rates.samples / HOUR_S, unit="CPU-h")
-    return _priced(hours, alone, setup.cpu_price_per_h)
+    cpu_s = spanning(*(rates.samples * _loading_s(rates, setup, bound) for bound in BOUNDS), unit="CPU-s")
+    alone = rates.prepared_cpu_s.scaled(rates.samples, unit="CPU-s")
+    least_s = rates.prepared_cpu_s.value
+    numbers = range(1, MOST_TRIALS + 1)
+    paying = (n for n in numbers if _loading_s(rates, replace(setup, trials=n, sharing=True), "value") < least_s)
+    return _priced(cpu_s, alone, setup.cpu_price_per_h, next(paying, None))
 
 
-def costs_so_far(costs: LoadingCosts, samples: int) -> EpochCosts | None:
-    """Return a running feed's mean cost for an epoch of ``samples``; None before its first delivery."""
+def costs_so_far(costs: LoadingCosts, samples: int, prepared: int = 0) -> EpochCosts | None:
+    """Return a running feed's mean cost for an epoch of ``samples``; None before its first delivery.
+
+    ``prepared`` is the number of samples prepared so far; 0 if unknown.
+    """
     if not costs.delivered_samples or not costs.encoded_samples:
         return None
-    hours, alone = (stated(each(samples), unit="CPU-h") for each in (costs.cpu_hours, costs.alone_cpu_hours))
-    return _priced(hours, alone, costs.cpu_price_per_h)
+    cpu_s, alone = (stated(each(samples), unit="CPU-s") for each in (costs.cpu_s_of, costs.alone_cpu_s_of))
+    return _priced(cpu_s, alone, costs.cpu_price_per_h, costs.pays_from(prepared))
 
 
-def _priced(hours: Quantity, alone: Quantity, per_h: float | None) -> EpochCosts:
-    price, alone_price = (each.scaled(per_h, unit="price") if per_h is not None else None for each in (hours, alone))
-    return EpochCosts(cpu_h=hours, alone_cpu_h=alone, price=price, alone_price=alone_price)
+def _priced(cpu_s: Quantity, alone: Quantity, per_h: float | None, pays_from: int | None) -> EpochCosts:
+    price, alone_price = (
+        each.scaled(per_h / HOUR_S, unit="price") if per_h is not None else None for each in (cpu_s, alone)
+    )
+    return EpochCosts(cpu_s=cpu_s, alone_cpu_s=alone, price=price, alone_price=alone_price, pays_from=pays_from)
 
 
-def _said(hours: Quantity, price: Quantity | None) -> str:
+def _said(cpu_s: Quantity, price: Quantity | None) -> str:
     money = "" if price is None else f" for {words.with_interval(price)}"
-    return f"{words.with_interval(hours)} CPU-hours{money}"
+    return f"{words.duration(cpu_s)}{money}"
 
 
 def _loading_s(rates: Rates, setup: Setup, bound: Bound) -> float:

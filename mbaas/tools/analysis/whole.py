@@ -270,7 +270,7 @@ def analyze_feed(name: str) -> Analysis:
         notes=_notes(status),
         seen=seen_by_loaders(status),
         knows_cores=False,  # only the cores of prep workers are counted
-        costs=costs_so_far(status.costs, status.samples),
+        costs=costs_so_far(status.costs, status.samples, status.prepared_samples),
     )
 
 

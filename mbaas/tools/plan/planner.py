@@ -77,9 +77,9 @@ class JobPlan:
         decoding: decoding's share of prep, and the effect of memory for decoded samples, as a clause; or empty.
         threads: split of one node's threads for this job between prep and reading.
         fit: agreement of its prep curve with the points.
-        cpu_h: CPU hours of prep per epoch and trial: a trial's part of the shared work.
-        alone_cpu_h: the same if each trial has its own DataLoader.
-        price, alone_price: cost of these hours; None without the price of a core.
+        cpu_s: CPU-seconds of prep per epoch and trial: a trial's part of the shared work.
+        alone_cpu_s: the same if each trial has its own DataLoader.
+        price, alone_price: price of this time; None without the price of a core.
     """
 
     job: str
@@ -102,8 +102,8 @@ class JobPlan:
     decoding: str
     threads: ThreadSplit
     fit: FitQuality
-    cpu_h: float
-    alone_cpu_h: float
+    cpu_s: float
+    alone_cpu_s: float
     price: float | None
     alone_price: float | None
 
@@ -290,8 +290,8 @@ class _Decision:
         slow, fast = job.spread(share)
         # A worker that never waits for bytes keeps one core busy, in a feed or in a DataLoader. But a DataLoader
         # decodes in every epoch.
-        alone_cpu_h = job.dataset.samples / job.worker_per_s() / HOUR_S
-        cpu_h = job.dataset.samples / job.worker_per_s(share) / HOUR_S / job.trials
+        alone_cpu_s = job.dataset.samples / job.worker_per_s()
+        cpu_s = job.dataset.samples / job.worker_per_s(share) / job.trials
         per_h, pool = self.fleet.cluster.node.cpu_price_per_h, self.fleet.pool
         return JobPlan(
             job=job.name,
@@ -321,10 +321,10 @@ class _Decision:
             decoding=self._decoding(room_bytes),
             threads=self._threads(readers),
             fit=quality(job.prep),
-            cpu_h=cpu_h,
-            alone_cpu_h=alone_cpu_h,
-            price=None if per_h is None else cpu_h * per_h,
-            alone_price=None if per_h is None else alone_cpu_h * per_h,
+            cpu_s=cpu_s,
+            alone_cpu_s=alone_cpu_s,
+            price=None if per_h is None else cpu_s / HOUR_S * per_h,
+            alone_price=None if per_h is None else alone_cpu_s / HOUR_S * per_h,
         )
 
     def _threads(self, readers: int) -> ThreadSplit:

@@ -107,7 +107,7 @@ def test_too_few_workers() -> None:
 def test_what_an_epoch_of_each_trial_costs() -> None:
     """1,000 samples of 10 ms are 1/360 of an hour, shared by four trials."""
     (known,) = plan([job(trials=4)], cluster(cpu_price_per_h=7.2)).jobs
-    assert (known.cpu_h, known.alone_cpu_h) == pytest.approx((1 / 1440, 1 / 360))
+    assert (known.cpu_s, known.alone_cpu_s) == pytest.approx((2.5, 10))
     assert (known.price, known.alone_price) == pytest.approx((0.005, 0.02))
     (unknown,) = plan([job(trials=4)], cluster()).jobs
     assert (unknown.price, unknown.alone_price) == (None, None)
@@ -177,14 +177,14 @@ def test_rates_and_costs_with_decoded_samples() -> None:
     assert (whole.decoded_share, whole.workers, whole.limit, whole.scaler_workers) == (1, 3, "training", 3)
     assert whole.fetch_per_s == pytest.approx(2e9 / 499_000)
     assert whole.threads.fetch_s == pytest.approx(64 * 499_000 / 2e9)
-    assert (whole.cpu_h, whole.alone_cpu_h) == pytest.approx((1 / 3600, 10 / 3600))
+    assert (whole.cpu_s, whole.alone_cpu_s) == pytest.approx((1, 10))
     # 70 % of the store less staging are 250 MB: all samples encoded (1 MB), and half of the missing 498 MB
     made = plan([job(step_per_s=2500, decoded_spread=(0.5, 2.0), **given)], tight)
     (half,) = made.jobs
     assert half.decoded_share == pytest.approx(0.5)
     assert (half.workers, half.limit, half.prep_per_s) == (7, "pool", pytest.approx(7 / 5.5e-3))
     assert (half.trial_low_per_s, half.trial_high_per_s) == pytest.approx((7 / 6e-3, 7 / 5.25e-3))
-    assert half.cpu_h == pytest.approx(5.5 / 3600)
+    assert half.cpu_s == pytest.approx(5.5)
     assert (made.caches[0].memory_bytes, made.caches[0].memory_share) == (250_000_000, 1)
     # jobs cannot share decoded samples, and both need the encoded ones
     first, second = plan([job("a", **given), job("b", **given)], cluster(object_store_bytes=1_000_000_000)).jobs
