@@ -24,6 +24,7 @@ from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, MbaasError
 from mbaas.loader import Loader
 from mbaas.model.costs import LoadingCosts
+from mbaas.model.sharing import words
 from mbaas.ray_cluster import actor_names, connection, leftovers
 from mbaas.wire.consumers import ConsumerName
 
@@ -154,14 +155,13 @@ class Feed:
 def _facts(status: FeedStatus) -> dict[str, str]:
     trials = {consumer.trial for consumer in status.consumers if consumer.state != "reserved"}
     workers = units.counted(len(status.workers), "worker")
-    times = units.number(status.delivered_samples / max(1, status.prepared_samples))
     hits = units.percent(status.hit_rate)
     return {
         "state": status.failed or "; ".join([status.state, *status.waits_for]),
         "samples": f"{units.count(status.samples)}, in minibatches of {units.count(status.batch_size)}",
         "trials": some(sorted(trials)) or "none",
         "prepared": f"{units.count(status.prepared_samples)} by {workers}, {status.engine} engine",
-        "delivered": f"{units.count(status.delivered_samples)}, each sample {times} times",
+        "delivered": f"{units.count(status.delivered_samples)}, {words(status.sharing)}",
         "staged": f"{units.size(status.staged_bytes)} of {units.size(status.staging_bytes)}",
         "cached": f"{units.size(status.cached_bytes)} of {units.size(status.cache_bytes)}, {hits} hits",
         "inexact epochs": units.count(status.inexact_epochs),

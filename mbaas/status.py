@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mbaas.model.costs import LoadingCosts
 from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.forms import SampleCosts
 from mbaas.model.gains import WorkerChange
+from mbaas.model.sharing import Repeats, Sharing
 from mbaas.model.tiers import FetchSpeeds
 from mbaas.wire.consumers import Claims, ConsumerReport
 from mbaas.wire.samples import Amount, EpochLedger, FetchCounts
@@ -169,6 +170,8 @@ class FeedStatus:
         prepared_blocks, prepared_samples: prepared since the start, repetitions included; with several nodes each part
             of a block counts.
         remade_blocks: parts of blocks that were prepared more than once (a worker died, or a consumer was out of step).
+        repeats: the samples of those parts, by cause.
+        samples_ahead: prepared samples that no trial has received yet.
         delivered_samples: samples delivered, summed over present and former trials.
         cached_samples, cached_bytes, cache_bytes: samples in memory, encoded or decoded, and the budget.
         decoded, decoded_on_disk: the decoded ones, in memory and on disks.
@@ -233,6 +236,8 @@ class FeedStatus:
     moves_s: tuple[float, ...] = ()
     lending: LendingStatus | None = None
     engine_choice: EngineChoice | None = None
+    repeats: Repeats = field(default_factory=Repeats)
+    samples_ahead: int = 0
 
     @property
     def state(self) -> str:
@@ -240,6 +245,22 @@ class FeedStatus:
         if self.failed is not None:
             return "failed"
         return "serving" if self.workers_at_work else "waiting"
+
+    @property
+    def sharing(self) -> Sharing:
+        """How often samples were delivered, and why not to all trials. Ranks of a trial receive parts of an epoch."""
+        received: dict[str, int] = {}
+        for consumer in self.consumers:
+            if consumer.state != "reserved":
+                received[consumer.trial] = received.get(consumer.trial, 0) + consumer.report.samples
+        return Sharing(
+            received,
+            self.prepared_samples,
+            self.delivered_samples,
+            self.samples_ahead,
+            self.repeats,
+            max(1, len(self.pipelines)),
+        )
 
     @property
     def hit_rate(self) -> float:

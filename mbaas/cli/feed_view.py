@@ -17,6 +17,7 @@ from rich.text import Text
 from mbaas.base.units import count, counted, duration, number, percent, seconds, size
 from mbaas.cli.console import Cell, Rows, facts, stack
 from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
+from mbaas.model.sharing import words
 
 if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus
@@ -201,14 +202,12 @@ def _facts(status: FeedStatus, flow: Flow) -> RenderableType:
 
 def _figures(status: FeedStatus, flow: Flow) -> Iterator[tuple[str | Text, str, str | Text]]:
     over = f"last {seconds(flow.over_s)}" if flow.is_recent else "mean since the start"
-    reuse = status.delivered_samples / status.prepared_samples if status.prepared_samples else 0.0
     remade = f", {counted(status.remade_blocks, 'block')} re-made" if status.remade_blocks else ""
     yield from _first_epoch(status, flow)
     if status.engine_choice is not None and status.engine_choice.cpu_per_s is not None:
         yield "engine", status.engine, status.engine_choice.reason
     yield "prepared", count(status.prepared_samples), f"{count(flow.prepared_per_s)}/s, {over}{remade}"
-    delivered = f"{count(flow.delivered_per_s)}/s, each sample {number(reuse)} times"
-    yield "delivered", count(status.delivered_samples), delivered
+    yield "delivered", count(status.delivered_samples), f"{count(flow.delivered_per_s)}/s, {words(status.sharing)}"
     kept = ", kept for all epochs" if status.keeps_all else ""
     of_staging = f" of {size(status.staging_bytes)} in {counted(status.staged_blocks, 'block')}{kept}"
     staged = bar(status.staged_bytes, status.staging_bytes).append(of_staging)

@@ -12,6 +12,7 @@ from mbaas.base.units import percent, seconds
 from mbaas.core.ledgers import LedgerBook
 from mbaas.core.staging.streams import FEED_STREAM, stream_number
 from mbaas.model.costs import LoadingCosts, PipelineCosts
+from mbaas.model.sharing import Repeats
 from mbaas.samples.order import SampleOrder
 from mbaas.status import SkippedSample
 from mbaas.wire.blocks import BlockMeta
@@ -105,6 +106,7 @@ class Counters:
         by_stream: stream -> counts of its samples; see `mbaas.core.staging.streams`.
         rows_made: block -> its prepared rows, including repetitions; recent epochs only.
         remade: parts that were prepared again, counted each time.
+        repeats: their samples, by cause.
         internal_errors: bugs that coordinators survived.
         workers_cpu_s, caches_cpu_s, coordinators_cpu_s: CPU seconds of the feed's processes.
         encoded_cpu_s, encoded_samples: see `LoadingCosts`.
@@ -119,6 +121,8 @@ class Counters:
         self.fetched = FetchCounts()
         self.parts = 0
         self.remade = 0
+        self.repeats = Repeats()
+        self._dropped: dict[int, bool] = {}  # block -> whether its bytes were needed; recent epochs only
         self.by_stream: dict[int, StreamCounts] = {}
         self.rows_made: dict[int, int] = {}
         self.worker_samples: Counter[str] = Counter()
@@ -173,9 +177,23 @@ class Counters:
         self.rows_made[block] = rows
         again = rows > end - first
         self.remade += again
+        if again:
+            self.repeats += self._cause(block, meta.samples)
         # Bad samples of a repeated part were counted before.
         if not again:
             self._leave_out(block, meta, order)
+
+    def dropped(self, block: int, *, for_room: bool) -> None:
+        """Record that a block is no longer staged, because its bytes were needed or all consumers had it."""
+        if block in self.rows_made:  # otherwise it was never prepared, or is forgotten
+            self._dropped[block] = for_room
+
+    def _cause(self, block: int, samples: int) -> Repeats:
+        # a block that was not dropped was lost
+        for_room = self._dropped.get(block)
+        if for_room is None:
+            return Repeats(lost=samples)
+        return Repeats(dropped=samples) if for_room else Repeats(passed=samples)
 
     def _leave_out(self, block: int, meta: BlockMeta, order: SampleOrder) -> None:
         if not meta.bad:
@@ -210,10 +228,12 @@ class Counters:
 
             self.rows_made = {block: rows for block, rows in self.rows_made.items() if may_come(block)}
             self._left_out = {block: ids for block, ids in self._left_out.items() if may_come(block)}
+            self._dropped = {block: why for block, why in self._dropped.items() if may_come(block)}
 
     def forget(self, block: int) -> None:
         """Drop the bad samples of a block that is prepared again: those that are still bad are counted again."""
         self.rows_made.pop(block, None)
+        self._dropped.pop(block, None)
         left_out = self._left_out.pop(block, ())
         epoch, skipped = self._skipped_in_epoch
         self._skipped_in_epoch = epoch, max(0, skipped - len(left_out))

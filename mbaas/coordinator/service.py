@@ -254,6 +254,7 @@ class ConsumerService:
                 self._answer(instruction.consumer, Delivery(delivered, idle_s, as_copy, progress=self._progress))
             case ev.DropBlock():
                 self._staged.pop(instruction.block, None)
+                self._counters.dropped(instruction.block, for_room=instruction.for_room)
                 if instruction.anew:
                     self._counters.forget(instruction.block)
             case ev.CloseStream():

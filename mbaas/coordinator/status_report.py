@@ -71,6 +71,8 @@ def snapshot(
         prepared_blocks=counters.parts,
         prepared_samples=counters.samples,
         remade_blocks=counters.remade,
+        repeats=counters.repeats,
+        samples_ahead=_samples_ahead(service),
         delivered_samples=counters.reports.total.samples,
         nodes=tuple(_node(node, stats, worker_pool.per_node()) for node, stats in sorted(caches.items())),
         cached_samples=sum(stats.cached_samples for stats in caches.values()),
@@ -91,6 +93,17 @@ def snapshot(
         pipelines=tuple(_pipeline(counters, service, stream.number) for stream in core.streams),
         decoded_costs=None if supervision.layout.decoded is None else supervision.layout.decoded.costs,
     )
+
+
+def _samples_ahead(service: ConsumerService) -> int:
+    """Return the prepared samples that no consumer has received yet."""
+    core, ahead = service.core, 0
+    for number, block in core.window.blocks.items():
+        if block.is_ready and block.given_as is None:
+            stream = core.streams.of(number)
+            first, end = service.pipelines.info(stream.number).order.span(stream.local(number))
+            ahead += end - first
+    return ahead
 
 
 def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mbaas.memory.budgets import MemoryClaim
 from mbaas.model.costs import LoadingCosts
+from mbaas.model.sharing import Repeats
 from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.wire.consumers import Claims, ConsumerReport
 from mbaas.wire.samples import Amount, FetchCounts
@@ -24,7 +25,7 @@ LISTS = (
     "moves_s",
 )
 NOTHING = ("prediction_error", "failed", "decoded_costs", "lending", "engine_choice")
-OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", *NOTHING)
+OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", "repeats", *NOTHING)
 
 
 def feed_status(**given: Any) -> FeedStatus:
@@ -33,7 +34,7 @@ def feed_status(**given: Any) -> FeedStatus:
     values: dict[str, Any] = {**numbers, **dict.fromkeys(LISTS, ())}
     claims = Claims(memory=MemoryClaim(0, 1), cpus=1.0, gpus=0.0)
     values |= {"name": "train", "engine": "cpu", "claims": claims, "fetched": FetchCounts(), "costs": LoadingCosts()}
-    values |= {"decoded": Amount(), "decoded_on_disk": Amount()}
+    values |= {"decoded": Amount(), "decoded_on_disk": Amount(), "repeats": Repeats(), "samples_ahead": 0}
     return FeedStatus(**{**values, **dict.fromkeys(NOTHING), **given})
 
 

@@ -13,6 +13,7 @@ from mbaas.coordinator.counters import Counters, Reports, Sums
 from mbaas.coordinator.status_report import metric_values
 from mbaas.core.staging.streams import STREAM_BITS
 from mbaas.model.costs import PipelineCosts
+from mbaas.model.sharing import Repeats
 from mbaas.ray_cluster.metrics import METRICS
 from mbaas.samples.order import ASIDE, SampleOrder
 from mbaas.wire.blocks import BlockMeta
@@ -47,6 +48,23 @@ def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
     assert listed == [(9, "9.png", "empty", 1, 1), (7, "7.png", "empty", 2, 1)]
     assert kept.skipped_total == 3
     assert not kept.notes
+
+
+def test_repeated_samples_are_counted_by_cause() -> None:
+    """Block 1 is lost, block 2 dropped for room, and block 3, of 5 samples, after all consumers had it."""
+    kept = Counters()
+    for block in (0, 1, 2, 3):
+        kept.finished("prep-0", block, made(block), ORDER)
+    assert kept.repeats == Repeats()
+    kept.dropped(2, for_room=True)
+    kept.dropped(3, for_room=False)
+    for block in (1, 2, 3, 3):
+        kept.finished("prep-0", block, made(block), ORDER)
+    assert kept.repeats == Repeats(lost=6, dropped=6, passed=10)
+    assert kept.remade == 4
+    kept.forget(2)  # tried again because it lacked samples: not a repetition
+    kept.finished("prep-0", 2, made(2), ORDER)
+    assert kept.remade == 4
 
 
 def test_what_was_left_out_of_a_block_that_is_made_anew_is_tried_again_and_counted_again() -> None:

@@ -66,7 +66,7 @@ def test_blocks_kept_for_newcomers_yield_to_blocks_that_are_needed():
     done = feed.ask("a", 1)
     assert prepared(done) == []  # block 1 is in preparation already, and blocks 0 and 1 fill the budget
     done = feed.finish(1)
-    assert kinds(done, ev.DropBlock) == [ev.DropBlock(0)]
+    assert kinds(done, ev.DropBlock) == [ev.DropBlock(0, for_room=True)]
     assert prepared(done) == [2]
 
 
@@ -406,7 +406,7 @@ def test_a_heartbeat_keeps_the_lease_and_frees_what_was_let_go():
     feed.ask("a", 0, want=2)
     feed.now = 4.0
     done = feed.send(ev.Heartbeat("a", 1, released=1, done=1))
-    assert ev.DropBlock(0) in done
+    assert ev.DropBlock(0, for_room=True) in done
     assert prepared(done) == [2]
     assert kinds(feed.wait(4.0), ev.RemoveConsumer) == []
 

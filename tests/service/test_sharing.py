@@ -18,6 +18,7 @@ from mbaas.core.layout import CREDIT, READY_AHEAD
 from mbaas.dataset import synthetic
 from mbaas.memory import part_memory
 from mbaas.memory.part_memory import UnreadableError
+from mbaas.model.sharing import Repeats
 from support.trials import Trials, result
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
@@ -91,4 +92,6 @@ def test_a_part_on_its_own_node_that_cannot_be_read_is_asked_for_again_in_second
         assert forgotten, "no block followed the 20th minibatch"
         assert sorted(ids) == [*range(SAMPLES)]
         assert LOCAL_READ_S < max(np.diff(arrivals)) < 3 * LOCAL_READ_S
-        assert feed.status().remade_blocks == 1
+        status = feed.status()
+        assert status.remade_blocks == 1
+        assert status.repeats == Repeats(lost=status.block_samples)

@@ -274,11 +274,13 @@ class Prepare(Struct, frozen=True):
 class DropBlock(Struct, frozen=True):
     """Drop the references to a block, so that the object store frees its bytes. It can be prepared again.
 
-    With ``anew``, its bad samples are then tried as if for the first time.
+    With ``anew``, its bad samples are then tried as if for the first time. ``for_room``: its bytes were needed for
+    another block, so it may be prepared again.
     """
 
     block: int
     anew: bool = False
+    for_room: bool = False
 
 
 class CloseStream(Struct, frozen=True):

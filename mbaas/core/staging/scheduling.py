@@ -132,7 +132,7 @@ class Scheduler:
         turns: Turns,
         *,
         cut: Callable[[int], Sequence[BlockPart]],
-        drop: Callable[[int, str], None],
+        drop: Callable[[int, str, bool], None],
     ) -> None:
         self._consumers, self._tasks, self._window, self._keeping = consumers, tasks, window, keeping
         self._turns, self._block_bytes, self._cut, self._drop = turns, consumers.streams.bytes_of, cut, drop
@@ -265,7 +265,7 @@ class Scheduler:
     def drop_unwanted(self) -> None:
         """Drop the blocks without a reason to stay."""
         for block in self._keeping.unwanted():
-            self._drop(block.number, WHY[Reason.UNWANTED])
+            self._drop(block.number, WHY[Reason.UNWANTED], False)
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
         # Blocks that are prepared ahead go only for a cohort's slowest consumer while it waits. All others can wait
@@ -276,6 +276,6 @@ class Scheduler:
             if found is None:
                 return False
             block, reason = found
-            self._drop(block.number, f"its bytes are needed; it was staged because {WHY[reason]}")
+            self._drop(block.number, f"its bytes are needed; it was staged because {WHY[reason]}", True)
             self.drop_unwanted()  # newcomers and resting consumers need a block only together with the ones after it
         return True

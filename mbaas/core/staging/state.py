@@ -794,10 +794,10 @@ class StagingState:
             if self.consumers.needs_anew(number, block.given_as):
                 self._drop(number, "it lacks samples, which may be there in the next epoch", anew=True)
 
-    def _drop(self, block: int, why: str, *, anew: bool = False) -> None:
+    def _drop(self, block: int, why: str, for_room: bool = False, *, anew: bool = False) -> None:
         self.window.drop(block, why)
         self.tasks.forget(block)
-        self._out.append(ev.DropBlock(block, anew))
+        self._out.append(ev.DropBlock(block, anew, for_room))
 
     def _assign(self, assignment: Assignment, now: float) -> None:
         worker, number, part = assignment
