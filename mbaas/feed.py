@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import ray
 
-from mbaas.base import units
-from mbaas.base.notebook import some, table
+from mbaas.base.notebook import table
 from mbaas.base.validation import takes
 from mbaas.calls.client import CALL_TIMEOUT_S, call
 from mbaas.client.join import JoinOptions
@@ -24,7 +23,6 @@ from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, MbaasError
 from mbaas.loader import Loader
 from mbaas.model.costs import LoadingCosts
-from mbaas.model.sharing import words
 from mbaas.ray_cluster import actor_names, connection, leftovers
 from mbaas.wire.consumers import ConsumerName
 
@@ -144,29 +142,11 @@ class Feed:
         The samples are prepared in this process, as by `mbaas show`, without involving the feed. Only the program that
         serves the feed has its dataset and pipeline; a feed found by `connect` shows only the table.
         """
-        title = f"Feed {self.name}"
         try:
             status = self.status(timeout_s=SHOWN_WITHIN_S)
         except MbaasError as error:  # a notebook cell may end with a stopped feed
-            return table(title, {"state": str(error)})
-        return f"<div>{table(title, _facts(status))}{self._draw()}</div>"
-
-
-def _facts(status: FeedStatus) -> dict[str, str]:
-    trials = {consumer.trial for consumer in status.consumers if consumer.state != "reserved"}
-    workers = units.counted(len(status.workers), "worker")
-    hits = units.percent(status.hit_rate)
-    return {
-        "state": status.failed or "; ".join([status.state, *status.waits_for]),
-        "samples": f"{units.count(status.samples)}, in minibatches of {units.count(status.batch_size)}",
-        "trials": some(sorted(trials)) or "none",
-        "prepared": f"{units.count(status.prepared_samples)} by {workers}, {status.engine} engine",
-        "delivered": f"{units.count(status.delivered_samples)}, {words(status.sharing)}",
-        "staged": f"{units.size(status.staged_bytes)} of {units.size(status.staging_bytes)}",
-        "cached": f"{units.size(status.cached_bytes)} of {units.size(status.cache_bytes)}, {hits} hits",
-        "inexact epochs": units.count(status.inexact_epochs),
-        "up": units.duration(status.uptime_s),
-    }
+            return table(f"Feed {self.name}", {"state": str(error)})
+        return f"<div>{status._repr_html_()}{self._draw()}</div>"
 
 
 def feeds() -> list[Feed]:

@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 import numpy as np
 import ray
 
+from mbaas.base.notebook import table
+from mbaas.base.units import counted, percent, seconds
 from mbaas.client.batches import BatchCutter, BlockView, RecycledMemory
 from mbaas.client.convert import Converter, Minibatch, check_columns, check_names, collating, make_converter
 from mbaas.client.heartbeat import Heartbeat
@@ -705,6 +707,20 @@ class Loader:
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         self.__copy__()
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks; the feed is not asked."""
+        feed, report, last = self._info.settings.name, self.report(), self.ledger
+        rows = {
+            "feed": feed,
+            "epoch": f"{self.epoch}, of {len(self):,} minibatches of {self._batch_size:,}",
+            "received": counted(report.samples, "sample"),
+            "waited": f"{seconds(report.wait_s)}, {percent(report.stall_share)} of the time",
+            "first minibatch": f"{seconds(report.time_to_first_batch_s)} after joining" if report.samples else "-",
+            "last epoch": "-" if last is None else f"{last.epoch} {'exact' if last.exact else 'INEXACT'}",
+        }
+        state = {"state": "closed"} if self._closed else {}
+        return table(f"Consumer {self._name}", {**state, **rows})
 
     def __repr__(self) -> str:
         feed, name = self._info.settings.name, str(self._name)

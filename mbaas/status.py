@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mbaas.base import units
+from mbaas.base.notebook import some, table
 from mbaas.model.costs import LoadingCosts
 from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.forms import SampleCosts
 from mbaas.model.gains import WorkerChange
-from mbaas.model.sharing import Repeats, Sharing
+from mbaas.model.sharing import Repeats, Sharing, words
 from mbaas.model.tiers import FetchSpeeds
 from mbaas.wire.consumers import Claims, ConsumerReport
 from mbaas.wire.samples import Amount, EpochLedger, FetchCounts
@@ -245,6 +247,34 @@ class FeedStatus:
         if self.failed is not None:
             return "failed"
         return "serving" if self.workers_at_work else "waiting"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        return table(f"Feed {self.name}", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        trials = {consumer.trial for consumer in self.consumers if consumer.state != "reserved"}
+        costs = {}
+        if ratio := self.costs.ratio:
+            costs["cost"] = f"{units.percent(1 / ratio)} of the CPU time of a DataLoader in each trial"
+        return {
+            "state": self.failed or "; ".join([self.state, *self.waits_for]),
+            "samples": f"{units.count(self.samples)}, in minibatches of {units.count(self.batch_size)}",
+            "trials": some(sorted(trials)) or "none",
+            "prepared": (
+                f"{units.count(self.prepared_samples)} by {units.counted(len(self.workers), 'worker')}, {self.engine} "
+                "engine"
+            ),
+            "delivered": f"{units.count(self.delivered_samples)}, {words(self.sharing)}",
+            "staged": f"{units.size(self.staged_bytes)} of {units.size(self.staging_bytes)}",
+            "cached": (
+                f"{units.size(self.cached_bytes)} of {units.size(self.cache_bytes)}, {units.percent(self.hit_rate)} "
+                "hits"
+            ),
+            **costs,
+            "inexact epochs": units.count(self.inexact_epochs),
+            "up": units.duration(self.uptime_s),
+        }
 
     @property
     def sharing(self) -> Sharing:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mbaas.cli import cluster, simulate
-from mbaas.cli.console import app, examples
+from mbaas.cli.console import CLUSTERS, DECISIONS, app, examples
 
 __all__ = ["app"]
 
@@ -25,15 +25,15 @@ for _module in (
     "status",
     "top",
     "ledger",
-    "bench",
-    "chaos",
     "analyze",
     "what_if",
     "plan",
+    "bench",
+    "chaos",
 ):
     importlib.import_module(f"mbaas.cli.{_module}")
-app.add_typer(simulate.app, name="simulate")
-app.add_typer(cluster.app, name="cluster")
+app.add_typer(simulate.app, name="simulate", rich_help_panel=DECISIONS)
+app.add_typer(cluster.app, name="cluster", rich_help_panel=CLUSTERS)
 
 
 def _show_version(wanted: bool) -> None:
@@ -52,6 +52,17 @@ def _show_version(wanted: bool) -> None:
         "mbaas status                  [dim]list the running feeds[/]",
         "mbaas status train --watch    [dim]the status of one feed, repeatedly[/]",
         "mbaas stop train",
+    )
+    + "\n\n[bold]Which question first[/]\n"
+    + "\n".join(
+        f"  {command:28}  [dim]{answer}[/]"
+        for command, answer in (
+            ("1. analyze feed.yaml", "is loading the problem? measures here"),
+            ("2. what-if measured.json", "what if caches, cores, trials change?"),
+            ("3. plan jobs.yaml", "what do several searches need?"),
+            ("4. bench", "which loader is fastest here?"),
+            ("5. simulate policies", "which way to cache, on any system?"),
+        )
     )
 )
 def mbaas(

@@ -77,7 +77,7 @@ class AnalyzeRequest:
         return limit
 
 
-@console.command(console.app)
+@console.command(console.app, console.DECISIONS)
 @console.takes(AnalyzeRequest)
 def analyze(request: AnalyzeRequest) -> None:
     """Find out whether loading is the bottleneck, and which change or purchase would help.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mbaas.cli.console import AsJson, app, command, end_as_ctrl_c, err, line, write_result
+from mbaas.cli.console import DECISIONS, AsJson, app, command, end_as_ctrl_c, err, line, write_result
 from mbaas.errors import ConfigError, MbaasError
 from mbaas.tools.bench import SAMPLES
 
@@ -36,7 +36,7 @@ def numbers(option: str, text: str) -> tuple[int, ...]:
         raise ConfigError(f"{option} must be whole numbers with commas between, such as 1,4,8, got {text!r}") from None
 
 
-@command(app)
+@command(app, DECISIONS)
 def bench(
     task: str = "images",
     trials: Annotated[str, typer.Option(metavar="N,N")] = "1,4,8",

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mbaas.base.units import count, counted, exact, number, seconds, size
-from mbaas.cli.console import AsJson, Rows, app, command, end_as_ctrl_c, err, line, stack, write_result
+from mbaas.cli.console import CLUSTERS, AsJson, Rows, app, command, end_as_ctrl_c, err, line, stack, write_result
 from mbaas.errors import ConfigError, MbaasError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ SENTENCES = 10
 """Upper bound on the flaws, errors and bugs of one kind that are printed."""
 
 
-@command(app)
+@command(app, CLUSTERS)
 def chaos(
     program: Annotated[list[str] | None, typer.Argument(metavar="COMMAND")] = None,
     seed: int = 0,

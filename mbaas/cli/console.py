@@ -279,10 +279,15 @@ def examples(*lines: str) -> str:
     return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
 
 
-def command(app: typer.Typer) -> Callable[[Function], Function]:
+FEEDS, DECISIONS, CLUSTERS = "Feeds", "Decisions, from the first to the last", "Clusters"
+"""Headings of the list of commands."""
+
+
+def command(app: typer.Typer, panel: str | None = None) -> Callable[[Function], Function]:
     """Register a command of ``app``, with the help in its docstring.
 
     The text is kept paragraph by paragraph. Section "Args" has the help of options, if they do not have it themselves.
+    ``panel`` is the command's heading in the list of all commands.
     """
 
     def register(function: Function) -> Function:
@@ -294,7 +299,7 @@ def command(app: typer.Typer) -> Callable[[Function], Function]:
         any_function: Any = function
         any_function.__signature__ = _with_help(function)
         epilog = examples(*textwrap.dedent(shown).splitlines())
-        return app.command(name, help=text, epilog=epilog)(function)
+        return app.command(name, help=text, epilog=epilog, rich_help_panel=panel)(function)
 
     return register
 

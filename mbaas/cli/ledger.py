@@ -9,14 +9,14 @@ import typer
 from rich.table import Table
 
 from mbaas.base.units import count, counted, duration
-from mbaas.cli.console import Address, AsJson, Cell, Rows, app, command, join_cluster, out, say_note, write_json
+from mbaas.cli.console import FEEDS, Address, AsJson, Cell, Rows, app, command, join_cluster, out, say_note, write_json
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@command(app)
+@command(app, FEEDS)
 def ledger(
     name: Annotated[str, typer.Argument()],
     consumer: Annotated[str | None, typer.Argument(metavar="[CONSUMER]")] = None,

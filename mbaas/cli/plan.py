@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mbaas.base import units
-from mbaas.cli.console import AsJson, Cell, Rows, app, command, stack, write_result
+from mbaas.cli.console import DECISIONS, AsJson, Cell, Rows, app, command, stack, write_result
 
 if TYPE_CHECKING:
     from mbaas.tools.plan.planner import FitQuality, JobPlan, Plan
@@ -20,7 +20,7 @@ GOOD_FIT = 0.05
 """Relative error at a point above which a fit is coloured."""
 
 
-@command(app)
+@command(app, DECISIONS)
 def plan(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS.yaml")],
     as_json: AsJson = False,

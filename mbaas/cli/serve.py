@@ -43,7 +43,7 @@ GONE_POLL_S = 0.05
 """Time limit and polling period of `mbaas stop` for the end of a feed."""
 
 
-@console.command(console.app)
+@console.command(console.app, console.FEEDS)
 def serve(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml")] = None,
     name: str | None = None,
@@ -276,7 +276,7 @@ def _newer(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
     return new[kept:]
 
 
-@console.command(console.app)
+@console.command(console.app, console.FEEDS)
 def stop(name: Annotated[str, typer.Argument()], address: console.Address = None) -> None:
     """End a feed, wherever it was started, and wait until it is gone.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mbaas.base.units import counted
-from mbaas.cli.console import app, command, doing, line, out, say_note
+from mbaas.cli.console import FEEDS, app, command, doing, line, out, say_note
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ NAMED = 5
 """Number of bad samples listed by name; all are counted."""
 
 
-@command(app)
+@command(app, FEEDS)
 def show(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml")],
     to: Annotated[Path, typer.Option("--out", metavar="FILE.png")] = Path("grid.png"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
 
-@console.command(console.app)
+@console.command(console.app, console.FEEDS)
 def status(
     name: Annotated[str | None, typer.Argument()] = None,
     as_json: console.AsJson = False,

@@ -45,7 +45,7 @@ LEAST_CONSUMERS = 3
 """Consumers of each feed that are shown even on a small terminal."""
 
 
-@console.command(console.app)
+@console.command(console.app, console.FEEDS)
 def top(
     name: Annotated[str | None, typer.Argument()] = None,
     address: console.Address = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from mbaas.base import validation
-from mbaas.cli.console import AsJson, app, command, write_result
+from mbaas.cli.console import DECISIONS, AsJson, app, command, write_result
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mbaas.tools.analysis.advice import MachineType
 
 
-@command(app)
+@command(app, DECISIONS)
 def what_if(
     measured: Annotated[Path, typer.Argument(metavar="FILE.json")],
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE")] = None,

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mbaas.base.units import count, counted, number, percent
-from mbaas.wire.samples import Sum
 
 FULL = 0.95
 """Share of the trials from which sharing counts as complete."""
@@ -16,7 +15,7 @@ MENTIONED = 0.01
 
 
 @dataclass(frozen=True)
-class Repeats(Sum):
+class Repeats:
     """Samples that were prepared more than once, by cause.
 
     Attributes:
@@ -28,6 +27,9 @@ class Repeats(Sum):
     lost: int = 0
     dropped: int = 0
     passed: int = 0
+
+    def __add__(self, other: Repeats) -> Repeats:
+        return Repeats(self.lost + other.lost, self.dropped + other.dropped, self.passed + other.passed)
 
 
 @dataclass(frozen=True)

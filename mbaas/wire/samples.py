@@ -7,6 +7,8 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
 
+from mbaas.base.notebook import table
+from mbaas.base.units import count, seconds
 from mbaas.model.engine_choice import EngineName as EngineName
 from mbaas.model.engine_choice import WorkerRates
 from mbaas.model.forms import SampleCosts
@@ -221,6 +223,18 @@ class EpochLedger:
     def exact(self) -> bool:
         """True if each sample of the epoch was received exactly once."""
         return (self.samples, self.id_hash) == (self.expected_samples, self.expected_id_hash)
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        rows = {
+            "samples": f"{count(self.samples)} of {count(self.expected_samples)}",
+            "each exactly once": "yes" if self.exact else "NO",
+            "ids": f"{self.id_hash:016x}, expected {self.expected_id_hash:016x}",
+            "order": f"epoch {self.feed_epoch} of the feed, from position {count(self.begin)}",
+            "pipeline": self.pipeline or "the feed's",
+            "time": seconds(self.seconds) if self.seconds else "-",
+        }
+        return table(f"Ledger of epoch {self.epoch}", rows)
 
 
 class LedgerEntry(Struct, frozen=True):

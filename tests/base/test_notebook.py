@@ -133,6 +133,14 @@ def test_a_feed_while_it_runs_and_after_it_was_stopped(ray_clean: None, feed_nam
             for _ in loader:
                 pass
             title, rows = rows_of(feed._repr_html_())
+            assert rows_of(feed.status()._repr_html_())[1].keys() == rows.keys()
+            of_loader, own = rows_of(loader._repr_html_())
+            assert loader.ledger is not None
+            of_ledger, epoch = rows_of(loader.ledger._repr_html_())
+        assert (of_loader, own["feed"], own["received"]) == ("Consumer <ann>", feed_name, "50 samples")
+        assert (own["epoch"], own["last epoch"]) == ("1, of 5 minibatches of 10", "0 exact")
+        assert rows_of(loader._repr_html_())[1]["state"] == "closed"
+        assert (of_ledger, epoch["samples"], epoch["each exactly once"]) == ("Ledger of epoch 0", "50 of 50", "yes")
         assert (title, rows["state"], rows["trials"]) == (f"Feed {feed_name}", "serving", "<ann>")
         assert rows["samples"] == "50, in minibatches of 10"
     finally:

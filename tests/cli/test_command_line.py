@@ -153,3 +153,12 @@ def test_interrupted_work_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("mbaas.tools.bench.runner.run", run)
     done = CliRunner().invoke(app, ["bench"])
     assert (done.exit_code, done.stderr) == (130, "error: interrupted\n")
+
+
+def test_the_help_names_the_questions_in_order_and_each_command_under_a_heading() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    order = [shown.index(f"{number}. {name}") for number, name in enumerate(("analyze", "what-if", "plan"), 1)]
+    assert order == sorted(order)
+    for number, (name, *_) in enumerate(re.findall(r"^ +\d\. ([\w-]+)(.*)$", shown, re.MULTILINE), 1):
+        assert re.search(rf"^│ {name} ", shown, re.MULTILINE), (number, name)
+    assert "─ Commands ─" not in shown, "every command is under a heading of its own"
