@@ -49,7 +49,8 @@ class Box:
         yield f'<rect x="{self.x}" y="{self.y}" width="{self.width}" height="{self.height}" rx="6"/>'
         top = y + 5 - 9 * len(self.notes)
         yield f'<text x="{x}" y="{top}">{self.title}</text>'
-        yield from (f'<text class="note" x="{x}" y="{top + 19 * (n + 1)}">{note}</text>' for n, note in enumerate(self.notes))
+        for number, note in enumerate(self.notes, 1):
+            yield f'<text class="note" x="{x}" y="{top + 19 * number}">{note}</text>'
 
 
 STORAGE = Box(16, 86, 112, 74, "storage", ("files, shards,", "buckets"))

@@ -30,14 +30,14 @@ ELSEWHERE = {
     ("docs/tutorial.md", "HSV2BGR"): "tests/documents/test_tutorial.py, with the programs below",
     ("docs/tutorial.md", "class Photos"): "tests/documents/test_tutorial.py",
     ("docs/tutorial.md", "mbaas.serve("): "tests/documents/test_tutorial.py",
-    ("docs/how-to/ranks.md", "TorchTrainer("): "tests/documents/test_page_of_ranks.py, marked long: two trials of two ranks",
-    ("docs/how-to/detached.md", "detached=True"): "tests/cluster/test_detached.py, marked long: on a cluster that stays",
-    ("docs/how-to/tune.md", "WandbLoggerCallback"): "tests/tune_integration/test_trackers.py, whose search logs to both",
-    ("docs/how-to/trainers.md", "LightningDataModule"): "tests/trainers/lightning_processes.py, which two processes run",
-    ("docs/how-to/trainers.md", "trainer.get_train_dataloader"): "tests/examples/test_trainers.py, which trains with it",
+    ("docs/how-to/ranks.md", "TorchTrainer("): "tests/documents/test_page_of_ranks.py, marked long",
+    ("docs/how-to/detached.md", "detached=True"): "tests/cluster/test_detached.py, marked long",
+    ("docs/how-to/tune.md", "WandbLoggerCallback"): "tests/tune_integration/test_trackers.py",
+    ("docs/how-to/trainers.md", "LightningDataModule"): "tests/trainers/lightning_processes.py",
+    ("docs/how-to/trainers.md", "trainer.get_train_dataloader"): "tests/examples/test_trainers.py",
     ("docs/how-to/trainers.md", "last.ckpt"): "tests/trainers/test_lightning.py, which has such a checkpoint",
-    ("docs/how-to/other-searches.md", "import optuna"): "tests/documents/test_libraries_of_pages.py, where it is installed",
-    ("docs/migration.md", "v2.Compose("): "tests/documents/test_libraries_of_pages.py, where torchvision is installed",
+    ("docs/how-to/other-searches.md", "import optuna"): "tests/documents/test_libraries_of_pages.py",
+    ("docs/migration.md", "v2.Compose("): "tests/documents/test_libraries_of_pages.py",
     ("docs/augmentation.md", "T.Torchvision("): "tests/transforms/test_libraries.py, where torchvision is installed",
 }
 """(page, text in one of its blocks) -> test that runs that block."""
@@ -215,7 +215,9 @@ SHOWN = {
     "docs/tutorial.md": Page(),
     "docs/migration.md": Page(page_data.for_classes, {"mbaas.join(": as_torchvision}),
     "docs/how-to/serve.md": Page(page_data.for_classes),
-    "docs/how-to/images.md": Page(page_data.for_images, {'read_manifest("s3': a_table, "T.Boxes(": pipeline_with_boxes}),
+    "docs/how-to/images.md": Page(
+        page_data.for_images, {'read_manifest("s3': a_table, "T.Boxes(": pipeline_with_boxes}
+    ),
     "docs/how-to/shards.md": Page(
         page_data.for_shards,
         {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -102,7 +101,7 @@ def test_the_glossary_is_sorted() -> None:
 
 
 def pages_listed(text: str) -> set[str]:
-    return {path for path in re.findall(r"\]\(([\w/.-]+\.md)\)", text)}
+    return set(re.findall(r"\]\(([\w/.-]+\.md)\)", text))
 
 
 def test_the_list_for_language_models_has_every_page() -> None:
