@@ -54,8 +54,8 @@ class Box:
 
 
 STORAGE = Box(16, 86, 112, 74, "storage", ("files, shards,", "buckets"))
-CACHE = Box(206, 86, 116, 74, "cache", ("bytes or", "decoded samples"))
-PREP = Box(386, 86, 116, 74, "prep workers", ("decode, augment,", "on CPU or GPU"))
+CACHE = Box(200, 86, 128, 74, "cache", ("bytes or", "decoded samples"))
+PREP = Box(380, 86, 128, 74, "prep workers", ("decode, augment,", "on CPU or GPU"))
 TRIALS = tuple(Box(640, 36 + 58 * number, 104, 46, f"trial {name}") for number, name in enumerate("ABC"))
 AROUND = (184, 44, 340, 142)
 """Left, top, width and height of the frame around the feed."""
