@@ -99,13 +99,20 @@ def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]
         # Every key is always present: unknown lists are empty, other unknown values null.
         unknown = {field.name: _nothing(str(field.type)) for field in fields(FeedStatus)}
         waits_for = [str(status)] if status else []
-        return {**unknown, "name": name, "state": feed_view.state_of(status), "hit_rate": None, "waits_for": waits_for}
+        return {**unknown, "name": name, "state": feed_view.state_of(status), **_UNKNOWN, "waits_for": waits_for}
     plain: dict[str, Any] = {"name": name, "state": status.state, **asdict(status), "hit_rate": status.hit_rate}
+    sharing, costs = status.sharing, status.costs
+    plain["sharing"] = {"times": sharing.times, "trials": len(sharing.received), "reasons": sharing.reasons()}
+    plain["costs"] |= {"ratio": costs.ratio, "pays_from": costs.pays_from(status.prepared_samples)}
     for consumer, shown in zip(status.consumers, plain["consumers"], strict=True):
         shown["stall_share"] = consumer.report.stall_share
         shown["exact"] = consumer.last_ledger.exact if consumer.last_ledger is not None else None
     plain["ledgers"] = [{"consumer": who, **asdict(ledger), "exact": ledger.exact} for who, ledger in status.ledgers]
     return plain
+
+
+_UNKNOWN = {"hit_rate": None, "sharing": None}
+"""The values that are derived from a snapshot, without one."""
 
 
 def _nothing(kind: str) -> list[Any] | None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Column
 from rich.text import Text
 
 from mbaas.base.units import count, counted, number, percent, rate, seconds, size
 from mbaas.cli import console
 from mbaas.cli.feed_view import NO_FEED, Flow, RateWindow, bar, consumer_table, headline, state_of
-from mbaas.errors import FeedNotFoundError, MbaasError
+from mbaas.errors import ConfigError, FeedNotFoundError, MbaasError
 
 if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus
@@ -41,6 +44,16 @@ COLUMNS = (
     "consumer", "state", ">epoch", ">done", ">samples/s", ">stall", ">prep", ">fetch", ">peer", ">held", "waits for",
 )  # fmt: skip
 
+HTML_WIDTH = 140
+"""Characters of a line of the page for browsers."""
+
+HTML = f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{POLL_S:.0f}"><title>mbaas top</title>
+<style>:root {{{{ color-scheme: light dark }}}} pre {{{{ font: 14px/1.3 monospace }}}}</style>
+</head><body><pre>{{code}}</pre></body></html>
+"""
+"""The page for browsers, with a place for the text."""
+
 LEAST_CONSUMERS = 3
 """Consumers of each feed that are shown even on a small terminal."""
 
@@ -48,6 +61,7 @@ LEAST_CONSUMERS = 3
 @console.command(console.app, console.FEEDS)
 def top(
     name: Annotated[str | None, typer.Argument()] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE.html")] = None,
     address: console.Address = None,
 ) -> None:
     """Show feeds and their consumers live until Ctrl-C, updated every second; once if stdout is not a terminal.
@@ -60,25 +74,32 @@ def top(
 
     Args:
         name: Name of a feed. Default: all feeds.
+        html: Also write a page that a browser reloads every second, until Ctrl-C.
 
     Examples:
         mbaas top            [dim]all running feeds[/]
         mbaas top train
+        mbaas top train --html train.html    [dim]open train.html in a browser[/]
     """
+    if html is not None and not html.resolve().parent.is_dir():
+        raise ConfigError(f"the folder of {html} does not exist")
     console.join_cluster(address)
     seen = console.statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
     windows: dict[str, RateWindow] = defaultdict(RateWindow)
     with console.updated_page(live=True) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
         while True:
             began = time.monotonic()
-            show(_page(seen, windows))
-            if not console.out.is_terminal:
+            shown = _snapshots(seen, windows)
+            show(page(shown, lines=console.out.height if console.out.is_terminal else None))
+            if html is not None:
+                write_html(page(shown, lines=None), html)
+            elif not console.out.is_terminal:
                 return
             time.sleep(max(0.0, POLL_S - (time.monotonic() - began)))
             seen = console.statuses(name, within_s=ANSWER_S)
 
 
-def _page(seen: console.Statuses, windows: dict[str, RateWindow]) -> RenderableType:
+def _snapshots(seen: console.Statuses, windows: dict[str, RateWindow]) -> list[Snapshots]:
     shown: list[Snapshots] = []
     for feed, status in seen.items():
         if isinstance(status, MbaasError):
@@ -86,7 +107,17 @@ def _page(seen: console.Statuses, windows: dict[str, RateWindow]) -> RenderableT
         else:
             windows[feed].add(status)
             shown.append((feed, status, windows[feed].first))
-    return page(shown, lines=console.out.height if console.out.is_terminal else None)
+    return shown
+
+
+def write_html(shown: RenderableType, path: Path) -> None:
+    """Write a page for browsers, which replaces the last one as a whole."""
+    recorder = Console(record=True, file=io.StringIO(), width=HTML_WIDTH, highlight=False)
+    recorder.print(shown)
+    code = recorder.export_html(code_format=HTML, inline_styles=True)
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_text(code)
+    written.replace(path)
 
 
 def recent_report(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -> ConsumerReport:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +161,16 @@ def test_the_window_gives_the_snapshot_of_fifteen_seconds_ago() -> None:
         assert window.first is seen[max(0, number - 15)]
     window.add(at(3))
     assert window.first.uptime_s == 3
+
+
+def test_a_page_for_browsers_is_replaced_as_a_whole_and_text_in_it_is_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "top.html"
+    for name in ("<b>one</b>", "<i>two</i>"):
+        status = feed_status(name=name, consumers=(consumer("<script>"),))
+        top.write_html(top.page([(name, status, status)], lines=None), path)
+    assert [each.name for each in tmp_path.iterdir()] == ["top.html"]
+    html = path.read_text()
+    assert '<meta http-equiv="refresh" content="1">' in html
+    assert "&lt;i&gt;two&lt;/i&gt;" in html
+    assert "&lt;script&gt;" in html
+    assert not re.search("<script|<i>|<b>|&gt;one", html)
