@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Column
 from rich.text import Text
 
-from mbaas.base.units import count, counted, duration, percent, rate, size
+from mbaas.base.units import count, counted, duration, number, percent, rate, size
 from mbaas.cli import console
 from mbaas.errors import ConfigError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from mbaas.cli.feed_data import FeedData
     from mbaas.cli.feed_file import FeedConfig
     from mbaas.dataset import Dataset
     from mbaas.samples.order import Ids
@@ -78,9 +79,7 @@ def check(
     if exclude is not None and not exclude.resolve().parent.is_dir():
         raise ConfigError(f"the folder of {exclude} does not exist")
     wanted = feed_file.load(config)
-    # Each stored sample once: draws repeat them.
-    data = replace(wanted.data, said=replace(wanted.data.said, resample=None))
-    listed = feed_data.listed(data)
+    listed = feed_data.listed(wanted.data, drawn=False)  # draws repeat samples
     check_packages(wanted.pipeline)
     wanted.pipeline.known(listed.fields)  # raises for unknown fields
     dataset = bounded(listed)
@@ -96,7 +95,7 @@ def check(
             was_stopped = True
     found = _Report(wanted, dataset, ids, totals, time.monotonic() - began, was_stopped)
     if exclude is not None:
-        _write_excluded(exclude, data, listed, totals.ids)
+        _write_excluded(exclude, wanted.data, listed, totals.ids)
     console.write_result(found.to_json(), found.page, as_json=as_json)
     if was_stopped:
         console.say_note(f"interrupted: {count(len(ids) - totals.samples)} samples were not checked")
@@ -129,7 +128,7 @@ class _Work:
 
 
 def _pipeline_of(config: Path) -> Pipeline:
-    # Read again in each process: functions in modules beside the file cannot be pickled by name.
+    # Each process reads the file again, because functions in modules next to it cannot be pickled by name.
     from mbaas.cli import feed_file
 
     return feed_file.load(config).pipeline
@@ -220,7 +219,7 @@ class _Report:
         rows = [("samples", f"{count(totals.samples)}{of} checked, {count(good)} good, {count(bad)} bad")]
         if totals.samples:
             each = f"{size(totals.nbytes / totals.samples)} each"
-            speed = f"in {duration(self.took_s)}, {count(per_s)} samples/s, {rate(totals.nbytes / self.took_s)}"
+            speed = f"in {duration(self.took_s)}, {number(per_s)} samples/s, {rate(totals.nbytes / self.took_s)}"
             rows += [("bytes", f"{size(totals.nbytes)}, {each}"), ("time", speed)]
         rows += self._sizes_row() + self._classes_row()
         table = console.facts(((name, Text(text)) for name, text in rows), Column(overflow="fold"))
@@ -243,14 +242,14 @@ class _Report:
             return []
         images = totals.samples - len(totals.bad_ids)
         frequent = [
-            f"{width}x{height} ({percent(number / images)})"
-            for (width, height), number in most_frequent(totals.sizes, SHOWN_SIZES)
+            f"{width}x{height} ({percent(times / images)})"
+            for (width, height), times in most_frequent(totals.sizes, SHOWN_SIZES)
         ]
         if len(totals.sizes) == 1:
             return [("sizes", f"all {totals.smallest[0]}x{totals.smallest[1]} pixels")]
         least, most = (f"{width}x{height}" for width, height in (totals.smallest, totals.largest))
-        number = count(len(totals.sizes)) + (" or more" if len(totals.sizes) == MOST_SIZES else "")
-        return [("sizes", f"{number}, from {least} to {most} pixels; most often {', '.join(frequent)}")]
+        distinct = count(len(totals.sizes)) + (" or more" if len(totals.sizes) == MOST_SIZES else "")
+        return [("sizes", f"{distinct}, from {least} to {most} pixels; most often {', '.join(frequent)}")]
 
     def _classes_row(self) -> list[tuple[str, str]]:
         found = self._classes()
@@ -267,11 +266,16 @@ class _Report:
         return [("classes", text)]
 
 
-def _write_excluded(file: Path, data: Any, listed: Dataset, bad: Ids) -> None:
+def _write_excluded(file: Path, data: FeedData, listed: Dataset, bad: Ids) -> None:
+    import numpy as np
+
     from mbaas.cli import excluded
 
+    whole = data.whole()
+    # with the samples that the feed file already leaves out
+    ids = np.union1d(listed.source_ids(bad), data.excluded_ids(whole))
     try:
-        excluded.write(file, data, listed, bad)
+        excluded.write(file, whole, ids)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}") from None
 

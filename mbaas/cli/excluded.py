@@ -13,23 +13,15 @@ import numpy as np
 from mbaas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mbaas.cli.feed_data import FeedData
     from mbaas.dataset import Dataset
     from mbaas.samples.order import Ids
 
 HEADER = "# bad samples of the data with fingerprint "
 
 
-def write(file: Path, data: FeedData, listed: Dataset, bad: Ids) -> None:
-    """Write the bad samples, and the samples that the feed file already leaves out.
-
-    Args:
-        listed: the samples that were checked.
-        bad: their ids that are bad.
-    """
-    whole = data.whole()
-    ids = {*listed.source_ids(bad).tolist(), *data.excluded_ids(whole).tolist()}
-    lines = [f"{number}\t{ascii(whole.uri(number))[1:-1]}" for number in sorted(ids)]
+def write(file: Path, whole: Dataset, ids: Ids) -> None:
+    """Write the ids of bad samples of the ``whole`` data, ascending."""
+    lines = [f"{number}\t{ascii(whole.uri(number))[1:-1]}" for number in ids.tolist()]
     file.write_text("\n".join([HEADER + whole.fingerprint, *lines]) + "\n")
 
 

@@ -280,12 +280,12 @@ class FeedData:
 
     @property
     def unpacks(self) -> bool:
-        """Whether reading the data first writes a copy that allows random access."""
+        """True if reading the data first writes a copy with random access."""
         data = self.said.data
         return not isinstance(data, str) and getattr(_reader_of(data)[1], "unpacked", None) is not None
 
-    def read(self) -> Dataset:
-        """List or read the data, and select the samples.
+    def read(self, *, drawn: bool = True) -> Dataset:
+        """List or read the data, and select the samples; without ``drawn``, do not draw them by weights.
 
         Raises:
             ConfigError: an unknown column or field, or an invalid selection; contains the line.
@@ -304,8 +304,8 @@ class FeedData:
             dataset = parts[("train", "validation").index(split.part)]
         if (count := said.limit) is not None:
             dataset = at["limit"].made(lambda: dataset.limit(count))
-        if (drawn := said.resample) is not None:
-            dataset = at["resample"].made(lambda: drawn.of(dataset))
+        if drawn and (draws := said.resample) is not None:
+            dataset = at["resample"].made(lambda: draws.of(dataset))
         return dataset
 
     def excluded_ids(self, whole: Dataset) -> Ids:
@@ -390,7 +390,7 @@ def _filtered(dataset: Dataset, conditions: Any) -> Dataset:
     return dataset.filter(expression)
 
 
-def listed(data: FeedData) -> Dataset:
+def listed(data: FeedData, *, drawn: bool = True) -> Dataset:
     """Return the result of `FeedData.read`, with a progress bar on a terminal."""
     columns = (
         SpinnerColumn(),
@@ -407,4 +407,4 @@ def listed(data: FeedData) -> Dataset:
             bar.update(task, total=progress.total, completed=progress.done, counted=counted)
 
         with watched(show):
-            return data.read()
+            return data.read(drawn=drawn)

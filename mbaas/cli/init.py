@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from mbaas.tools.recognize.look import Sight
 
 
+NAMED = 3
+"""Number of folders named in messages."""
+
+
 @console.command(console.app)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
@@ -61,22 +65,28 @@ def init(
     }
     if found.validation is not None:
         texts[beside] = feed_file(found.validation, name="val", folder=folder, file=beside, is_validation=True)
-    if not force and (there := [str(file) for file in texts if file.exists()]):
-        raise ConfigError(f"{' and '.join(there)} exists; --force overwrites it, --out writes another file")
-    for file, text in texts.items():
-        try:
-            file.write_text(text)
-        except OSError as error:
-            raise ConfigError(f"cannot write {file}: {error.strerror}") from None
+    _write(texts, force=force)
     rows = [("found", found.train.what)]
     rows += [("", f"for validation: {found.validation.what}")] if found.validation is not None else []
     rows += [("", f"not used: {other}") for other in found.others]
+    rows += [("", f"may not be listed: {name}") for name in sight.tree.unreadable[:NAMED]]
     rows += [("wrote", " and ".join(map(str, texts)))]
     steps = [step.name for step in found.train.steps if not step.is_off]
     rows += [("pipeline", ", ".join(steps)), ("next", f"mbaas check {to}"), ("", f"mbaas serve {to}")]
     if steps[0] == "DecodeImage":
         rows.insert(-1, ("", f"mbaas show {to}"))
     console.out.print(console.facts(((name, Text(text)) for name, text in rows), Column(overflow="fold")))
+
+
+def _write(texts: dict[Path, str], *, force: bool) -> None:
+    for file, text in texts.items():
+        try:
+            if not force and (there := [str(each) for each in texts if each.exists()]):
+                raise ConfigError(f"{' and '.join(there)} exists; --force overwrites it, --out writes another file")
+            file.write_text(text)
+        except OSError as error:
+            raise ConfigError(f"cannot write {file}: {error.strerror}") from None
+        force = True  # the files that did not exist before are written now
 
 
 def _nothing(folder: Path, sight: Sight) -> str:
@@ -87,7 +97,7 @@ def _nothing(folder: Path, sight: Sight) -> str:
 
     files = sight.tree.all_files
     if sight.tree.unreadable:
-        names = ", ".join(sight.tree.unreadable[:3])
+        names = ", ".join(sight.tree.unreadable[:NAMED])
         return f"nothing that mbaas reads was found in {folder}; these folders may not be listed: {names}"
     if not files:
         return f"{folder} has no files; mbaas init knows {known_endings()}"

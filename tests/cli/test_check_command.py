@@ -50,6 +50,15 @@ def test_bad_samples_are_listed_and_can_be_left_out(feed: Path) -> None:
     assert "all 10x8 pixels" in clean.stdout
 
 
+def test_each_sample_of_a_table_is_checked_once_although_it_is_drawn_often(feed: Path) -> None:
+    names = [str(file.relative_to(feed.parent)) for file in sorted((feed.parent / "data").rglob("*.png"))]
+    rows = [f"{name},{int(name.endswith('7.png'))}" for name in names]
+    (feed.parent / "t.csv").write_text("\n".join(["uri,label", *rows]))
+    feed.write_text(f"name: a\ndata: {{read_manifest: t.csv}}\nresample: {{balance: label, samples: 90}}\n{PIPELINE}")
+    found = json.loads(call("check", feed, "--json", "--processes", 1).stdout)
+    assert (found["samples"], found["checked"], [each["sample_id"] for each in found["bad_samples"]]) == (31, 31, [7])
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

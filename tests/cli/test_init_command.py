@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,26 @@ def test_no_file_is_overwritten_without_force(tmp_path: Path) -> None:
     assert "feed.yaml exists; --force overwrites it" in said.stderr
     assert call("init", tmp_path / "top", "--out", out, "--force").exit_code == 0
     assert "name: train" in out.read_text()
+
+
+def test_no_permission_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who may read everything."""
+    IMAGES.in_folders(tmp_path / "top")
+    real = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path).name == "bee":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    said = call("init", tmp_path / "top", "--out", tmp_path / "f.yaml")
+    assert "may not be listed: bee" in said.stdout
+    monkeypatch.setattr(os, "scandir", lambda _: refuse(Path("bee")))
+    said = call("init", tmp_path / "top", "--out", tmp_path / "g.yaml")
+    assert (said.exit_code, "may not be listed: permission denied" in said.stderr) == (1, True)
+    said = call("init", tmp_path / "top", "--out", tmp_path)
+    assert (said.exit_code, "Traceback" in said.stderr) == (1, False)
 
 
 def test_data_that_are_not_recognised_are_described(tmp_path: Path) -> None:

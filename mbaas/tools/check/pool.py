@@ -50,7 +50,7 @@ class Pool(Generic[Piece, Result]):
         self._workers = [_Worker(self._payload) for _ in range(processes)]
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """Put pieces in front of those that `run` has not begun, such as the halves of a lost piece."""
+        """Put pieces, such as the parts of a lost one, in front of all pieces that `run` has not begun."""
         self._ahead.extend(pieces)
 
     def run(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Result | Lost]]:

@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """What a process needs to check samples. Calling it gives the function of their ids.
+    """The parameters of a worker process. Calling it returns the function that checks samples by their ids.
 
     Attributes:
         pipeline: makes the pipeline, whose functions may not be picklable.
@@ -126,7 +126,7 @@ class SampleChecks:
 def _size(content: NDArray[np.uint8]) -> tuple[int, int]:
     from mbaas.prep.header import peek
 
-    height, width = peek(memoryview(content), DEFAULT_MAX_PIXELS).size
+    height, width = peek(content.data, DEFAULT_MAX_PIXELS).size
     return width, height
 
 

@@ -28,10 +28,10 @@ PIECE_SAMPLES, PIECE_BYTES = 32, 32 << 20
 """Limits of the samples that a process checks together; a larger sample is checked alone."""
 
 MOST_NAMED, MOST_SIZES = 10_000, 1000
-"""Bad samples that are kept with their reason, and image sizes that are counted apart."""
+"""Upper bounds: bad samples with their reason, and distinct image sizes."""
 
 TRIED_FOR_FIRST = 256
-"""Samples, spread over the dataset, of which one must be good."""
+"""Samples that are tried, spread over the dataset, until one is good."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ def _pixels(size: tuple[int, int]) -> tuple[int, tuple[int, int]]:
 
 
 def chosen_ids(samples: int, limit: int | None) -> Ids:
-    """Return the ids to check: all, or ``limit`` of them that are spread evenly."""
+    """Return the ids to check: all, or a number ``limit`` of evenly spread ones."""
     if limit is None or limit >= samples:
         return np.arange(samples)
     return np.linspace(0, samples - 1, limit).round().astype(np.int64)

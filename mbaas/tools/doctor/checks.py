@@ -15,10 +15,10 @@ LEAST_STORE = 10**9
 """Object store in bytes below which a feed of ordinary images has little room: its default staging alone is 1 GiB."""
 
 LEAST_OPEN_FILES, FEW_OPEN_FILES = 1024, 8192
-"""Open files below which connections fail, and the number that Ray recommends. Ray raises the soft limit by itself."""
+"""Open files below which connections fail, and the number that Ray recommends."""
 
 RAY_OPEN_FILES = 65_536
-"""Most open files to which Ray raises its own soft limit."""
+"""Upper bound on the soft limit that Ray sets."""
 
 LEAST_TEMP_BYTES = 10**9
 """Free bytes of the temporary folder below which logs and spilled objects soon fill it."""
@@ -31,7 +31,7 @@ CLOCK_NOTE_S, CLOCK_PROBLEM_S = 2.0, 300.0
 (S3 does at 15 min)."""
 
 SLOW_READ_S, SLOW_RATE = 0.2, 20e6
-"""Seconds of one read, and bytes/s of several threads, from which storage is slow enough for a note."""
+"""Limits for a note on slow storage: seconds of one read, and bytes/s of several threads."""
 
 DALI_CUDA = (12, 0)
 """CUDA version that the driver must support for the DALI package that mbaas requires."""
@@ -41,7 +41,7 @@ CPU_SLACK = 0.5
 
 
 class Verdict(str, Enum):
-    """How serious a finding is: a note may matter, a problem prevents a feed or makes it much slower."""
+    """Severity of a finding: a note may matter, a problem prevents a feed or makes it much slower."""
 
     OK = "ok"
     NOTE = "note"
@@ -53,9 +53,9 @@ class Finding:
     """A verdict.
 
     Attributes:
-        check: what was checked.
+        check: name of the check.
         found: the facts.
-        wanted: what they must be; "" if they are right.
+        wanted: the required facts; "" if they are right.
         remedy: the line that mends it; "" if nothing must be mended.
         node: the machine; "" for the cluster, this program or the data.
     """
@@ -112,7 +112,7 @@ def token(facts: Facts) -> Finding:
     has = "a token" if facts.has_token else "no token"
     if facts.auth_mode == "token" and not facts.has_token:
         wanted, remedy = "a token in mode token", "ray get-auth-token --generate"
-        return Finding(name, Verdict.PROBLEM, f"RAY_AUTH_MODE is {mode}, and there is no token", wanted, remedy)
+        return Finding(name, Verdict.PROBLEM, f"RAY_AUTH_MODE is {mode}, but this program has no token", wanted, remedy)
     if facts.open_token:
         wanted, remedy = "a file that only you can read", f"chmod 600 {facts.open_token}"
         return Finding(name, Verdict.NOTE, f"other users can read {facts.open_token}", wanted, remedy)
@@ -204,7 +204,7 @@ def _gib(nbytes: int) -> int:
 def memfd(node: NodeFacts) -> Finding:
     """Judge whether workers can share memory that has no file."""
     if node.memfd_error:
-        wanted = "memfd_create; without it, minibatches are copied once more through the object store"
+        wanted = "memfd_create; without it, each minibatch takes an additional copy through the object store"
         remedy = "run on Linux 5.4 or later, in a sandbox that allows memfd_create"
         return Finding("memfd", Verdict.NOTE, node.memfd_error, wanted, remedy, node.node)
     return Finding("memfd", Verdict.OK, "works", node=node.node)
@@ -221,7 +221,7 @@ def memory(node: NodeFacts) -> Finding:
         wanted = f"more than the object store of {size(store)}, which counts as this memory"
         return Finding(name, Verdict.PROBLEM, found, wanted, remedy, node.node)
     if store > 0.6 * most:
-        wanted = f"room beside the object store of {size(store)}, which takes {percent(store / most)} of it"
+        wanted = f"more room for processes: the object store of {size(store)} takes {percent(store / most)}"
         return Finding(name, Verdict.NOTE, found, wanted, remedy, node.node)
     return Finding(name, Verdict.OK, found, node=node.node)
 
@@ -231,7 +231,7 @@ def object_store(node: NodeFacts) -> Finding:
     name = "object store"
     if node.store_bytes is None:
         return Finding(name, Verdict.NOTE, "its size is unknown", "a known size", "ray status -v", node.node)
-    room = f"{size(node.store_bytes)}, of which feeds take up to {size(STORE_SHARE * node.store_bytes)}"
+    room = f"{size(node.store_bytes)}; feeds take up to {size(STORE_SHARE * node.store_bytes)}"
     if node.store_bytes < LEAST_STORE:
         wanted = f"at least {size(LEAST_STORE)} for prepared minibatches and caches"
         remedy = f"ray start --object-store-memory={4 * LEAST_STORE}"
@@ -240,7 +240,7 @@ def object_store(node: NodeFacts) -> Finding:
 
 
 def cpus(node: NodeFacts) -> Finding:
-    """Judge the CPUs that Ray counts against those that are really available."""
+    """Compare the CPUs that Ray counts with the usable ones."""
     name, usable = "CPUs", min(node.cpus, node.affinity_cpus, node.quota_cpus or node.cpus)
     parts = [f"{exact(round(usable, 2))} usable"]
     if usable < node.cpus:
@@ -251,7 +251,7 @@ def cpus(node: NodeFacts) -> Finding:
     found, counted_by_ray = ", ".join(parts), node.ray_cpus
     start = f"ray start --num-cpus={max(1, int(usable))}"
     if counted_by_ray is not None and counted_by_ray > usable + CPU_SLACK:
-        wanted = "a count of Ray's that is not above the usable CPUs, which its tasks would have to share"
+        wanted = "at most as many as are usable; Ray's tasks would have to share them"
         return Finding(name, Verdict.PROBLEM, found, wanted, start, node.node)
     if usable < 2:
         wanted = "at least 2 usable CPUs: one for prep, one for a trial"
@@ -263,7 +263,7 @@ def cpus(node: NodeFacts) -> Finding:
 
 
 def open_files(node: NodeFacts) -> Finding:
-    """Judge the limit on open files, up to which Ray raises its own."""
+    """Judge the limit on open files; Ray raises its soft limit up to the hard one."""
     name, hard = "open files", node.most_open_files
     reached = max(node.open_files, min(hard, RAY_OPEN_FILES))
     shown = "unlimited" if hard >= 2**31 else f"{hard:,}"

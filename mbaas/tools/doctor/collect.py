@@ -82,7 +82,7 @@ def _of_program(facts: Facts) -> Facts:
 
 
 def node_facts(name: str) -> NodeFacts:
-    """Return the facts of the machine on which this runs, apart from those that only Ray knows."""
+    """Return the facts of this machine, except the counts and sizes that Ray reports."""
     shm = _usage("/dev/shm")
     quota, limit = cgroup_limits()
     memory = psutil.virtual_memory()
@@ -137,7 +137,7 @@ def _memfd_error() -> str:
 
 
 def cgroup_limits(top: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> _Limits:
-    """Return the CPU quota and the memory limit in bytes of this process's cgroups, each None if there is none.
+    """Return the CPU quota and the memory limit in bytes of this process's cgroups, each None without a limit.
 
     Limits of all parent groups apply; a container sees its own group as the top.
     """

@@ -1,4 +1,4 @@
-"""The facts that `mbaas doctor` judges. Unknown values are None; a reason for that is in the field ``*_error``."""
+"""The input of the checks of `mbaas doctor`. Unknown values are None; fields named ``*_error`` contain a reason."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class NodeFacts:
         memory_limit_bytes: limit of the process's cgroups.
         store_bytes: Ray's object store; without a cluster, the one that Ray would create.
         cpus: CPUs of the machine.
-        affinity_cpus: CPUs on which this process may run.
+        affinity_cpus: CPUs that this process may use.
         quota_cpus: CPU time per second that the cgroups allow.
         ray_cpus: CPUs that Ray counts; without a cluster, the ones that it would count.
         open_files, most_open_files: soft and hard limit on open files.
         versions: package -> version, with "python"; a package that is not installed is missing.
         temp_folder: the folder for Ray's sockets, logs and spilled objects.
-        temp_error: why it cannot be written; "" if it can.
+        temp_error: why this folder cannot be written; "" if it can.
         gpu_files: NVIDIA devices in /dev.
         gpus: names of the GPUs that CUDA finds.
         cuda_error: why CUDA cannot be used; "" if it can, or if no driver is installed.
@@ -89,9 +89,9 @@ class StorageFacts:
         error: why it could not be read, or the first failed read; "" without one.
         list_s: time that listing took, or was given.
         was_listed: whether the listing ended in time.
-        samples, total_bytes: as listed; None for a path that is not described by a feed file.
-        files, failed: files or samples that were read, and that could not be read.
-        read_bytes, read_s: bytes of these, and the time in which the threads together read them.
+        samples, total_bytes: size of the dataset; None for a path without a feed file.
+        files, failed: number of successful and failed reads of a file or sample.
+        read_bytes, read_s: bytes read, and the seconds that all threads together took.
         latency_s: median time of one read.
         from_memory: fraction of the bytes that were in the page cache, so that their rate is not one of storage.
     """

@@ -121,7 +121,7 @@ def _parts(sight: Sight) -> Found | None:
     if train is None or "dataset_dict.json" in sight.peeks:
         return None
     found = recognize(sight.below(train))
-    # Annotations beside the folders, such as COCO's, name the files in them.
+    # Annotations next to the folders, such as COCO annotations, name their files.
     if found is None or any("annotations" in folder.lower() for folder in folders):
         return None
     other = next((folders[name] for name in VALIDATION if name in folders), None)
@@ -488,7 +488,7 @@ def _records(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         if column is None:
             continue
         names = [name for name, values in peek.columns.items() if len(values) == 1 and name != column]
-        named = [name for name in ("image/class/label", "label") if name in names]
+        named: list[str] = [name for name in ("image/class/label", "label") if name in names]
         named += [name for word in LABELS for name in names if name.lower().endswith(word)]
         label = named[0] if named else None
         options: dict[str, Any] = {"path": Path(pattern)}
@@ -532,4 +532,4 @@ def pattern_of(files: Sequence[str]) -> str:
 
 
 KINDS: tuple[Kind, ...] = (_saved, _coco, _class_folders, _tables, _parquets, _tars, _records, _any_folders)
-"""The kinds of data, in the order of preference: those with labels first."""
+"""The kinds of data, in the order of preference: data with labels first."""

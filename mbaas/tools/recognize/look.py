@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 import tarfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -31,7 +32,7 @@ HEAD_BYTES = 1 << 20
 """Bytes that are read of an image or a table."""
 
 SNIFFED_BYTES = 64 << 20
-"""Bytes of a JSON file in which COCO's keys are searched."""
+"""Bytes of a JSON file that are searched for the keys of COCO annotations."""
 
 ROWS = 200
 """Rows of a table that are looked at."""
@@ -113,7 +114,7 @@ class Sight:
     peeks: dict[str, Peek]
 
     def below(self, folder: str) -> Sight:
-        """Return what is known of a folder, with paths relative to it. Files outside of it become unknown."""
+        """Return the names and peeks of a folder, with paths relative to that folder, and nothing outside."""
         start = f"{folder}/"
 
         def moved(peek: Peek) -> Peek:
@@ -132,9 +133,12 @@ def look_at(folder: Path) -> Sight:
     Raises:
         DatasetError: it does not exist, is not a folder, or may not be listed.
     """
-    if not folder.exists():
-        raise DatasetError(f"{folder} does not exist")
-    if not folder.is_dir():
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except OSError as error:
+        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be opened: {error.strerror}"
+        raise DatasetError(f"{folder} {why}") from None
+    if not is_folder:
         raise DatasetError(f"{folder} is a file; name its folder")
     tree = _tree_of(folder)
     if tree.unreadable == ("",):
@@ -200,7 +204,7 @@ def _to_peek(tree: Tree) -> list[str]:
 
 def ending(file: str) -> str:
     """Return the ending of a name, in lower case with its dot."""
-    return os.path.splitext(file)[1].lower()  # noqa: PTH122 (also of names that are no paths)
+    return os.path.splitext(file)[1].lower()  # noqa: PTH122 (names, not paths)
 
 
 MEDIA = {
@@ -349,7 +353,7 @@ def _coco(file: Path) -> Peek | None:
 
 
 def _text(part: bytes) -> str:
-    # What follows a key: a colon and a string.
+    # after a key: a colon and a string
     start = part.find(b'"')
     end = part.find(b'"', start + 1)
     try:

@@ -19,7 +19,7 @@ def feed_file(
     """Return the text of a feed file.
 
     Args:
-        feed: what was recognised.
+        feed: the recognised data and pipeline.
         name: name of the feed.
         folder: the folder that was looked at.
         file: the feed file to be written; paths are relative to its folder where that is shorter.
@@ -27,9 +27,11 @@ def feed_file(
         has_validation: another file serves the data for validation.
     """
     data = mapped(feed.data, lambda path: _from(file, folder / path))
+    has_images = feed.steps[0].name == "DecodeImage"
+    show = f"  mbaas show {file.name}: the first minibatch as a picture." if has_images else ""
     lines = [
         f"# Written by mbaas init for {feed.what}.",
-        f"# mbaas check {file.name}: are all samples good?  mbaas show {file.name}: the first minibatch as a picture.",
+        f"# mbaas check {file.name}: are all samples good?{show}",
         f"# mbaas serve {file.name}: start the feed.  mbaas serve --schema: all keys, also for your editor.",
         "",
         f"name: {_inline(name)}  # trials join the feed by this name: mbaas.join({name!r})",
@@ -46,7 +48,7 @@ def feed_file(
         if is_validation
         else "seed: 0  # determines the order and the random transforms",
         "# on_bad_sample: skip  # leave out and count samples that cannot be prepared; default: an error in trials",
-        "# cache_bytes: 4 GiB  # memory for samples on each node; default: as much as they need, up to half of it",
+        "# cache_bytes: 4 GiB  # memory for samples on each node; default: their size, up to half of the free memory",
         "# prep_workers: 4  # default: half of the free CPUs",
     ]
     return "\n".join(lines) + "\n"
@@ -56,7 +58,7 @@ _SPLIT = "# split: {part: train, fraction: 0.9, seed: 0}  # a second file with p
 
 
 def _from(file: Path, path: Path) -> str:
-    """Return a path as the file names it: relative if it is below the file's folder, or beside it."""
+    """Return a path for the file: relative if it is below the file's folder or next to it."""
     whole, here = os.path.abspath(path), os.path.abspath(file.parent)  # noqa: PTH100 (links stay)
     relative = os.path.relpath(whole, here)
     return whole if relative.startswith("../..") else relative
