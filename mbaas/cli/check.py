@@ -139,7 +139,8 @@ def _shown_progress(where: str, totals: Totals, total: int) -> Iterator[Any]:
     """Return a function that shows the progress: a bar on a terminal, lines elsewhere."""
     from mbaas.tools.check.scan import time_left_s
 
-    began = shown_at = time.monotonic()
+    shown_at = time.monotonic()
+    first: tuple[float, int] | None = None  # time and samples of the first result, after the start of the processes
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -151,13 +152,14 @@ def _shown_progress(where: str, totals: Totals, total: int) -> Iterator[Any]:
         task = bar.add_task(f"checking {where}", total=total, counted="")
 
         def show() -> None:
-            nonlocal shown_at
+            nonlocal shown_at, first
             done = f"{count(totals.samples)} of {count(total)} samples, {count(len(totals.bad_ids))} bad"
             bar.update(task, completed=totals.samples, counted=done)
             now = time.monotonic()
+            first = first or (now, totals.samples)
             if not console.err.is_terminal and now - shown_at >= LINE_S:
                 shown_at = now
-                left = time_left_s(began, totals.samples, total)
+                left = time_left_s(now - first[0], totals.samples - first[1], total - totals.samples)
                 console.line(console.err, f"{done}" + ("" if left is None else f", {duration(left)} left"))
 
         yield show

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -174,9 +173,9 @@ def class_counts(dataset: Dataset, ids: Ids) -> NDArray[np.int64] | None:
     return counts
 
 
-def time_left_s(began: float, done: int, total: int) -> float | None:
-    """Return the seconds that the rest takes at the speed so far; None before the first result."""
-    return None if not done else (time.monotonic() - began) / done * (total - done)
+def time_left_s(took_s: float, done: int, left: int) -> float | None:
+    """Return the seconds for the samples that are left, if ``done`` samples took ``took_s``; None if unknown."""
+    return took_s / done * left if done else None
 
 
 def most_frequent(sizes: Counter[tuple[int, int]], count: int) -> Sequence[tuple[tuple[int, int], int]]:

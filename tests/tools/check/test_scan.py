@@ -19,7 +19,7 @@ from mbaas.errors import BadSampleError, ResourceError
 from mbaas.pictures.samples import first_samples
 from mbaas.tools.check.pool import Lost, Pool
 from mbaas.tools.check.samples import Job
-from mbaas.tools.check.scan import MOST_NAMED, Totals, chosen_ids, pieces_of, prepared_field, scan
+from mbaas.tools.check.scan import MOST_NAMED, Totals, chosen_ids, pieces_of, prepared_field, scan, time_left_s
 from mbaas.transforms import Pipeline
 from support import readers
 
@@ -136,6 +136,11 @@ def test_pieces_are_bounded_in_samples_and_bytes() -> None:
 def test_a_limit_is_spread_over_the_data() -> None:
     assert chosen_ids(5, None).tolist() == chosen_ids(5, 9).tolist() == [0, 1, 2, 3, 4]
     assert chosen_ids(1001, 3).tolist() == [0, 500, 1000]
+
+
+def test_the_time_left_follows_from_the_samples_done() -> None:
+    assert time_left_s(10.0, 100, 50) == 5.0
+    assert time_left_s(10.0, 0, 50) is None
 
 
 def test_totals_stay_small() -> None:
