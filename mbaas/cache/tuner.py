@@ -18,12 +18,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from mbaas.base import units
-from mbaas.cache.disk.tier import DISK_THREADS, DiskTier
+from mbaas.cache.disk.tier import DISK_THREADS, DiskTier, in_daemon
 from mbaas.cache.planner import Planner
 from mbaas.cache.read_pool import LATE_S, HangingReads, Read
 from mbaas.cache.readahead import DEPTH_BLOCKS
@@ -36,8 +36,6 @@ TierName = Literal["local", "remote", "disk", "storage"]
 
 PROBE_S = 10.0
 """A disk that takes longer to measure is dropped; it takes a third of a second if it works."""
-
-Result = TypeVar("Result")
 
 LOOKAHEAD_SAMPLES = 20_000
 """Samples of upcoming blocks used to compute the read-ahead depth: a few milliseconds of work per second."""
@@ -64,14 +62,14 @@ class ReadAheadTuner:
         self._all_replaced = True  # as last logged: each hanging read has a replacement thread
         self.logged, self.lines = 0, deque[str](maxlen=LOG_LINES)
         # In a separate thread, because the probe takes half a second or more and the node must respond at once.
-        self._probe: Future[None] = _in_daemon(self._probe_all)
+        self._probe: Future[None] = in_daemon(self._probe_all)
 
     def _probe_all(self) -> None:
         self._speedometers["local"].probed(_memory())
         # One after another, because folders may share a disk or a network.
         for index, path, free_bytes in self._disk.to_probe() if self._disk is not None else ():
             assert self._disk is not None
-            probe = _in_daemon(functools.partial(probe_disk, path, disk_bytes=free_bytes, threads=DISK_THREADS))
+            probe = in_daemon(functools.partial(probe_disk, path, disk_bytes=free_bytes, threads=DISK_THREADS))
             try:
                 if (rate := probe.result(PROBE_S)) is not None:
                     self._disk.probed(index, rate)
@@ -184,20 +182,6 @@ def probe_disk(path: str | os.PathLike[str], *, disk_bytes: int, threads: int) -
             return _new_file_rate(file.fileno(), most_bytes, threads) / threads
     except OSError as error:
         raise ConfigError(f"the disk cache needs a folder that it may write to, got {path}: {error}") from error
-
-
-def _in_daemon(work: Callable[[], Result]) -> Future[Result]:
-    """Run work in a thread that no end of the process waits for, because a disk may hang."""
-    future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # raised where the result is used
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="mbaas-measure", daemon=True).start()
-    return future
 
 
 def _memory() -> float:

@@ -260,3 +260,24 @@ def test_a_disk_that_cannot_be_opened_leaves_no_lock_on_the_others(tmp_path: Pat
         Tier(good, bad, speeds=())
     with opened(good, speeds=()):
         pass
+
+
+def test_a_disk_that_cannot_be_opened_in_time_is_named_and_the_others_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, gate = DiskStore.__init__, threading.Event()
+
+    def hanging(self: DiskStore, path: Any, *args: Any, **options: Any) -> None:
+        assert Path(path) != tmp_path / "a" or gate.wait(30)
+        real(self, path, *args, **options)
+
+    monkeypatch.setattr(tier_module, "OPEN_S", 0.2)
+    monkeypatch.setattr(DiskStore, "__init__", hanging)
+    first, second = (Disk(path=tmp_path / name, max_bytes=room_for(40)) for name in "ab")
+    with opened(first, second, speeds=()) as tier:
+        tier.tier.probed(1, 100 * MB)
+        tier.write(range(20))
+        assert tier.read(range(120)) == [*range(20)]
+        (line,) = tier.log()
+        assert line.startswith(f"the disk {tmp_path / 'a'} is dropped: it could not be opened within 200 ms")
+    gate.set()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
@@ -42,6 +42,9 @@ HANG_S = 20.0
 
 HANG_CHECK_S = 1.0
 """Interval at which requests check whether their disk hangs."""
+
+OPEN_S = 20.0
+"""A disk that takes longer to open is dropped; a cache node must have started within twice this time."""
 
 CLOSE_S = 5.0
 """Time to finish requests when the node ends."""
@@ -121,18 +124,24 @@ class DiskTier:
         identity: str = "",
         classes: Classes = lambda _ids, _capacities: None,
     ) -> None:
-        self._disks: list[_Disk] = []
-        try:
-            for index, disk in enumerate(disks):
-                self._disks.append(_Disk(index, disk, dataset, identity))
-        except BaseException:  # including interrupts: the locks of the others would otherwise stay
-            self.close()
-            raise
+        self._disks: dict[int, _Disk] = {}  # by number in ``disks``; those that could be opened
+        self._lines: deque[str] = deque()
         self.order = DiskOrder([disk.path for disk in disks])
+        opening = [
+            in_daemon(functools.partial(_Disk, index, disk, dataset, identity)) for index, disk in enumerate(disks)
+        ]
+        wait(opening, OPEN_S)
+        for index, opened in enumerate(opening):
+            if not opened.done():
+                self.drop(index, f"it could not be opened within {seconds(OPEN_S)}")
+            elif opened.exception() is None:
+                self._disks[index] = opened.result()
+        if error := next((error for opened in opening if opened.done() and (error := opened.exception())), None):
+            self.close()  # the locks of the others would otherwise stay
+            raise error
         self._dataset_bytes = dataset.total_bytes
         self._nodes, self._needed_bytes = 1, float(dataset.total_bytes)  # for all samples with their home here
         self._placements, self._meter, self._classes = placements, meter, classes
-        self._lines: deque[str] = deque()
 
     # ---- which disks, and what for ----
 
@@ -194,7 +203,7 @@ class DiskTier:
 
     def to_probe(self) -> list[tuple[int, str, int]]:
         """Return index, path and free bytes of each disk."""
-        return [(disk.index, disk.path, disk.store.stats().free_bytes) for disk in self._disks]
+        return [(disk.index, disk.path, disk.store.stats().free_bytes) for disk in self._disks.values()]
 
     def drop(self, index: int, reason: str) -> None:
         """Stop using a disk, for good. Thread-safe."""
@@ -211,7 +220,7 @@ class DiskTier:
 
     def update(self, storage: float | None) -> None:
         """Update the order of the disks from regular reads and the speed of storage, and start the regular checks."""
-        for disk in self._disks:
+        for disk in self._disks.values():
             if self.order.has_failed(disk.index):
                 continue
             disk.speedometer.update(disk.meter.sums())
@@ -262,7 +271,7 @@ class DiskTier:
     def log(self) -> list[str]:
         """Return log lines about decisions and failures since the last call."""
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        for disk in self._disks:
+        for disk in self._disks.values():
             before, disk.logged = disk.logged, [store.stats() for store in disk.stores]
             for pair in zip(before, disk.logged, strict=True):
                 lines += self._changes(disk.path, *pair)
@@ -431,9 +440,23 @@ class DiskTier:
         if "_looks" in self.__dict__:
             self._looks.shutdown(wait=False)
         deadline = time.monotonic() + CLOSE_S
-        for disk in self._disks:
+        for disk in self._disks.values():
             disk.threads.shutdown(wait=False)
             while disk.waiting and time.monotonic() < deadline:
                 time.sleep(0.01)
             for store in disk.stores if not disk.waiting else ():
                 store.close()
+
+
+def in_daemon(work: Callable[[], Result]) -> Future[Result]:
+    """Run work in a thread that no end of the process waits for, because a disk may hang."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # raised where the result is used
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="mbaas-disk-start", daemon=True).start()
+    return future

@@ -1,0 +1,115 @@
+"""Samples drawn by weight: bytes read from storage with a cache that knows the weights, and with one that does not.
+
+Images are generated in memory, so storage reads take no time. They are only counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from rich.table import Table
+
+import mbaas
+from mbaas import transforms as T
+from mbaas.base.units import count, percent
+from mbaas.dataset import synthetic
+from mbaas.dataset.base import SampleReader, WrappedDataset
+from mbaas.ray_cluster import connection
+from mbaas.tools.bench.render import figure_table
+
+FEED, BATCH, SIDE = "draws", 64, 32
+
+RARE = 0.1
+"""Share of the samples in the rare one of two classes that are balanced."""
+
+
+class _Unknown(WrappedDataset):
+    """The same draws, whose weights the cache does not know."""
+
+    def reader(self) -> SampleReader:
+        return self.inner.reader()
+
+    @property
+    def stored_draws(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Bytes read from storage in an epoch, as shares of the bytes drawn in an epoch.
+
+    Attributes:
+        weights: what the weights are.
+        cached: share of the samples that fits in the cache.
+        by_arrival: the cache admits samples in the order in which they come.
+        by_weight: the cache keeps those with the most expected draws.
+    """
+
+    weights: str
+    cached: float
+    by_arrival: float
+    by_weight: float
+
+
+@dataclass(frozen=True)
+class DrawFigures:
+    """Results for a dataset of ``samples``; each epoch has as many draws."""
+
+    samples: int
+    reads: list[Reads]
+
+
+def measure(*, samples: int, cached: Sequence[float], warm: int, epochs: int) -> DrawFigures:
+    """Measure both caches for each share of the samples, after ``warm`` epochs and for ``epochs`` more."""
+    rare = np.arange(samples) % round(1 / RARE) == 0
+    weights = {
+        "two classes of 90 % and 10 %, balanced": np.where(rare, 1 / RARE, 1 / (1 - RARE)),
+        "weight 1 / rank": 1 / (1.0 + np.random.default_rng(0).permutation(samples)),
+    }
+    connection.start_ray()
+    try:
+        reads = [
+            Reads(name, share, *(_read(given, share, warm, epochs, known=known) for known in (False, True)))
+            for name, given in weights.items()
+            for share in cached
+        ]
+    finally:
+        ray.shutdown()
+    return DrawFigures(samples, reads)
+
+
+def _read(weights: NDArray[np.float64], cached: float, warm: int, epochs: int, *, known: bool) -> float:
+    stored = synthetic(len(weights), height=SIDE, width=SIDE)
+    drawn = stored.resample(weights)
+    options: dict[str, Any] = {"batch_size": BATCH, "prep_workers": 1, "cache_decoded": False}
+    options["cache_bytes"] = int(cached * stored.total_bytes)
+    pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
+    with mbaas.serve(FEED, drawn if known else _Unknown.around(drawn), pipeline, **options) as feed:
+        with mbaas.join(FEED, format="numpy") as loader:
+            before = 0
+            for epoch in range(warm + epochs):
+                if epoch == warm:
+                    before = _storage_bytes(feed)
+                for _ in loader:
+                    pass
+            return (_storage_bytes(feed) - before) / epochs / stored.total_bytes
+
+
+def _storage_bytes(feed: mbaas.Feed) -> int:
+    return sum(node.storage_bytes for node in feed.status().nodes)
+
+
+def table(found: DrawFigures) -> Table:
+    """Return a table of the results."""
+    title = f"{count(found.samples)} samples and as many draws; read from storage in an epoch"
+    shown = figure_table(title, ("weights", "cached", "by arrival", "by weight", "saved"), words=("weights",))
+    for each in found.reads:
+        saved = 1 - each.by_weight / each.by_arrival
+        row = (each.cached, each.by_arrival, each.by_weight, saved)
+        shown.add_row(each.weights, *map(percent, row))
+    return shown
