@@ -192,6 +192,32 @@ def first(
 
 
 @command(app)
+def one_trial(
+    data: Data = None,
+    images: Images = SAMPLES,
+    window: Annotated[float, typer.Option(help="Seconds of each row.", min=0.1)] = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure where the time of one trial goes with the dali engine, on the first GPU, beside DALI alone.
+
+    Without a GPU it uses DALI's CPU operators, which only tests the command.
+
+    Examples:
+        python -m benchmarks one-trial
+    """
+    check_installed()
+    import torch
+
+    from benchmarks.one_trial import measure, table
+    from mbaas.tools.bench.rows import BenchSettings
+    from mbaas.tools.bench.runner import find_data
+
+    found = find_data(BenchSettings(data=data, samples=images), _progress)
+    gpu = torch.cuda.is_available()
+    _show(lambda: measure(found, gpu=gpu, window_s=window, tell=_progress), table, as_json)
+
+
+@command(app)
 def searches(
     schedulers: Annotated[str, typer.Option(help="Schedulers.", metavar="NAME,NAME")] = "FIFO,ASHA,HyperBand,PBT",
     trials: Trials = 9,

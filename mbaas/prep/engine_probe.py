@@ -32,15 +32,16 @@ assert PROBE_READS_S + 2 * MEASURED_S < 2, "the probe's cost is documented as le
 
 
 def probe_engines(
-    dataset: Dataset, cpu: Callable[[], Engine], dali: Callable[[], Engine], fetch_threads: int
+    dataset: Dataset, cpu: Callable[[], Engine], dali: Callable[[], Engine], fetch_threads: int, threads: int = 1
 ) -> EngineProbe:
     """Return the rates of one worker with each engine.
 
-    A failure of DALI, such as a GPU that is not usable, is reported in the result; it is no error.
+    A failure of DALI, such as an unusable GPU, is part of the result and raises nothing.
 
     Args:
         cpu, dali: construct the engines as a worker of the feed has them.
         fetch_threads: number of threads that read storage.
+        threads: number of threads of the cpu engine.
     """
     _, samples = read_some(dataset, dataset.reader(), fetch_threads, keep=PROBE_READS)
     samples.sort(key=lambda sample: sample[0])  # threads read them in any order
@@ -51,12 +52,12 @@ def probe_engines(
         if made is None:
             return EngineProbe(None)
         rows = [samples[row % len(samples)] for row in range(TOGETHER)]
-        on_cpu = _Trial(engine, dataset, rows, made)
+        on_cpu = _Trial(engine, dataset, rows, made, threads)
         try:
             engine = dali()
             opened.callback(engine.close)
             with_dali = _Trial(engine, dataset, rows, made)
-            # In turns, so that other programs delay both engines alike.
+            # In turns, because other programs should delay both engines equally.
             while going := [trial for trial in (on_cpu, with_dali) if not trial.is_over]:
                 min(going, key=lambda trial: trial.spent_s).run()
         except Exception as error:  # DALI raises RuntimeError for everything, and its import may fail in any way
@@ -77,16 +78,20 @@ def _field(engine: Engine, dataset: Dataset, samples: list[ReadSample]) -> Field
 class _Trial:
     """Calls of one engine with ``rows``, in ever larger batches while `MEASURED_S` allows it.
 
+    Args:
+        threads: threads of the cpu engine, whose CPU time counts: workers reserve their CPUs, so the current load of
+            other programs does not matter. 0 for DALI: a GPU works while this process waits, so elapsed time counts.
+
     Attributes:
         spent_s: time of the calls after the first one, which loads code and builds DALI's graph.
         is_over: whether another call would exceed `MEASURED_S`.
     """
 
-    def __init__(self, engine: Engine, dataset: Dataset, rows: list[ReadSample], made: Field) -> None:
-        self._engine, self._dataset, self._rows = engine, dataset, rows
+    def __init__(self, engine: Engine, dataset: Dataset, rows: list[ReadSample], made: Field, threads: int = 0) -> None:
+        self._engine, self._dataset, self._rows, self._threads = engine, dataset, rows, threads
         self._out = made.empty(len(rows))
         self._count, self._best_s = 1, math.inf
-        self.spent_s, self.is_over = 0.0, False
+        self.spent_s, self.is_over, self._took_s = 0.0, False, 0.0
         self._call()
         self.spent_s = 0.0
 
@@ -97,20 +102,23 @@ class _Trial:
 
     def run(self) -> None:
         """Measure one call, and decide about the next one."""
-        each_s = self._call()
         # Other programs may delay single calls, so the fastest counts.
-        self._best_s = min(self._best_s, each_s)
+        self._best_s = min(self._best_s, self._call())
         left_s, more = MEASURED_S - self.spent_s, min(GROWTH * self._count, len(self._rows))
-        if more > self._count and 2 * more * self._best_s < left_s:
+        each_s = self._took_s / self._count
+        if more > self._count and 2 * more * each_s < left_s:
             self._count = more
             self._call()  # not measured: the graph is built again
         else:
-            self.is_over = left_s < self._count * self._best_s or left_s <= 0
+            self.is_over = left_s < self._took_s or left_s <= 0
 
     def _call(self) -> float:
         batch = batch_of(self._dataset, self._rows[: self._count])
-        began = time.perf_counter()
+        began, cpu_s = time.perf_counter(), time.process_time()
         prepared = self._engine.prepare(batch, self._out[: self._count])
         took_s, good = time.perf_counter() - began, self._count - len(prepared.bad)
         self.spent_s += took_s
+        self._took_s = took_s
+        if self._threads:
+            took_s = (time.process_time() - cpu_s) / self._threads
         return took_s / good if good else math.inf

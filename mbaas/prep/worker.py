@@ -233,7 +233,7 @@ class PrepWorker:
     def probe_engines(self, dataset: Dataset, config: PrepConfig, fetch_threads: int) -> EngineProbe:
         """Measure both engines on some samples; ``config`` is that of a dali worker."""
         cpu = partial(_engine_of, replace(config, engine="cpu"), dataset)
-        return probe_engines(dataset, cpu, partial(_engine_of, config, dataset), fetch_threads)
+        return probe_engines(dataset, cpu, partial(_engine_of, config, dataset), fetch_threads, config.threads)
 
     def look_at(self, dataset: Dataset, config: PrepConfig, payload: bytes, fetch_threads: int) -> PipelineReport:
         """Prepare some samples with a pipeline that a consumer brought, and report what they are like.

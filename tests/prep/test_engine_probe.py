@@ -48,7 +48,12 @@ class Timed:
 class Clock:
     now = 0.0
 
+    load = 1.0
+
     def perf_counter(self) -> float:
+        return self.now * self.load
+
+    def process_time(self) -> float:
         return self.now
 
 
@@ -82,6 +87,15 @@ def test_each_engine_has_its_rate_at_the_batches_that_its_time_allows(data: Data
     assert (max(slow.counts), max(batched.counts)) == (GROWTH, TOGETHER)
     assert slow.closed
     assert batched.closed
+
+
+def test_other_programs_slow_the_time_of_the_cpu_engine_and_not_its_rate(data: Dataset, clock: Clock) -> None:
+    """Workers reserve their CPUs, so the load of the moment does not count. With two threads, CPU time counts half."""
+    clock.load = 4.0
+    found = probe_engines(data, making(Timed(0.0, 0.004, clock)), making(Timed(0.0, 0.001, clock)), 2, threads=2)
+    assert found.rates is not None
+    assert found.rates.cpu_per_s == pytest.approx(500)
+    assert found.rates.dali_per_s == pytest.approx(250)
 
 
 @pytest.mark.parametrize("each_s", [0.00001, 0.001, 0.03, 0.2, 3.0])

@@ -121,7 +121,7 @@ class GraphRuns:
                     continue
             except (RuntimeError, MemoryError) as error:
                 self._recover(error)
-                # Any of these may be the cause, and the results of all were lost with the graph.
+                # Each of these batches may be the cause, and their results were lost with the graph.
                 for indices in (*running, following):
                     refused += self._run_alone(indices, job)
                 running.clear()

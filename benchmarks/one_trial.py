@@ -1,0 +1,279 @@
+"""Where the time of one trial goes whose feed prepares with DALI, beside DALI alone in the trial.
+
+Each row runs in processes of its own. The engine's rows have no Ray, no cache and no trial. Those of the feed add them
+one by one. On a machine without a GPU, DALI uses its CPU operators, and trials take NumPy arrays: that tests the
+command, and its rates say nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from rich.table import Table
+
+import mbaas
+from mbaas.base.units import count, counted, percent, seconds
+from mbaas.memory import pinned, slots
+from mbaas.prep.engines import Batch, make_engine
+from mbaas.ray_cluster import connection
+from mbaas.samples.fields import IMAGE
+from mbaas.tools.bench.render import figure_table
+from mbaas.tools.bench.rows import BenchSettings, RowSpec
+from mbaas.tools.bench.tasks import TASKS
+from mbaas.tools.bench.tasks.base import Data
+
+BLOCK = 512
+"""Samples in a call of the engine, as in a feed's block."""
+
+BATCH = 64
+WORKERS = 2
+ANSWER_S = 120.0
+
+STEPS = ("headers and plan", "feed", "wait for DALI", "deliver")
+"""Steps of a worker's thread in `DaliEngine.prepare`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        per_s: samples/s.
+        cpu_s: CPU-seconds of the engine's processes for a sample; 0 if they are not counted.
+        notes: further figures by name, as text.
+    """
+
+    name: str
+    per_s: float
+    cpu_s: float
+    notes: Mapping[str, str]
+
+
+def measure(data: Data, *, gpu: bool, window_s: float, tell: Callable[[str], None]) -> list[Row]:
+    """Run all rows, each for ``window_s`` after a warm-up."""
+    found: list[Row] = []
+    for row in _rows(data, gpu=gpu, window_s=window_s):
+        tell(f"{row.name}: {count(row.per_s)} samples/s")
+        found.append(row)
+    return found
+
+
+def _rows(data: Data, *, gpu: bool, window_s: float) -> Iterator[Row]:
+    for processes in (1, WORKERS):
+        for in_flight in (1, 2):
+            yield _engine(data, processes, in_flight, gpu=gpu, window_s=window_s)
+    yield _engine(data, WORKERS, 2, gpu=gpu, window_s=window_s, locked=False)
+    for threads in (1, 10):
+        yield _dali_alone(data, threads, gpu=gpu, window_s=window_s)
+    for workers in (1, WORKERS, WORKERS + 1):
+        with _feed(data, workers, gpu=gpu) as feed:
+            name = f"feed, {counted(workers, 'worker')}, one trial"
+            if workers == WORKERS and gpu:
+                yield _trial(feed, f"{name} on the CPU", None, window_s)
+            yield _trial(feed, name, "cuda" if gpu else None, window_s)
+
+
+def table(rows: list[Row]) -> Table:
+    """Return the rows as a table."""
+    found = figure_table(
+        "One trial and DALI", ("row", "samples/s", "CPU a sample", "figures"), ("row", "figures"), ("figures",)
+    )
+    for row in rows:
+        notes = ", ".join(f"{name} {value}" for name, value in row.notes.items())
+        found.add_row(row.name, count(row.per_s), seconds(row.cpu_s) if row.cpu_s else "", notes)
+    return found
+
+
+# ---- in processes without Ray ----
+
+
+def _engine(data: Data, processes: int, in_flight: int, *, gpu: bool, window_s: float, locked: bool = True) -> Row:
+    name = f"engine, {counted(processes, 'worker')}, {in_flight} in flight"
+    found = _in_processes(processes, _prepare, data.folder, in_flight, gpu, locked, window_s)
+    per_s = sum(samples / took_s for samples, took_s, _, _ in found)
+    samples = sum(samples for samples, *_ in found)
+    steps = {step: seconds(sum(spent[step] for *_, spent in found) / samples) for step in STEPS}
+    pages = "" if locked else ", pages not locked"
+    return Row(name + pages, per_s, sum(cpu_s for _, _, cpu_s, _ in found) / samples, steps)
+
+
+def _dali_alone(data: Data, threads: int, *, gpu: bool, window_s: float) -> Row:
+    ((per_s, cpu_s),) = _in_processes(1, _run_dali, data, threads, gpu, window_s)
+    return Row(f"DALI alone in the trial, {counted(threads, 'thread')}", per_s, cpu_s, {})
+
+
+def _in_processes(processes: int, work: Callable[..., None], *given: Any) -> list[Any]:
+    """Return the results of ``work`` in ``processes`` processes, which begin together."""
+    context = multiprocessing.get_context("spawn")
+    begin, results = context.Barrier(processes), context.SimpleQueue()
+    running = [context.Process(target=work, args=(begin, results, *given)) for _ in range(processes)]
+    try:
+        for process in running:
+            process.start()
+        return [_next(results, running) for _ in running]
+    finally:
+        for process in running:
+            process.join(ANSWER_S)
+            process.kill()
+
+
+def _next(results: Any, running: list[Any]) -> Any:
+    end = time.monotonic() + ANSWER_S
+    while results.empty():
+        if time.monotonic() > end or any(process.exitcode for process in running):
+            raise RuntimeError(f"a process of the benchmark failed, or took longer than {seconds(ANSWER_S)}")
+        time.sleep(0.05)
+    return results.get()
+
+
+def _prepare(begin: Any, results: Any, folder: Path, in_flight: int, gpu: bool, locked: bool, window_s: float) -> None:
+    """Prepare blocks in one array, like a worker; put (samples, seconds, CPU-seconds, seconds of each step)."""
+    from mbaas.prep.engines import cpu, dali_runs
+
+    spent = dict.fromkeys(STEPS, 0.0)
+    owners: tuple[tuple[Any, str], ...] = (
+        (cpu.ImagePart, "__init__"),
+        (dali_runs.GraphRuns, "_start"),
+        (dali_runs.GraphRuns, "_results"),
+        (dali_runs.GraphRuns, "_hand_on"),
+    )
+    for step, (owner, method) in zip(STEPS, owners, strict=True):
+        _time(owner, method, spent, step)
+    dali_runs.IN_FLIGHT = in_flight
+    task = TASKS["images"]
+    files = [np.fromfile(file, np.uint8) for file in task.samples(Data(folder)).files]
+    engine = make_engine("dali", task.pipeline(), seed=0, device_id=0 if gpu else None)
+    out = task.made.empty(BLOCK)
+    if gpu and locked:
+        out = _locked(out)
+    numbers = np.arange(BLOCK)
+    at = 0
+
+    def block() -> None:
+        nonlocal at
+        ids = (at + numbers) % len(files)
+        at += BLOCK
+        engine.prepare(Batch([files[i] for i in ids.tolist()], ids, at // len(files), {}), out)
+
+    for _ in range(3):
+        block()
+    begin.wait(ANSWER_S)
+    spent.update(dict.fromkeys(STEPS, 0.0))
+    began, cpu_s, first = time.monotonic(), time.process_time(), at
+    while time.monotonic() - began < window_s:
+        block()
+    results.put((at - first, time.monotonic() - began, time.process_time() - cpu_s, spent))
+    engine.close()
+
+
+def _time(owner: Any, method: str, spent: dict[str, float], step: str) -> None:
+    function = getattr(owner, method)
+
+    def timed(*given: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*given, **options)
+        finally:
+            spent[step] += time.perf_counter() - began
+
+    setattr(owner, method, timed)
+
+
+def _locked(like: NDArray[Any]) -> NDArray[Any]:
+    pages = np.frombuffer(mmap.mmap(-1, -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
+    pinned.gpu(0).lock(pages)
+    return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+def _run_dali(begin: Any, results: Any, data: Data, threads: int, gpu: bool, window_s: float) -> None:
+    """Run DALI's own reader and pipeline; put (samples/s, CPU-seconds of a sample)."""
+    from mbaas.tools.bench.rows import dali
+
+    pipe = dali.build(RowSpec(BenchSettings(gpu=gpu), "dali", 1, data, BATCH), threads)
+    for _ in range(10):
+        pipe.run()
+    begin.wait(ANSWER_S)
+    began, cpu_s, samples = time.monotonic(), time.process_time(), 0
+    while (took_s := time.monotonic() - began) < window_s:
+        pipe.run()
+        samples += BATCH
+    results.put((samples / took_s, (time.process_time() - cpu_s) / samples))
+
+
+# ---- a feed with one trial ----
+
+
+@contextmanager
+def _feed(data: Data, workers: int, *, gpu: bool) -> Iterator[mbaas.Feed]:
+    task = TASKS["images"]
+    options: dict[str, Any] = {"gpus_per_worker": None if gpu else 0, "cache_decoded": False}
+    connection.start_ray(max(workers + 1, 4))
+    try:
+        with mbaas.serve(
+            "one trial",
+            task.dataset(data),
+            task.pipeline(),
+            batch_size=BATCH,
+            engine="dali",
+            prep_workers=workers,
+            threads=mbaas.Threads(tuned=False),
+            **options,
+        ) as feed:
+            yield feed
+    finally:
+        ray.shutdown()
+
+
+def _trial(feed: mbaas.Feed, name: str, device: str | None, window_s: float) -> Row:
+    """Read for ``window_s`` in this process, and wait for each minibatch on the device, as ``mbaas bench`` does."""
+    loader = mbaas.join(feed.name, consumer=name, format="torch" if device else "numpy", device=device)
+    samples = in_slots = minibatches = 0
+    ends_s = 0.0
+    with loader:
+        for _ in range(3):
+            for batch in loader:
+                _wait_for(batch, device)
+        before, began = feed.status(), time.monotonic()
+        last = began
+        while time.monotonic() - began < window_s:
+            for number, batch in enumerate(loader):
+                _wait_for(batch, device)
+                now = time.monotonic()
+                ends_s += (now - last) * (number == 0)
+                last = now
+                samples, minibatches = samples + len(batch["sample_id"]), minibatches + 1
+                # A tensor on a device is a copy, so only arrays show their source.
+                in_slots += device is None and slots.room_of(batch[IMAGE]) is not None
+        took_s, after = time.monotonic() - began, feed.status()
+    workers = len(after.workers)
+    busy_s, fetch_s = after.prep_s - before.prep_s, after.fetch_s - before.fetch_s
+    prepared = after.prepared_samples - before.prepared_samples
+    notes = {
+        "workers prepare": percent(busy_s / took_s / workers),
+        "wait for bytes": percent(fetch_s / took_s / workers),
+        "a worker at work, samples/s": count(prepared / busy_s if busy_s else 0.0),
+        "prepared samples/s": count(prepared / took_s),
+        "wait for epochs' first minibatches": percent(ends_s / took_s),
+        "samples in a block": count(after.block_samples),
+    }
+    if device is None:
+        notes["minibatches in shared memory"] = percent(in_slots / minibatches)
+    return Row(name, samples / took_s, 0.0, notes)
+
+
+def _wait_for(batch: dict[str, Any], device: str | None) -> None:
+    if device is not None:
+        import torch
+
+        batch[IMAGE].max()  # reads all of it
+        torch.cuda.synchronize()
