@@ -108,6 +108,39 @@ def draws(
 
 
 @command(app)
+def threads(
+    feeds: Annotated[
+        str | None, typer.Option(help="Feeds. Default: all.", metavar="NAME,NAME", show_default=False)
+    ] = None,
+    divisions: Annotated[
+        str | None, typer.Option(help="Divisions of threads. Default: all.", metavar="NAME,NAME", show_default=False)
+    ] = None,
+    images: Images = 400,
+    half: Annotated[float, typer.Option(help="Seconds of each half of a run.", min=1)] = 20.0,
+    rounds: Rounds = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Measure divisions of threads between reading storage and preparing, with two ranks.
+
+    Examples:
+        python -m benchmarks threads --feeds "storage slow" --rounds 1
+    """
+    check_installed()
+    from benchmarks.threads import DIVISIONS, FEEDS, measure, table
+    from mbaas.tools.bench.rows import BenchSettings
+
+    options: Any = {
+        "feeds": _some_of("--feeds", feeds or ",".join(FEEDS), tuple(FEEDS)),
+        "divisions": _some_of("--divisions", divisions or ",".join(DIVISIONS), tuple(DIVISIONS)),
+        "images": images,
+        "half_s": half,
+        "rounds": rounds,
+        "cache_dir": BenchSettings().cache_dir,
+    }
+    _show(lambda: measure(**options, tell=_progress), table, as_json)
+
+
+@command(app)
 def page_cache(
     samples: Annotated[int, typer.Option(help="Number of samples, of 110 kB on average.")] = 4_000,
     cached: Annotated[

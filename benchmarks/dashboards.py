@@ -132,6 +132,13 @@ def now(name: str, legend: str = FEED) -> Series:
     return Series(f"max by (feed) ({metric.exported}{_SELECTED})", legend, (metric.name,))
 
 
+def within(share: float, name: str, legend: str = FEED) -> Series:
+    """Return the value below which a share of a histogram's observations lie, for each feed."""
+    metric = _metric(name, "histogram")
+    rates = f"sum by (feed, le) (rate({metric.exported}{_SELECTED}[$__rate_interval]))"
+    return Series(f"histogram_quantile({share:g}, {rates})", legend, (metric.name,))
+
+
 def summed(series: Sequence[Series], legend: str = FEED) -> Series:
     """Return the sum of the rates of several counters, for each feed."""
     # Ray exports a counter only once it is above 0. A missing term would make the whole sum missing, so it counts as 0.
@@ -163,6 +170,11 @@ HIT_SHARE = (
     "samples that were cached after decoding."
 )
 
+UNEVEN = (
+    "Fraction of the steps of data-parallel trials in which the ranks' waits differed by more than 10 % of the step. "
+    "All ranks wait for the slowest."
+)
+
 HEALTH = Row(
     "Health",
     (
@@ -191,6 +203,21 @@ OF_A_FEED = Dashboard(
                     SAMPLES_PER_S,
                     (now("prep_worker_samples_per_second", "while it prepares"),),
                     columns=6,
+                ),
+                Panel(
+                    "Wait for a minibatch",
+                    "s",
+                    (
+                        within(0.5, "minibatch_wait_seconds", "median"),
+                        within(0.95, "minibatch_wait_seconds", "95 %"),
+                        within(0.99, "minibatch_wait_seconds", "99 %"),
+                    ),
+                ),
+                Panel(
+                    "Steps in which ranks wait unequally",
+                    "percentunit",
+                    (ratio(per_second("uneven_rank_steps"), [per_second("rank_steps")], "uneven"),),
+                    UNEVEN,
                 ),
             ),
         ),

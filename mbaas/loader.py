@@ -28,7 +28,7 @@ from mbaas.client.own_pipeline import PickledPipeline
 from mbaas.client.rank_stream import RankStream
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
-from mbaas.client.stalls import StreamStats
+from mbaas.client.stalls import MinibatchWaits, StreamStats
 from mbaas.client.stream import Block, Stream
 from mbaas.client.trainers import (
     EpochLoop,
@@ -129,6 +129,7 @@ class Loader:
         # totals for `report`
         self._id = uuid.uuid4().hex
         self._stats = StreamStats()
+        self._waits = MinibatchWaits(is_rank=name.world_size > 1, now=self._joined_at)
         self._samples = 0
         self._step_s = self._first_batch_s = 0.0
         self._unreported: list[EpochLedger] = []  # ledgers not yet acknowledged by the service
@@ -341,6 +342,7 @@ class Loader:
             self._samples += len(sample_ids)
             del started, sample_ids
             handed_out = time.perf_counter()
+            self._waits.hand_out(self._stats.wait_s, handed_out, step=self.epoch * len(self) + self.minibatches)
             self._first_batch_s = self._first_batch_s or handed_out - self._joined_at
             if is_over:  # now: many trainers count minibatches and never request one more
                 at_end = self.state_dict()
@@ -647,7 +649,7 @@ class Loader:
         return self.report().stall_share
 
     def report(self) -> ConsumerReport:
-        """Return this consumer's totals since it joined: samples, stall and work in seconds; without ledgers."""
+        """Return this consumer's totals since it joined: samples, waits, work in seconds; without ledgers and steps."""
         return ConsumerReport(
             loader=self._id,
             samples=self._samples,
@@ -658,14 +660,16 @@ class Loader:
             step_s=self._step_s,
             read_bytes=self._stats.read_bytes,
             time_to_first_batch_s=self._first_batch_s,
+            waits=self._waits.counts,
         )
 
     def flush(self) -> None:
-        """Send the next heartbeat now: the totals of `report`, and ledgers of finished epochs."""
+        """Send the next heartbeat now: the totals of `report`, ledgers of finished epochs, and the steps of a rank."""
         if self._closed:
             return
         report = self._full_report()
-        self._stream.heartbeat(report)  # if this fails, the next heartbeat sends the same ledgers again
+        self._stream.heartbeat(report)  # if this fails, the next heartbeat sends the same ledgers and steps again
+        self._waits.acknowledge(report.first_step + len(report.steps))
         with self._unreported_lock:
             reported = max(self._reported, report.first_ledger + len(report.ledgers))  # another thread may report, too
             del self._unreported[: reported - self._reported]
@@ -673,8 +677,10 @@ class Loader:
 
     def _full_report(self) -> ConsumerReport:
         # Includes ledgers that another thread is sending: it may fail, and the service enters each ledger only once.
+        first_step, steps = self._waits.unreported()
+        report = replace(self.report(), steps=steps, first_step=first_step)
         with self._unreported_lock:
-            return replace(self.report(), ledgers=tuple(self._unreported), first_ledger=self._reported)
+            return replace(report, ledgers=tuple(self._unreported), first_ledger=self._reported)
 
     def close(self) -> None:
         """Leave the feed and release everything this consumer holds. May be called twice.

@@ -13,6 +13,7 @@ from mbaas.model.forms import SampleCosts
 from mbaas.model.gains import WorkerChange
 from mbaas.model.sharing import Repeats, Sharing, words
 from mbaas.model.tiers import FetchSpeeds
+from mbaas.model.waits import RankSteps
 from mbaas.wire.consumers import Claims, ConsumerReport
 from mbaas.wire.samples import Amount, EpochLedger, FetchCounts
 
@@ -163,6 +164,8 @@ class FeedStatus:
         workers_at_work: number of workers that are running, have the placement, and get tasks.
         waits_for: sentences that list the workers or cache nodes that the feed waits for, the resources they need, and
             the time waited so far; empty if all are running.
+        rank_steps: for each data-parallel trial with a consumer, the compared steps, and those in which the waits of
+            its ranks differed by more than 10 % of the step (`mbaas.model.waits`).
         claims: cluster resources that the feed reserves: CPUs, GPUs, memory.
         skipped, skipped_total: samples left out, each once (the last thousand), and the number of omissions.
         notes: the last decisions, oldest first.
@@ -240,6 +243,7 @@ class FeedStatus:
     engine_choice: EngineChoice | None = None
     repeats: Repeats = field(default_factory=Repeats)
     samples_ahead: int = 0
+    rank_steps: tuple[RankSteps, ...] = ()
 
     @property
     def state(self) -> str:

@@ -36,6 +36,7 @@ def get_loader(asked: JoinRequest) -> mbaas.Loader:
     - ``prep_stall_share``: prep was computing; more workers would help.
     - ``peer_stall_share``: prep was idle because of other trials; a slower one shares the feed.
     - ``wait_s``: seconds that the trial has waited since it joined.
+    - ``wait_p95_s``: 95 % of its minibatches came within this time, in classes from 0.001 to 10 s.
     - ``delivered_samples``: samples delivered since it joined.
     - ``prepared_samples``: the part prepared for this trial; all others had been delivered to another trial before.
       Prepared / delivered, summed over all trials, shows how well they share.
@@ -202,6 +203,7 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
             "prep_stall_share": _share(report.prep_stall_s, busy_s),
             "peer_stall_share": _share(report.peer_stall_s, busy_s),
             "wait_s": report.wait_s,
+            "wait_p95_s": report.waits.within_s(0.95),
             "delivered_samples": report.samples,
             "prepared_samples": report.prepared,
             "pipeline": loader.pipeline,

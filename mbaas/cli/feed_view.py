@@ -18,6 +18,7 @@ from mbaas.base.units import count, counted, duration, number, percent, seconds,
 from mbaas.cli.console import Cell, Rows, facts, stack
 from mbaas.errors import FeedRestartingError, MbaasError, WaitTimeoutError
 from mbaas.model.sharing import words
+from mbaas.model.waits import CLASSES
 
 if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus
@@ -156,7 +157,7 @@ def feed(status: FeedStatus, flow: Flow) -> RenderableType:
     bad = _bad_samples(status) if status.skipped_total else None
     pipelines = _pipelines(status) if len(status.pipelines) > 1 else None
     changes = _worker_changes(status) if status.worker_changes else None
-    tables = _consumers(status), pipelines, _workers(status), changes, _nodes(status)
+    tables = _consumers(status), _waits(status), _ranks(status), pipelines, _workers(status), changes, _nodes(status)
     return stack([headline(status), _facts(status, flow), *tables, bad, notes])
 
 
@@ -364,6 +365,45 @@ def _last_epoch(consumer: ConsumerStatus) -> Text:
         return Text(f"{ledger.epoch} exact", "green")
     # In capitals, because logs have no colours.
     return Text(f"{ledger.epoch} INEXACT: {count(ledger.samples)} of {count(ledger.expected_samples)}", "bold red")
+
+
+SHOWN_WAITS = (("<1 ms", 1), ("<10 ms", 3), ("<100 ms", 5), ("<1 s", 7), ("<10 s", 9), ("longer", CLASSES))
+"""Columns of the table of waits, and how many classes end there (`mbaas.model.waits`)."""
+
+
+def _waits(status: FeedStatus) -> RenderableType | None:
+    """Return a table of minibatches by wait, in percent of each consumer's; None before the first minibatch."""
+    found = [each for each in status.consumers if each.report.waits.total]
+    if not found:
+        return None
+
+    def share(first: int, end: int) -> Callable[[ConsumerStatus], Cell]:
+        def cell(consumer: ConsumerStatus) -> Cell:
+            waits = consumer.report.waits
+            number = sum(waits.counts[first:end])
+            return percent(number / waits.total) if number else ("-", "dim")
+
+        return cell
+
+    firsts = (0, *(end for _, end in SHOWN_WAITS))
+    columns = ((f">{name}", share(first, end)) for first, (name, end) in zip(firsts, SHOWN_WAITS, strict=False))
+    return Rows(found).table(
+        ("waits for minibatches", lambda each: each.name),
+        (">number", lambda each: count(each.report.waits.total)),
+        *columns,
+    )
+
+
+def _ranks(status: FeedStatus) -> RenderableType | None:
+    """Return a table of the steps in which ranks waited unequally; None without data-parallel trials."""
+    if not status.rank_steps:
+        return None
+    return Rows(status.rank_steps).table(
+        ("data-parallel trial", lambda each: each.trial),
+        (">ranks", lambda each: each.ranks),
+        (">steps", lambda each: count(each.steps)),
+        (">uneven", lambda each: percent(each.uneven / each.steps) if each.steps else "-"),
+    )
 
 
 def _pipelines(status: FeedStatus) -> RenderableType:

@@ -1,11 +1,13 @@
-"""A consumer's waits: their causes and timeouts, and the bytes that it read. No I/O; times are arguments."""
+"""A consumer's waits: their causes, lengths and timeouts, and the bytes that it read. No I/O; times are arguments."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 
-from mbaas.wire.consumers import ReadBytes
+from mbaas.model.waits import CLASSES, WaitCounts, wait_class
+from mbaas.wire.consumers import MOST_WANTED, ReadBytes, StepWait
 
 REMEMBERED_BLOCKS = 16
 """Blocks whose fetch times are kept. Several blocks arrive together, and only the first is waited for.
@@ -73,6 +75,55 @@ class StreamStats:
             ended - began - peers_s, elapsed_s=ended - last - peers_s, fetch_s=fetch_s, prep_s=prep_s
         )
         self._had_block_at = ended
+
+
+class MinibatchWaits:
+    """The waits of a loader for its minibatches. The heartbeat thread reads them, too.
+
+    A step ends when its minibatch is handed to the trial, and begins when the minibatch before it was. Only the steps
+    of a rank (``is_rank``) are kept one by one, until they are acknowledged.
+    """
+
+    def __init__(self, *, is_rank: bool, now: float) -> None:
+        self._counts = [0] * CLASSES
+        self._is_rank, self._handed_out = is_rank, now
+        self._wait_s = 0.0  # all waits up to then
+        self._steps: deque[StepWait] = deque(maxlen=MOST_WANTED)
+        self._made = 0  # number of the last one in ``_steps``, from 1
+        self._lock = threading.Lock()
+
+    def hand_out(self, wait_s: float, now: float, *, step: int) -> None:
+        """Count a minibatch that is handed out.
+
+        Args:
+            wait_s: sum of all waits of the loader so far, in seconds.
+            now: the time, on one clock.
+            step: number of the step among all steps of the trial.
+        """
+        waited_s, lasted_s = wait_s - self._wait_s, now - self._handed_out
+        self._counts[wait_class(waited_s)] += 1
+        if self._is_rank:
+            percent = min(100, round(100 * waited_s / lasted_s)) if lasted_s > 0 else 0
+            with self._lock:
+                self._steps.append((step, percent))
+                self._made += 1
+        self._wait_s, self._handed_out = wait_s, now
+
+    @property
+    def counts(self) -> WaitCounts:
+        """Minibatches by the time waited for each."""
+        return WaitCounts(tuple(self._counts))
+
+    def unreported(self) -> tuple[int, tuple[StepWait, ...]]:
+        """Return the steps that have not been acknowledged, and the number of steps before them."""
+        with self._lock:
+            return self._made - len(self._steps), tuple(self._steps)
+
+    def acknowledge(self, steps: int) -> None:
+        """Forget the loader's first ``steps`` steps."""
+        with self._lock:
+            while self._steps and self._made - len(self._steps) < steps:
+                self._steps.popleft()
 
 
 class Patience:

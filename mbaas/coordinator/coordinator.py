@@ -49,6 +49,7 @@ from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.gains import GainLog, WorkerCounts
 from mbaas.model.lending import DemandReport
 from mbaas.model.scaling import Observation, Scaler
+from mbaas.model.waits import WAIT_BOUNDS_S
 from mbaas.ray_cluster import resources
 from mbaas.ray_cluster.metrics import FeedMetrics
 from mbaas.samples.placement import PlacementUpdate
@@ -109,7 +110,7 @@ class FeedCoordinator(ConsumerApi):
         report_bugs_to(self._errors)
         self._tasks = BackgroundTasks(self._errors)
         super().__init__(self._tasks.spawn)
-        self._metrics = FeedMetrics(settings.name)
+        self._metrics = FeedMetrics(settings.name, WAIT_BOUNDS_S)
         self._workers = WorkerPool(settings, pipeline, self._engine)
         self._demand, self._scaler = DemandEstimator(), Scaler(settings.scaling)
         self._gains = GainLog(self._counters.began)
@@ -288,7 +289,8 @@ class FeedCoordinator(ConsumerApi):
         if tick % TICKS_A_REPORT == 0:
             staged_bytes = running.service.core.window.used_bytes
             workers = len(running.supervision.workers.workers)
-            self._metrics.update(metric_values(self._counters, staged_bytes=staged_bytes, workers=workers))
+            values = metric_values(self._counters, staged_bytes=staged_bytes, workers=workers)
+            self._metrics.update(values, self._counters.reports.total.waits.counts)
 
     async def _keep_claims(self) -> None:
         async with self._claiming:
@@ -421,6 +423,8 @@ class FeedCoordinator(ConsumerApi):
     def _take_report(self, consumer: str, report: ConsumerReport) -> None:
         member = None if self._running is None else self._running.service.core.consumers.by_name.get(consumer)
         self._counters.report(consumer, report, FEED_STREAM if member is None else stream_number(member.cursor))
+        if member is not None:
+            self._counters.report_steps(member.trial, consumer, member.world_size, report)
 
     async def relaying(self, node: str, may_start: bool) -> Any | None:
         """Return the actor that relays calls on a node: its cache node or a relay."""

@@ -13,6 +13,7 @@ from mbaas.core.ledgers import LedgerBook
 from mbaas.core.staging.streams import FEED_STREAM, stream_number
 from mbaas.model.costs import LoadingCosts, PipelineCosts
 from mbaas.model.sharing import Repeats
+from mbaas.model.waits import UnevenSteps
 from mbaas.samples.order import SampleOrder
 from mbaas.status import SkippedSample
 from mbaas.wire.blocks import BlockMeta
@@ -131,6 +132,7 @@ class Counters:
         self.encoded_cpu_s, self.encoded_samples = 0.0, 0
         self.reports = Reports()
         self.ledgers = LedgerBook()
+        self.rank_steps = UnevenSteps()
         self.internal_errors = self.restarts = 0
         self.prediction_error: float | None = None
         self.start_s: float | None = None
@@ -245,7 +247,8 @@ class Counters:
     def report(self, consumer: str, report: ConsumerReport, stream: int = FEED_STREAM) -> None:
         """Record the report of a consumer that uses a stream now, and the ledgers of its finished epochs."""
         before = self.reports.total.samples
-        self.reports.enter(consumer, replace(report, ledgers=()))  # ledgers, possibly thousands, are recorded below
+        # without ledgers and steps, possibly thousands, which are recorded below
+        self.reports.enter(consumer, replace(report, ledgers=(), steps=()))
         self._count(stream, StreamCounts(delivered=self.reports.total.samples - before))
         for number, ledger in enumerate(report.ledgers, report.first_ledger):
             if not self.ledgers.add(LedgerEntry(consumer, report.loader, number, time.time(), ledger)):
@@ -253,6 +256,13 @@ class Counters:
             self._compare(ledger)
             if not ledger.exact:
                 self.note(f"{consumer}: epoch {ledger.epoch} is not exact: {ledger}")
+
+    def report_steps(self, trial: str, consumer: str, ranks: int, report: ConsumerReport) -> None:
+        """Compare the steps in a report of a rank with those of the other ranks."""
+        if ranks > 1:
+            self.rank_steps.take(
+                trial, consumer, ranks=ranks, loader=report.loader, first=report.first_step, waits=report.steps
+            )
 
     def expect(self, epoch_s: float) -> None:
         """Record a prediction of an epoch's seconds, to compare with the next epoch."""

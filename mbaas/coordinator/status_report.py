@@ -91,6 +91,7 @@ def snapshot(
         start_s=counters.start_s,
         failed=core.failed,
         pipelines=tuple(_pipeline(counters, service, stream.number) for stream in core.streams),
+        rank_steps=counters.rank_steps.by_trial(each.trial for each in core.consumers.by_name.values()),
         decoded_costs=None if supervision.layout.decoded is None else supervision.layout.decoded.costs,
     )
 
@@ -107,7 +108,7 @@ def _samples_ahead(service: ConsumerService) -> int:
 
 
 def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dict[str, float]:
-    """Return the values of `METRICS` by name; the prediction error only once there was a prediction."""
+    """Return the values of `METRICS` by name, without histograms; the prediction error only after a prediction."""
     fetched, delivered = counters.fetched, counters.reports.total
     values = {
         "mbaas_samples_prepared": counters.samples,
@@ -115,6 +116,8 @@ def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dic
         "mbaas_fetch_stall_seconds": delivered.fetch_stall_s,
         "mbaas_prep_stall_seconds": delivered.prep_stall_s,
         "mbaas_peer_stall_seconds": delivered.peer_stall_s,
+        "mbaas_rank_steps": counters.rank_steps.steps,
+        "mbaas_uneven_rank_steps": counters.rank_steps.uneven,
         "mbaas_cache_hits": fetched.local.samples,
         "mbaas_cache_misses": fetched.storage.samples,
         "mbaas_decoded_samples": fetched.decoded.samples,

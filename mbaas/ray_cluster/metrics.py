@@ -1,20 +1,24 @@
 """The Prometheus metrics of a feed, exported by ``ray.util.metrics``.
 
-Ray adds the prefix ``ray_`` to the names, and the suffix ``_total`` to the names of counters. Every series has the tag
+Ray adds the prefix ``ray_`` to the names, the suffix ``_total`` to the names of counters, and ``_bucket``, ``_count``
+and ``_sum`` to those of histograms. Every series has the tag
 ``feed``. The descriptions below contain the unit and the meaning of high and low values; Ray exports them as help text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from msgspec import Struct
-from ray.util.metrics import Counter, Gauge
+from ray.util.metrics import Counter, Gauge, Histogram
+
+_SUFFIXES = {"counter": "_total", "gauge": "", "histogram": "_bucket"}
 
 
 class Metric(Struct, frozen=True):
-    """One metric: its name, "counter" or "gauge", and its meaning."""
+    """One metric: its name, "counter", "gauge" or "histogram", and its meaning."""
 
     name: str
     kind: str
@@ -23,7 +27,7 @@ class Metric(Struct, frozen=True):
     @property
     def exported(self) -> str:
         """Its Prometheus name at Ray's endpoint."""
-        return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
+        return f"ray_{self.name}{_SUFFIXES[self.kind]}"
 
 
 _COUNTERS = {
@@ -47,6 +51,11 @@ _COUNTERS = {
         "Seconds that trials waited for data while prep was idle because of other trials, summed over trials: a "
         "slower one must not fall behind, or another group has the staging memory. High: workers would not help; "
         "trials of like speed in one feed, or more staging_bytes, would."
+    ),
+    "mbaas_rank_steps": "Steps of data-parallel trials in which the waits of all ranks were compared.",
+    "mbaas_uneven_rank_steps": (
+        "Those of mbaas_rank_steps in which the ranks' waits for data differed by more than 10 % of the step. All "
+        "ranks wait for the slowest, so a high share costs time; 0 is best."
     ),
     "mbaas_cache_hits": (
         "Samples whose bytes came from the memory of the node that prepared them; what came from that of another node "
@@ -101,9 +110,16 @@ _GAUGES = {
     ),
 }
 
+_HISTOGRAMS = {
+    "mbaas_minibatch_wait_seconds": (
+        "Minibatches by the time that their consumers waited for each. Nearly all below 0.001 is good; a few long "
+        "waits are hiccups, many point to prep or storage. Its sum is not exact, unlike the stall counters."
+    ),
+}
+
 METRICS = tuple(
     Metric(name, kind, meaning)
-    for kind, metrics in (("counter", _COUNTERS), ("gauge", _GAUGES))
+    for kind, metrics in (("counter", _COUNTERS), ("gauge", _GAUGES), ("histogram", _HISTOGRAMS))
     for name, meaning in metrics.items()
 )
 """Every metric of a feed."""
@@ -112,21 +128,35 @@ METRICS = tuple(
 class FeedMetrics:
     """The metrics of one feed, in the process of its coordinator.
 
-    Ray's counters only take increments, so each gets the difference to the last update.
+    Ray's counters and histograms only take increments, so each gets the difference to the last update.
+    ``wait_bounds_s`` are the upper bounds of the classes of waits, in seconds; there is one more class.
     """
 
-    def __init__(self, feed: str) -> None:
+    def __init__(self, feed: str, wait_bounds_s: Sequence[float]) -> None:
         self._counters = {m.name: _made(Counter, m, feed) for m in METRICS if m.kind == "counter"}
         self._gauges = {m.name: _made(Gauge, m, feed) for m in METRICS if m.kind == "gauge"}
+        self._waits = _made(Histogram, next(m for m in METRICS if m.kind == "histogram"), feed, wait_bounds_s)
+        # An observation is a number: the class's upper bound, or one above the last.
+        self._wait_classes = [*wait_bounds_s, 2 * wait_bounds_s[-1]]
         self._last: dict[str, float] = {}
+        self._last_waits = [0] * len(self._wait_classes)
 
-    def update(self, values: Mapping[str, float]) -> None:
-        """Set the series: name of the metric -> value; for a counter, the total since the feed started."""
+    def update(self, values: Mapping[str, float], waits: Sequence[int]) -> None:
+        """Set the series.
+
+        Args:
+            values: name of the metric -> value; for a counter, the total since the feed started.
+            waits: number of waits in each class since the feed started.
+        """
         for name, value in values.items():
             if name in self._gauges:
                 self._gauges[name].set(value)
             else:
                 self._count(name, value)
+        for wait_s, count, last in zip(self._wait_classes, waits, self._last_waits, strict=True):
+            for _ in repeat(None, count - last):
+                self._waits.observe(wait_s)
+        self._last_waits = [*waits]
 
     def _count(self, name: str, value: float) -> None:
         grown = value - self._last.get(name, 0.0)
@@ -135,7 +165,8 @@ class FeedMetrics:
             self._last[name] = value
 
 
-def _made(kind: Any, metric: Metric, feed: str) -> Any:
-    series = kind(metric.name, metric.description, tag_keys=("feed",))
+def _made(kind: Any, metric: Metric, feed: str, bounds: Sequence[float] | None = None) -> Any:
+    more = {} if bounds is None else {"boundaries": [*bounds]}
+    series = kind(metric.name, metric.description, tag_keys=("feed",), **more)
     series.set_default_tags({"feed": feed})
     return series

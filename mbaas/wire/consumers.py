@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from mbaas.errors import ConfigError, MbaasError, shown
 from mbaas.memory.budgets import MemoryClaim
+from mbaas.model.waits import NO_WAITS, WaitCounts
 from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle, Whole
 
 if TYPE_CHECKING:  # a cache node needs neither, and starts faster without them
@@ -42,7 +43,7 @@ MOST_NAME = 500
 """Longest consumer name, in characters."""
 
 MOST_WANTED = 10_000
-"""Longest list in a call: requested blocks, unreadable parts, ledgers, announced trials."""
+"""Longest list in a call: requested blocks, unreadable parts, ledgers, steps, announced trials."""
 
 MOST_POLL_S = 60
 """Longest time in seconds that a call may wait for blocks."""
@@ -290,6 +291,10 @@ class ReadBytes(Sum):
     remote: Whole = 0
 
 
+StepWait = tuple[Whole, Annotated[int, Meta(ge=0, le=100)]]
+"""A rank's step: its number in the trial, and the wait for its minibatch in percent of the step."""
+
+
 @dataclass(frozen=True)
 class ConsumerReport:
     """A consumer's totals over one loader's life, sent with each heartbeat.
@@ -303,9 +308,13 @@ class ConsumerReport:
         fetch_stall_s, peer_stall_s: the parts of ``wait_s`` with prep waiting for bytes, and idle because of other
             trials; the rest is prep stall.
         step_s: seconds that the trial worked between minibatches.
+        waits: minibatches by the time that the trial waited for each.
         ledgers: of finished epochs that have not been acknowledged.
         first_ledger: number of epochs that the loader had finished before the first ledger.
         time_to_first_batch_s: seconds from `mbaas.join` to the first minibatch; 0 before that.
+        steps: of a rank, the steps that have not been acknowledged: the number of each in the trial, and the wait for
+            its minibatch in percent of the step.
+        first_step: number of steps that the loader had made before the first of ``steps``.
     """
 
     loader: Annotated[str, Meta(max_length=MOST_NAME)] = ""
@@ -319,6 +328,9 @@ class ConsumerReport:
     ledgers: Annotated[tuple[EpochLedger, ...], Meta(max_length=MOST_WANTED)] = ()
     first_ledger: Whole = 0
     time_to_first_batch_s: Seconds = 0.0
+    waits: WaitCounts = NO_WAITS
+    steps: Annotated[tuple[StepWait, ...], Meta(max_length=MOST_WANTED)] = ()
+    first_step: Whole = 0
 
     def plus(self, other: ConsumerReport) -> ConsumerReport:
         """Return the sums of both reports; other fields get their defaults."""
@@ -345,6 +357,6 @@ class ConsumerReport:
         return self.wait_s / total if total > 0 else 0.0
 
 
-_NO_SUMS = ("loader", "ledgers", "first_ledger", "time_to_first_batch_s")
+_NO_SUMS = ("loader", "ledgers", "first_ledger", "time_to_first_batch_s", "steps", "first_step")
 _SUMS = tuple(field.name for field in fields(ConsumerReport) if field.name not in _NO_SUMS)
 """The fields of a report that are totals over the loader's life."""

@@ -23,6 +23,7 @@ LISTS = (
     "nodes",
     "worker_changes",
     "moves_s",
+    "rank_steps",
 )
 NOTHING = ("prediction_error", "failed", "decoded_costs", "lending", "engine_choice")
 OTHERS = ("name", "engine", "claims", "decoded", "decoded_on_disk", "fetched", "costs", "repeats", *NOTHING)

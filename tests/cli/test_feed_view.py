@@ -15,6 +15,7 @@ from mbaas.cli.status import to_json
 from mbaas.errors import FeedGoneError, FeedRestartingError
 from mbaas.model.costs import LoadingCosts
 from mbaas.model.gains import WorkerChange
+from mbaas.model.waits import RankSteps, WaitCounts
 from mbaas.status import ConsumerStatus, FeedStatus, LendingStatus, PipelineStatus
 from mbaas.wire.consumers import ConsumerReport
 from mbaas.wire.samples import FetchCounts
@@ -155,3 +156,26 @@ def test_pipelines_are_listed_if_there_are_several() -> None:
     assert [line[-1] for line in lines if line[:2] == ["a", "busy"]] == ["1a2b3c4d"]
     alone = feed_status(consumers=(consumer("c"),), pipelines=(PipelineStatus("", "", ("c",), 500, 0.5),))
     assert "difference" not in shown(feed_view.feed(alone, feed_view.Flow.since_start(alone)))
+
+
+def test_waits_are_shown_by_rank_and_the_steps_in_which_ranks_wait_unequally() -> None:
+    """Rank 1 waited for 3 of 4 minibatches: 2, 20 and 200 ms. Of 300 compared steps, 60 were uneven."""
+    at_once, late = (ConsumerReport(waits=WaitCounts(each)) for each in ((4, *[0] * 9), (1, 1, 0, 1, 0, 1, 0, 0, 0, 0)))
+    status = feed_status(
+        consumers=(
+            consumer("t[0]", trial="t", report=at_once),
+            consumer("t[1]", trial="t", report=late),
+            consumer("new"),
+        ),
+        rank_steps=(RankSteps("t", 2, 300, 60),),
+    )
+    lines = [line.split() for line in shown(feed_view.feed(status, feed_view.Flow.since_start(status))).splitlines()]
+    of = {line[0]: line[1:] for line in lines[-20:] if line}
+    assert ["t[0]", "4", "100", "%", "-", "-", "-", "-", "-"] in lines
+    assert ["t[1]", "4", "25", "%", "25", "%", "25", "%", "25", "%", "-", "-"] in lines
+    assert of["t"] == ["2", "300", "20", "%"]
+    told = to_json("train", status)
+    assert told["consumers"][1]["report"]["waits"]["counts"] == (1, 1, 0, 1, 0, 1, 0, 0, 0, 0)
+    assert told["rank_steps"] == ({"trial": "t", "ranks": 2, "steps": 300, "uneven": 60},)
+    alone = feed_status(consumers=(consumer("new"),))
+    assert "uneven" not in shown(feed_view.feed(alone, feed_view.Flow.since_start(alone)))

@@ -297,3 +297,28 @@ def test_ranks_go_on_by_the_same_plan_when_a_coordinator_dies(feed):
             assert records[0].ledger.feed_epoch == records[1].ledger.feed_epoch
         result([rank.close() for rank in ranks])
     assert feed.status().inexact_epochs == 0
+
+
+@pytest.mark.slow
+def test_steps_in_which_a_rank_waits_longer_than_the_other_are_counted(ray_session, feed_name):
+    """The quick rank of an unequal pair waits for the slow one, because staging holds only half an epoch.
+
+    The slow rank works 30 ms on each of 16 minibatches of an epoch. Ranks that both work 30 ms find their minibatches
+    ready.
+    """
+    pipeline, data = T.Pipeline([T.DecodeImage()]), synthetic(SAMPLES, height=32, width=32)
+    options = {"batch_size": 64, "prep_workers": 1, "staging_bytes": 3 * BLOCK_BYTES}
+    found, waits = {}, {}
+    with mbaas.serve(feed_name, data, pipeline, **options) as feed, Trials(feed_name) as trials:
+        for trial, steps_s in (("equal", (0.03, 0.03)), ("unequal", (0.0, 0.03))):
+            ranks = [trials.join(trial, rank=rank, world_size=2) for rank in range(2)]
+            result([rank.epochs(3, step_s) for rank, step_s in zip(ranks, steps_s, strict=True)])
+            result([rank.actor.flush.remote() for rank in ranks])
+            status = feed.status()
+            (found[trial],) = (each for each in status.rank_steps if each.trial == trial)
+            waits |= {each.name: each.report.waits for each in status.consumers if each.trial == trial}
+            assert [waits[f"{trial}[{rank}]"].total for rank in range(2)] == [48, 48]
+            result([rank.close() for rank in ranks])
+    assert all(each.ranks == 2 and each.steps == 48 for each in found.values())
+    assert found["unequal"].uneven > max(24, 2 * found["equal"].uneven), found
+    assert waits["unequal[0]"].within_s(0.9) > waits["unequal[1]"].within_s(0.5)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mbaas.client.stalls import REMEMBERED_BLOCKS, StallAttribution
+from mbaas.client.stalls import REMEMBERED_BLOCKS, MinibatchWaits, StallAttribution
+from mbaas.model.waits import wait_class
+from mbaas.wire.consumers import MOST_WANTED
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,48 @@ def test_what_was_masked_long_ago_is_forgotten() -> None:
 def test_a_pause_is_no_fetching() -> None:
     """A trial requests nothing for a minute, then waits 1 s for a block whose bytes took 0.1 s."""
     assert StallAttribution().fetch_stall_s(1.0, elapsed_s=61.0, fetch_s=0.1, prep_s=0.1) == pytest.approx(0.1)
+
+
+def handed_out(waits: MinibatchWaits, *steps: tuple[float, float]) -> None:
+    """Hand out a minibatch at the end of each step: seconds waited, and seconds of the step."""
+    wait_s = now = 0.0
+    for step, (waited_s, lasted_s) in enumerate(steps, 1):
+        wait_s, now = wait_s + waited_s, now + lasted_s
+        waits.hand_out(wait_s, now, step=step)
+
+
+def test_a_wait_counts_in_its_class_and_as_a_share_of_its_step() -> None:
+    waits = MinibatchWaits(is_rank=True, now=0.0)
+    handed_out(waits, (2.0, 2.0), (0.0, 0.5), (0.05, 0.2))
+    assert {at: number for at, number in enumerate(waits.counts.counts) if number} == {
+        wait_class(0.0): 1,
+        wait_class(0.05): 1,
+        wait_class(2.0): 1,
+    }
+    assert waits.unreported() == (0, ((1, 100), (2, 0), (3, 25)))
+
+
+def test_steps_are_reported_until_they_are_acknowledged() -> None:
+    waits = MinibatchWaits(is_rank=True, now=0.0)
+    handed_out(waits, *[(0.0, 1.0)] * 5)
+    waits.acknowledge(2)
+    waits.acknowledge(1)  # an answer that comes late
+    assert waits.unreported() == (2, ((3, 0), (4, 0), (5, 0)))
+    waits.acknowledge(5)
+    assert waits.unreported() == (5, ())
+
+
+def test_without_answers_the_last_steps_are_kept() -> None:
+    waits = MinibatchWaits(is_rank=True, now=0.0)
+    handed_out(waits, *[(0.0, 1.0)] * (MOST_WANTED + 3))
+    first, steps = waits.unreported()
+    assert (first, len(steps), steps[0]) == (3, MOST_WANTED, (4, 0))
+    waits.acknowledge(4)
+    assert waits.unreported()[1][0] == (5, 0)
+
+
+def test_a_single_consumer_reports_no_steps() -> None:
+    waits = MinibatchWaits(is_rank=False, now=0.0)
+    handed_out(waits, (0.2, 1.0))
+    assert waits.unreported() == (0, ())
+    assert waits.counts.total == 1

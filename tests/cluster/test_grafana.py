@@ -26,6 +26,9 @@ KINDS = {metric.exported: metric.kind for metric in METRICS}
 SELECTED = r'\{feed=~?"\$feed"\}'
 COUNTED = re.compile(rf"sum by \(feed\) \((?:rate|increase)\((\w+){SELECTED}\[(?:\$__rate_interval|\$__range)\]\)\)")
 LEVEL = re.compile(rf"max by \(feed\) \((\w+){SELECTED}\)")
+WITHIN = re.compile(
+    rf"histogram_quantile\(0\.\d+, sum by \(feed, le\) \(rate\((\w+){SELECTED}\[\$__rate_interval\]\)\)\)"
+)
 TERMS = re.compile(r"\(*(TERM|0 \* TERM)(?: (?:\+|/|or) \(*(TERM|0 \* TERM)\)*)*\)*")
 
 BOARDS = pytest.mark.parametrize("board", dashboards.DASHBOARDS, ids=lambda board: board.name)
@@ -60,12 +63,13 @@ def test_grafanas_schema_knows_everything_in_it(board: dashboards.Dashboard) -> 
 
 @BOARDS
 def test_queries_are_about_metrics_that_feeds_export(board: dashboards.Dashboard) -> None:
-    """Queries are rates of counters, levels of gauges of the selected feeds, and their sums and ratios."""
+    """Queries are rates of counters, levels of gauges, quantiles of histograms, and their sums and ratios."""
     for query in queries(board):
         assert {*re.findall(r"ray_\w+", query)} <= KINDS.keys()
         assert {KINDS[name] for name in COUNTED.findall(query)} <= {"counter"}
         assert {KINDS[name] for name in LEVEL.findall(query)} <= {"gauge"}
-        form = LEVEL.sub("TERM", COUNTED.sub("TERM", query))
+        assert {KINDS[name] for name in WITHIN.findall(query)} <= {"histogram"}
+        form = WITHIN.sub("TERM", LEVEL.sub("TERM", COUNTED.sub("TERM", query)))
         assert TERMS.fullmatch(form), query
         assert form.count("(") == form.count(")"), query
 

@@ -198,7 +198,7 @@ def test_loaders_of_one_name_are_forgotten_each_for_itself(monkeypatch: pytest.M
 def test_every_metric_has_a_value() -> None:
     """The prediction error has a value once there was a prediction."""
     kept = Counters()
-    names = {metric.name for metric in METRICS}
+    names = {metric.name for metric in METRICS if metric.kind != "histogram"}
     assert metric_values(kept, staged_bytes=0, workers=0).keys() == names - {"mbaas_prediction_error"}
     kept.prediction_error = 0.0
     assert metric_values(kept, staged_bytes=0, workers=0).keys() == names

@@ -46,6 +46,7 @@ def told(status):
         "ray_mbaas_staged_bytes": status.staged_bytes,
         "ray_mbaas_prep_workers": 2,
         "ray_mbaas_inexact_epochs": status.inexact_epochs,
+        "ray_mbaas_minibatch_wait_seconds_count": sum(each.report.waits.total for each in status.consumers),
     }
 
 
@@ -82,9 +83,11 @@ def test_every_metric_is_exported_and_agrees_with_the_status(feed_name):
                 epochs += 1
         assert lasting_differences(feed) == {}
         sums, status = scrape(feed_name), feed.status()
-        # these stay 0 with one trial, one node, no disk tier, no deaths and no bugs
+        # these stay 0 with one trial without ranks, one node, no disk tier, no deaths and no bugs
         unused = {
             "mbaas_peer_stall_seconds",
+            "mbaas_rank_steps",
+            "mbaas_uneven_rank_steps",
             "mbaas_remote_bytes",
             "mbaas_disk_bytes",
             "mbaas_internal_errors",

@@ -11,6 +11,7 @@ from ray.tune.experimental.output import _infer_user_metrics
 
 import mbaas
 from mbaas.model.costs import LoadingCosts
+from mbaas.model.waits import WaitCounts
 from mbaas.wire.consumers import ConsumerReport
 from tune_integration import trial
 
@@ -22,7 +23,8 @@ class FixedLoader:
 
     def report(self) -> ConsumerReport:
         stalls = {"wait_s": 3.0, "fetch_stall_s": 1.0, "peer_stall_s": 0.5}
-        return ConsumerReport(samples=90, prepared=30, **stalls, step_s=1.0, time_to_first_batch_s=0.25)
+        waits = WaitCounts((9, 0, 0, 0, 1, 0, 0, 0, 0, 0))  # of ten minibatches one came after 30 to 100 ms
+        return ConsumerReport(samples=90, prepared=30, **stalls, step_s=1.0, time_to_first_batch_s=0.25, waits=waits)
 
     def flush(self) -> None:
         pass
@@ -84,6 +86,7 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
             "prep_stall_share": 0.375,
             "peer_stall_share": 0.125,
             "wait_s": 3.0,
+            "wait_p95_s": 0.1,
             "delivered_samples": 90,
             "prepared_samples": 30,
             "pipeline": "1a2b3c4d",
