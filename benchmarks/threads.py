@@ -1,7 +1,7 @@
 """Divisions of a node's threads between reading storage and preparing, for a data-parallel trial with two ranks.
 
 Photographs come from memory, and each read takes a fixed time longer. So more threads read more, as with an object
-store. Nothing is cached: each epoch reads every sample again.
+store, unless a link limits all reads together. Nothing is cached: each epoch reads every sample again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,26 @@ from benchmarks.local_cluster import answers
 from mbaas.base.units import count, percent, seconds
 from mbaas.dataset.base import SampleReader, WrappedDataset
 from mbaas.ray_cluster import connection
+from mbaas.tools.analysis.measuring.storage import Throttle
 from mbaas.tools.bench.render import figure_table
 from mbaas.tools.bench.tasks.images import Images, make_photos
 
 FEED, BATCH, RANKS = "threads", 32, 2
 
-FEEDS = {"storage slow": 0.04, "both": 0.015, "prep heavy": 0.0, "quick storage": 0.001}
-"""Feeds -> seconds that each read takes."""
+FEEDS = {
+    "storage slow": (0.04, None),
+    "narrow link": (0.005, 20e6),
+    "both": (0.015, None),
+    "prep heavy": (0.0, None),
+    "quick storage": (0.001, None),
+}
+"""Feeds -> seconds that each read takes, and the bytes/s of all reads together."""
 
 DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "default": (2, {}),
-    "8 threads read": (2, {"tuned": False, "fetch": 8}),
+    "8 threads read": (2, {"fetch": 8}),
     "one worker with two threads": (1, {"prep": 2}),
-    "the same and 8 threads read": (1, {"prep": 2, "tuned": False, "fetch": 8}),
+    "the same and 8 threads read": (1, {"prep": 2, "fetch": 8}),
 }
 """Divisions -> prep workers, and their `mbaas.Threads`."""
 
@@ -71,21 +78,25 @@ class ThreadFigures:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LateDataset(WrappedDataset):
-    """A dataset whose reads take ``late_s`` longer."""
+    """A dataset whose reads take ``late_s`` longer, over a link that carries ``bytes_per_s`` (None: no limit)."""
 
     late_s: float
+    bytes_per_s: float | None
 
     def reader(self) -> SampleReader:
-        return _LateReader(self.inner.reader(), self.late_s)
+        link = None if self.bytes_per_s is None else Throttle(self.bytes_per_s)
+        return _LateReader(self.inner.reader(), self.late_s, link)
 
 
 class _LateReader(SampleReader):
-    def __init__(self, inner: SampleReader, late_s: float) -> None:
-        self._inner, self._late_s = inner, late_s
+    def __init__(self, inner: SampleReader, late_s: float, link: Throttle | None) -> None:
+        self._inner, self._late_s, self._link = inner, late_s, link
 
     def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
         if self._late_s:
             time.sleep(self._late_s)
+        if self._link is not None:
+            self._link.carry(len(buffer))
         self._inner.read_into(sample_id, buffer)
 
 
@@ -135,7 +146,8 @@ def measure(
 
 def _run(data: mbaas.Dataset, kind: str, division: str, half_s: float) -> ThreadFigures:
     workers, options = DIVISIONS[division]
-    late = LateDataset.around(data, late_s=FEEDS[kind])
+    late_s, bytes_per_s = FEEDS[kind]
+    late = LateDataset.around(data, late_s=late_s, bytes_per_s=bytes_per_s)
     given: Any = {"prep_workers": workers, "threads": mbaas.Threads(**options), "cache_bytes": 0, "engine": "cpu"}
     with mbaas.serve(FEED, late, Images().pipeline(), batch_size=BATCH, staging_bytes=STAGING_BYTES, **given) as feed:
         ranks = [_RankActor.remote(rank) for rank in range(RANKS)]
@@ -175,7 +187,7 @@ def table(found: Sequence[ThreadFigures]) -> Table:
 
         shown.add_row(
             feed,
-            seconds(FEEDS[feed]),
+            seconds(FEEDS[feed][0]),
             division,
             count(of("early_per_s")),
             count(of("late_per_s")),

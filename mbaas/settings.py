@@ -41,8 +41,8 @@ FromZeroS = Annotated[Seconds, Ge(0)]
 Share = Annotated[float, Gt(0), Le(1)]
 """A fraction of a time, above 0."""
 
-FIRST_FETCH_THREADS = 8
-"""Initial number of threads that read storage on a node, if ``threads.fetch`` allows as many."""
+FETCH_THREADS = 32
+"""Threads that read storage on a node. They mostly wait for storage, and take little CPU time meanwhile."""
 
 MOST_FETCH_THREADS = 256
 """Upper bound on the threads that read storage on a node. The object store client opens no more connections."""
@@ -164,28 +164,13 @@ class Lending:
 
 @options(within="threads")
 class Threads:
-    """Threads of a node, divided between preparing samples and reading storage."""
+    """Threads of a node that prepare samples and read storage."""
 
     prep: AtLeast1 = 1
-    """Upper bound on the threads of each prep worker's engine; fetching may take over some."""
+    """Threads of each prep worker's engine."""
 
-    fetch: Annotated[int, Ge(1), Le(MOST_FETCH_THREADS)] = 32
-    """Upper bound on the threads that read storage on each node. It starts with 8 and uses more if measurements show a
-    gain."""
-
-    tuned: bool = True
-    """Move threads between preparing and reading as measurements suggest."""
-
-    window_s: Above0S = option(default=4.0)
-    """Time over which rates are measured; it starts again after each change."""
-
-    hold_s: Above0S = option(default=3.0)
-    """Time that a change must appear worthwhile before it is made."""
-
-    @property
-    def first_fetch(self) -> int:
-        """Threads that read storage on a node before anything is measured."""
-        return min(FIRST_FETCH_THREADS, self.fetch)
+    fetch: Annotated[int, Ge(1), Le(MOST_FETCH_THREADS)] = FETCH_THREADS
+    """Threads that read storage on each node. Where reads come from memory, one of them reads."""
 
 
 @options(within="staging")

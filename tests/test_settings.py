@@ -120,7 +120,6 @@ def test_every_option_has_a_meaning() -> None:
         (lambda: mbaas.Scaling(prep_labels={"zone": 1}), "scaling.prep_labels.zone must be text, got 1"),
         (lambda: mbaas.Lending(hold_s=-1), "lending.hold_s must be a time such as"),
         (lambda: mbaas.Lending(enabled=1), "lending.enabled must be true or false, got 1"),
-        (lambda: mbaas.Threads(hold_s=0), "threads.hold_s must be above 0 seconds, got 0"),
         (lambda: mbaas.Threads(prep=0), "threads.prep must be at least 1, got 0"),
         (lambda: mbaas.Threads(fetch=257), "threads.fetch must be at most 256, got 257"),
         (lambda: mbaas.Staging(ahead_blocks=1.0), "staging.ahead_blocks must be a whole number, got 1.0"),
@@ -150,12 +149,6 @@ def test_an_option_of_a_group_is_found_by_its_name(name: str) -> None:
     code = f"{group}=mbaas.{GROUPS[group].__name__}({name}=...)"
     with pytest.raises(ConfigError, match=re.escape(f"unknown option {name!r} of serve; it is {code!r}")):
         mbaas.serve("feed", None, None, batch_size=8, **{name: 1})
-
-
-def test_an_option_of_two_groups_has_both_as_a_hint() -> None:
-    hint = "it is 'lending=mbaas.Lending(hold_s=...)' or 'threads=mbaas.Threads(hold_s=...)'"
-    with pytest.raises(ConfigError, match=re.escape(hint)):
-        mbaas.serve("feed", None, None, batch_size=8, hold_s=1)
 
 
 def test_an_unknown_keyword_says_the_nearest_one() -> None:

@@ -57,7 +57,7 @@ from mbaas.samples.placement import (
     PlacementHistory,
     PlacementUpdate,
 )
-from mbaas.settings import FIRST_FETCH_THREADS, Disk, Timeouts
+from mbaas.settings import FETCH_THREADS, Disk, Timeouts
 from mbaas.wire.samples import Amount, DecodedSamples
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class CacheNode:
         *,
         cache_bytes: int,
         readahead_bytes: int,
-        threads: int = FIRST_FETCH_THREADS,
+        threads: int = FETCH_THREADS,
         max_fetches: int = 16,
         node: str = "",
         feed: str = "",
@@ -127,7 +127,7 @@ class CacheNode:
             dataset, order: the dataset to read, and its sample order.
             cache_bytes: capacity of permanent slabs; 0 disables caching.
             readahead_bytes: capacity for blocks read ahead of requests; 0 disables read-ahead.
-            threads: initial number of storage threads; see `set_threads`.
+            threads: number of storage threads.
             max_fetches: concurrent fetches; further ones wait.
             node: id of its Ray node, as used in placements.
             feed, coordinator: the feed's name, and its coordinator's actor id; this actor ends with that one. "" for a
@@ -418,6 +418,8 @@ class CacheNode:
         planner, meter = self._planner, self._meter
         return CacheStats(
             **structs.asdict(self._flow()),
+            threads=self._pool.threads,
+            storage=meter.storage.sums(),
             epochs=dict(meter.epochs),
             total=meter.total,
             cached_bytes=planner.directory.nbytes,
@@ -433,7 +435,7 @@ class CacheNode:
         )
 
     async def flow(self, pace_per_s: float) -> Flow:
-        """Return running sums and log lines, and update the read-ahead depth; see `ReadAheadTuner.update`."""
+        """Return measurements and log lines, and update the read-ahead depth; see `ReadAheadTuner.update`."""
         self._tuner.update(threads=self._pool.threads, pace_per_s=pace_per_s)
         now = time.monotonic()
         hanging = self._pool.replace_hanging()
@@ -446,13 +448,9 @@ class CacheNode:
         return self._flow()
 
     def _flow(self) -> Flow:
-        meter, tuner, minio = self._meter, self._tuner, self._planner.minio
+        tuner, minio = self._tuner, self._planner.minio
         return Flow(
             incarnation=self._incarnation,
-            threads=self._pool.threads,
-            storage=meter.storage.sums(),
-            disk=meter.disk.sums(),
-            remote=meter.remote.sums(),
             speeds=tuner.speeds,
             logged=tuner.logged,
             log=tuple(tuner.lines),
@@ -460,9 +458,6 @@ class CacheNode:
             used_bytes=minio.used_bytes,
             budget_bytes=minio.budget_bytes,
         )
-
-    async def set_threads(self, threads: int) -> None:
-        self._pool.set_threads(threads)
 
     async def pid(self) -> int:
         """Return the process id of the current incarnation; also serves as a readiness check."""

@@ -300,12 +300,15 @@ class ReadPool:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        if not 1 <= threads <= MOST_FETCH_THREADS:
+            raise ConfigError(f"threads must be in [1, {MOST_FETCH_THREADS}], got {threads}")
+        self.threads = threads
         self._reader = reader
         self._meter = meter
         self.retries = Retries(storage_s, random.random)
         self._clock, self._sleep = clock, sleep
-        # Maximum size, because an executor cannot be resized; it starts threads only when they have work.
-        self._executor = ThreadPoolExecutor(MOST_FETCH_THREADS + SPARE_THREADS, thread_name_prefix="mbaas-read")
+        # An executor starts threads only when they have work.
+        self._executor = ThreadPoolExecutor(threads + SPARE_THREADS, thread_name_prefix="mbaas-read")
         self._lock = threading.Lock()
         self._jobs: list[_Job] = []  # jobs with untaken chunks, oldest first
         self._reads: dict[int, Read] = {}  # by thread; lock-free, because each thread writes only its own entry
@@ -314,21 +317,6 @@ class ReadPool:
         # Threads that take chunks. At most `_most()`, except that surplus threads finish their current chunk.
         self._working = 0
         self._closed = False
-        self.set_threads(threads)
-
-    @property
-    def threads(self) -> int:
-        return self._width
-
-    def set_threads(self, threads: int) -> None:
-        """Set the number of threads, 1 to `MOST_FETCH_THREADS`. Surplus threads end after their current chunk."""
-        if threads < 1:
-            raise ConfigError(f"threads must be at least 1, got {threads}")
-        if threads > MOST_FETCH_THREADS:
-            raise ConfigError(f"threads must be at most {MOST_FETCH_THREADS}, got {threads}")
-        with self._lock:
-            self._width = threads
-            self._start_threads()
 
     async def fill(
         self, load: Load, slab: NDArray[np.uint8], *, urgent: bool, rows: NDArray[np.intp] | None = None
@@ -340,7 +328,7 @@ class ReadPool:
         """
         indices = list(range(len(load.rows))) if rows is None else rows.tolist()
         # All threads should share an awaited slab, however few samples it has.
-        size = max(1, min(CHUNK_SAMPLES, -(-len(indices) // self._width)))
+        size = max(1, min(CHUNK_SAMPLES, -(-len(indices) // self.threads)))
         failures = await self._read_all(load, slab, indices, size=size, urgent=urgent, again=False)
         while temporary := [i for i, reason in failures.items() if isinstance(reason, TemporaryReason)]:
             ids = load.sample_ids[temporary].tolist()
@@ -420,7 +408,7 @@ class ReadPool:
     def _most(self) -> int:
         oldest = self.oldest() if self._effort.one_is_enough else None
         is_stuck = oldest is not None and self._clock() - oldest.since >= STUCK_S
-        width = 1 if self._effort.one_is_enough and not is_stuck else self._width
+        width = 1 if self._effort.one_is_enough and not is_stuck else self.threads
         return width + self._hanging().replaced
 
     def _hanging(self) -> HangingReads:
@@ -459,7 +447,7 @@ class ReadPool:
         able = self._jobs
         if any(job.again for job in self._jobs):
             reads = [read for read in self._reads.copy().values() if read.again]
-            if self._retrying - HangingReads.of(reads, self._clock()).replaced >= max(1, self._width // 2):
+            if self._retrying - HangingReads.of(reads, self._clock()).replaced >= max(1, self.threads // 2):
                 able = [job for job in self._jobs if not job.again]
         return next((job for job in able if job.urgent), able[0] if able else None)
 

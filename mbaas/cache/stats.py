@@ -108,11 +108,6 @@ class Flow(Struct, frozen=True):
     """Statistics that the coordinator polls regularly; small, so that many nodes can be polled."""
 
     incarnation: int  # changes when the node restarts with an empty cache, and its totals start at 0
-    threads: int  # threads that read storage
-    # storage, disk, remote: running totals of transfers from each tier
-    storage: TransferSums
-    disk: TransferSums
-    remote: TransferSums
     speeds: FetchSpeeds  # measured speed of one thread for each tier
     # logged, log: number of lines logged so far, and the last lines
     logged: int
@@ -126,6 +121,8 @@ class Flow(Struct, frozen=True):
 class CacheStats(Flow, frozen=True, kw_only=True):
     """All statistics of a cache node."""
 
+    threads: int  # threads that read storage
+    storage: TransferSums  # running totals of transfers from storage
     # epochs, total: counts of the newest RECENT_EPOCHS active epochs, and of all epochs
     epochs: dict[int, EpochCounts]
     total: EpochCounts

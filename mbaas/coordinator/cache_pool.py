@@ -127,7 +127,7 @@ class CachePool:
             self._layout.order,
             cache_bytes=self.budgets.get(node, 0),  # 0: the node is gone again, and this actor will be too
             readahead_bytes=self._layout.readahead_bytes,
-            threads=self._settings.threads.first_fetch,
+            threads=self._settings.threads.fetch,
             node=node,
             feed=self._settings.name,
             coordinator=ray.get_runtime_context().get_actor_id(),
@@ -269,8 +269,3 @@ class CachePool:
         await asyncio.gather(
             *(answer_or_none(cache.keep_decoded.remote(decoded), ANSWER_S) for cache in self.actors.values())
         )
-
-    async def set_threads(self, node: str, threads: int) -> None:
-        """Set the number of threads with which a node's cache reads storage. Does nothing if the cache is gone."""
-        if (cache := self.actors.get(node)) is not None:
-            await answer_or_none(cache.set_threads.remote(threads), ANSWER_S)

@@ -21,6 +21,7 @@ from mbaas.calls.relay import relay_node
 from mbaas.coordinator import kept_claims, recovery, written_epochs
 from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
+from mbaas.coordinator.cache_looks import CacheLooks
 from mbaas.coordinator.consumer_api import ConsumerApi
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lending import LendingClient, worker_kind
@@ -31,7 +32,6 @@ from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.status_report import metric_values, snapshot
 from mbaas.coordinator.stories import story_of
 from mbaas.coordinator.supervision import Supervision
-from mbaas.coordinator.thread_tuning import ThreadTuning
 from mbaas.coordinator.worker_pool import WorkerPool, claims
 from mbaas.core.cluster import events as cluster
 from mbaas.core.cluster.waits import WaitTable
@@ -86,7 +86,7 @@ class _Running(Struct, frozen=True):
     service: ConsumerService
     ranks: RankTable
     lending: LendingClient
-    tuning: ThreadTuning
+    looks: CacheLooks
     kept_form: KeptForm | None
 
 
@@ -237,12 +237,12 @@ class FeedCoordinator(ConsumerApi):
             runtime_env=context.get_runtime_env_string(),
         )
         lending = LendingClient(self._settings, kind=kind, supervision=supervision, counters=counters)
-        tuning = ThreadTuning(self._settings, supervision=supervision, counters=counters)
+        looks = CacheLooks(supervision=supervision, counters=counters)
         if shortage := layout.shortage(self._settings):
             counters.note(shortage)
         decoded = layout.decoded
         kept_form = None if decoded is None else KeptForm(decoded, is_new=not self._has_predecessor)
-        running = self._running = _Running(info, supervision, service, ranks, lending, tuning, kept_form)
+        running = self._running = _Running(info, supervision, service, ranks, lending, looks, kept_form)
         supervision.begin(service.send, lambda: service.core.consumers.nodes)
         self._tasks.spawn(self._tick_forever(running))
         self._opened.set()
@@ -339,7 +339,7 @@ class FeedCoordinator(ConsumerApi):
         }
         running.supervision.handle(cluster.WorkMeasured(work))
         running.supervision.handle(cluster.CachesMeasured(dict(running.supervision.caches.kept)))
-        self._tasks.spawn(running.tuning.look(seen.demand_per_s if seen is not None else 0.0))
+        self._tasks.spawn(running.looks.look(seen.demand_per_s if seen is not None else 0.0))
         if running.kept_form is not None:
             self._choose_form(running.kept_form, running)
         if seen is None:

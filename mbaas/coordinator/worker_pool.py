@@ -48,9 +48,6 @@ MOST_TRIES = 3
 LOOK_S = 0.5
 """Period in seconds of the check that a starting worker is still needed."""
 
-THREADS_S = 5.0
-"""Timeout for a worker to change its threads, which happens between two blocks, in seconds."""
-
 
 class WorkerHandle(Struct, frozen=True):
     """A running prep worker.
@@ -254,7 +251,7 @@ class WorkerPool:
     async def _probe_once(self, worker: WorkerHandle, dataset_ref: Any) -> Probe:
         settings = self._settings
         try:
-            asked = worker.actor.probe.remote(dataset_ref, self._config, settings.threads.first_fetch)
+            asked = worker.actor.probe.remote(dataset_ref, self._config, settings.threads.fetch)
             probe: Probe = await answer(asked, settings.timeouts.prep_s)
         except asyncio.TimeoutError:
             raise WaitTimeoutError(
@@ -276,7 +273,7 @@ class WorkerPool:
         settings = self._settings
         workers = [*self.workers.values()]
         for worker in random.sample(workers, min(MOST_TRIES, len(workers))):
-            asked = worker.actor.look_at.remote(dataset_ref, self._config, payload, settings.threads.first_fetch)
+            asked = worker.actor.look_at.remote(dataset_ref, self._config, payload, settings.threads.fetch)
             try:
                 report: PipelineReport = await answer(asked, settings.timeouts.prep_s)
             except asyncio.TimeoutError:
@@ -316,10 +313,6 @@ class WorkerPool:
     def per_node(self) -> dict[str, int]:
         """Return the number of workers on each node, by node id."""
         return dict(Counter(worker.node for worker in self.workers.values()))
-
-    async def set_threads(self, worker: WorkerHandle, threads: int) -> None:
-        """Set a worker's number of threads. The supervisor deals with a worker that is gone or stuck."""
-        await answer_or_none(worker.actor.set_threads.remote(threads), THREADS_S)
 
     # ---- end ----
 

@@ -69,7 +69,7 @@ def first_probe(
     Args:
         keeping: the engine whose decoded samples are cached; may be the same.
         known: dataset fields that remain in prepared samples.
-        fetch_threads: initial number of read threads per node.
+        fetch_threads: read threads of a node.
 
     Raises:
         StorageError: none of the first `PROBE_SAMPLES` samples can be read now, but storage may deliver this one later.

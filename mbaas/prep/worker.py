@@ -126,7 +126,6 @@ class _Work:
     free_since: float = 0.0
     cpu_before_s: float = 0.0
     lines: dict[str, _Line] = field(default_factory=dict)
-    threads: int = 1
 
     def close(self) -> None:
         """Release the engines' threads and device memory."""
@@ -144,8 +143,6 @@ class _Work:
         line = self.lines.pop(fingerprint, None) or _own_line(self.brief, self.dataset, fingerprint)
         self.lines[fingerprint] = line
         line.used_at = time.monotonic()
-        if not line.is_made:
-            line.engine.set_threads(self.threads)
         for other in [*self.lines.values()][:-MOST_ENGINES]:
             other.close()
         for unused in [key for key, each in self.lines.items() if line.used_at - each.used_at > UNUSED_S]:
@@ -297,9 +294,8 @@ class PrepWorker:
             placements=PlacementHistory(order, stored_ids=dataset.stored_ids),
             # The feed that started the worker pays for its start-up.
             cpu_before_s=0.0 if self._work is None else time.process_time(),
-            threads=config.threads,
         )
-        work.line.engine.set_threads(config.threads)
+        _ = work.line.engine  # made here
         with self._lock:  # waits for the block in progress, because its engine is closed here
             before, self._work = self._work, work
             if before is not None:
@@ -317,15 +313,6 @@ class PrepWorker:
         work.placements.add_older(placements)
         work.placements.add(placements[-1])  # the current one
         work.readers = {node: self._reader(work, node, cache) for node, cache in caches.items()}
-
-    def set_threads(self, threads: int) -> None:
-        """Set the number of engine threads, from the next block on; raise StateError if the worker is idle."""
-        with self._lock:
-            work = self._engaged()
-            work.threads = threads
-            for line in (work.line, *work.lines.values()):
-                if line.is_made:
-                    line.engine.set_threads(threads)
 
     @ray.method(num_returns=2)
     def prepare(

@@ -205,33 +205,10 @@ def test_the_oldest_read_in_progress_is_known() -> None:
         assert pool.oldest() is None
 
 
-def test_no_threads_are_refused() -> None:
-    with pytest.raises(ConfigError, match="threads must be at least 1, got 0"):
-        ReadPool(Storage(), threads=0, meter=Meter())
-
-
-def test_more_threads_read_at_once_and_fewer_end_after_what_they_read() -> None:
-    """One thread is inside a read. With four, three more begin; with two, two end after their chunk."""
-
-    async def scenario() -> None:
-        load = load_of(*range(100, 100 + 9 * CHUNK_SAMPLES))
-        slab = empty(load)
-        storage.gate.clear()
-        fill = asyncio.create_task(pool.fill(load, slab, urgent=False))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(storage.wait_for, 1)
-        pool.set_threads(4)
-        await asyncio.to_thread(storage.wait_for, 3)
-        begun = len(storage.order)
-        pool.set_threads(2)
-        storage.gate.set()
-        assert await fill == {}
-        assert slab.reshape(-1, 3)[:, 0].tolist() == list(range(100, 100 + 9 * CHUNK_SAMPLES))
-        assert begun == 4
-        assert most_at_once(storage.spans[4 * CHUNK_SAMPLES :]) <= 2
-
-    with pool_of(1) as (pool, storage, _):
-        run(scenario())
+@pytest.mark.parametrize("threads", [0, 257])
+def test_a_number_of_threads_that_cannot_be_is_refused(threads: int) -> None:
+    with pytest.raises(ConfigError, match=rf"threads must be in \[1, 256\], got {threads}"):
+        ReadPool(Storage(), threads=threads, meter=Meter())
 
 
 @pytest.mark.parametrize(

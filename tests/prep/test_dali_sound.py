@@ -152,7 +152,6 @@ def test_a_sample_does_not_depend_on_its_minibatch_or_threads(steps: list[T.Tran
             np.testing.assert_array_equal(made, alone[number])
     engine = make_engine("dali", T.Pipeline(steps), seed=7, device_id=device_id)
     for count in (2, 5, 1, 7):
-        engine.set_threads(1 + count % 2)
         for made, wanted in zip(run(engine, FILES[:count], epoch=3)[0], alone[:count], strict=True):
             np.testing.assert_array_equal(made, wanted)
     field = engine.field(FILES[0], "", {})
@@ -228,14 +227,11 @@ def met(sound: Any, rng: np.random.Generator) -> Any:
     return sound
 
 
-@pytest.mark.parametrize("is_set", [False, True])
-def test_all_threads_prepare_what_is_infinite(is_set: bool) -> None:
+def test_all_threads_prepare_what_is_infinite() -> None:
     """The Map runs twice for each infinite sample: before DALI makes the spectrogram, and in the cpu engine."""
     pipeline = T.Pipeline([DECODE, T.Map(met), MELS])
-    engine = make_engine("dali", pipeline, seed=7, threads=1 if is_set else 2)
+    engine = make_engine("dali", pipeline, seed=7, threads=2)
     try:
-        if is_set:
-            engine.set_threads(2)
         infinite = encoded(np.full(12_000, 1e30), "WAV", "FLOAT")
         _, said = run(engine, [FILES[0], infinite, infinite])
     finally:

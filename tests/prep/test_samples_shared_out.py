@@ -128,14 +128,14 @@ def test_a_bug_in_either_is_raised_when_both_are_done(jpegs, monkeypatch, broken
     engine.close()
 
 
-def test_a_change_of_threads_is_one_of_both(jpegs):
+def test_both_use_all_threads(jpegs):
     """A pool starts no thread while one is idle; 200 samples keep each thread busy until all have started."""
-    engine, out = shared(), np.zeros((200, 96, 96, 3), np.uint8)
-    engine.prepare(Batch(jpegs * 40, np.arange(200), 0, {}), out)
-    expected = out.copy()
-    engine.set_threads(3)
-    engine.prepare(Batch(jpegs * 40, np.arange(200), 0, {}), out)
-    np.testing.assert_array_equal(out, expected)
-    prep = [each.name for each in threading.enumerate() if each.name.startswith("prep_")]
-    assert len(prep) == 3
-    engine.close()
+    made = []
+    for threads in (1, 3):
+        engine, out = shared(threads=threads), np.zeros((200, 96, 96, 3), np.uint8)
+        engine.prepare(Batch(jpegs * 40, np.arange(200), 0, {}), out)
+        made.append(out)
+        prep = [each.name for each in threading.enumerate() if each.name.startswith("prep_")]
+        assert len(prep) == (threads if threads > 1 else 0)
+        engine.close()
+    np.testing.assert_array_equal(*made)

@@ -151,13 +151,6 @@ class Engine(ABC):
             DatasetError: a field with image coordinates, or a field that must match one, does not fit the image.
         """
 
-    def set_threads(self, threads: int) -> None:
-        """Use ``threads`` threads (at least 1) from the next call on."""
-        self._threads.close()
-        self._threads = SampleThreads(threads)
-        for graph in self._graphs:
-            graph.set_threads(threads)
-
     def close(self) -> None:
         """Release threads and device memory."""
         self._threads.close()

@@ -98,10 +98,6 @@ class GraphRuns:
             self._graph = None  # a pending batch would be taken for the result of the next run
             raise
 
-    def set_threads(self, threads: int) -> None:
-        """Use ``threads`` threads. DALI fixes the number when a graph is built, so the next run rebuilds it."""
-        self._threads, self._graph = threads, None
-
     def close(self) -> None:
         self._graph = None
 
