@@ -1,6 +1,6 @@
-"""Polls the cache nodes of a feed: notes what they log, and tells each how fast its node's prep could take samples.
+"""Polls the cache nodes of a feed: notes their log lines, and tells each how fast its node's prep could take samples.
 
-That rate sets the depth of read-ahead (`mbaas.cache.tuner`).
+A cache node computes the depth of its read-ahead from this rate (`mbaas.cache.tuner`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Waits of trials for minibatches: their distribution, and the steps in which the ranks of a trial wait unequally.
+"""Counts the waits of trials for minibatches by length, and the steps in which the ranks of a trial wait unequally.
 
-Ranks wait for each other in each step, so the longest wait delays all of them. Lobster ("Load Balance-Aware I/O for
+Ranks wait for each other in each step, so the longest wait delays them all. Lobster ("Load Balance-Aware I/O for
 Distributed DNN Training", ICPP 2022, section 4.3) minimizes the gap between the slowest and the fastest rank of an
 iteration, and counts the iterations in which they differ. Here a step counts as uneven if the ranks' waits differ by
-more than `UNEVEN_PERCENT` of the step. A loader cannot see the time in which its rank waits for the others: that is a
-part of its work. So waits are compared, and not whole steps, which the ranks' common pace makes equal.
+more than `UNEVEN_PERCENT` of the step. A loader cannot see how long its rank waits for the other ranks, which makes
+all steps equally long. So it compares waits for data, and not whole steps.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ NO_WAITS = WaitCounts()
 
 @dataclass(frozen=True)
 class RankSteps:
-    """Steps of a data-parallel trial that all of its ranks have reported, and how many of them were uneven."""
+    """Steps of a data-parallel trial that all ranks have reported, and the number of uneven ones."""
 
     trial: str
     ranks: int
