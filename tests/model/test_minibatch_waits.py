@@ -49,7 +49,7 @@ def test_a_step_is_uneven_if_the_waits_differ_by_more_than_a_tenth_of_it(one: in
 
 
 def test_reports_that_overlap_come_late_or_repeat_count_each_step_once() -> None:
-    """Two ranks make 200 steps; every third is uneven. Each report begins anywhere among those already sent."""
+    """Two ranks make 200 steps; every third is uneven. Each report begins anywhere among those already sent, and old ones come again."""
     random = Random(0)
     for _ in range(50):
         table, sent = UnevenSteps(), [0, 0]
@@ -58,7 +58,7 @@ def test_reports_that_overlap_come_late_or_repeat_count_each_step_once() -> None
             rank = random.randrange(2)
             begin, end = random.randint(0, sent[rank]), min(200, sent[rank] + random.randint(0, 40))
             sent[rank] = max(sent[rank], end)
-            told.append((rank, begin, end))
+            told += [(rank, begin, end), random.choice([*told, (rank, begin, end)])]
         for rank, begin, end in told:
             percents = [30 if rank and step % 3 == 0 else 0 for step in range(begin, end)]
             report(table, rank, *percents, first=begin, step=begin)
