@@ -49,7 +49,10 @@ def test_a_step_is_uneven_if_the_waits_differ_by_more_than_a_tenth_of_it(one: in
 
 
 def test_reports_that_overlap_come_late_or_repeat_count_each_step_once() -> None:
-    """Two ranks make 200 steps; every third is uneven. Each report begins anywhere among those already sent, and old ones come again."""
+    """Two ranks make 200 steps; every third is uneven.
+
+    Each report begins anywhere among the steps already sent, and old reports come again.
+    """
     random = Random(0)
     for _ in range(50):
         table, sent = UnevenSteps(), [0, 0]
