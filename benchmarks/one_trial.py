@@ -226,7 +226,6 @@ def _feed(data: Data, workers: int, *, gpu: bool) -> Iterator[mbaas.Feed]:
             batch_size=BATCH,
             engine="dali",
             prep_workers=workers,
-            threads=mbaas.Threads(tuned=False),
             **options,
         ) as feed:
             yield feed

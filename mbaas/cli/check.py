@@ -45,7 +45,7 @@ LINE_S = 10.0
 """Period of progress lines if stderr is not a terminal."""
 
 
-@console.command(console.app)
+@console.command(console.app, console.FIRST)
 def check(
     config: Annotated[Path, typer.Argument(metavar="FEED.yaml")],
     limit: Annotated[int | None, typer.Option(min=1, metavar="N")] = None,

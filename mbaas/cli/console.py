@@ -279,7 +279,8 @@ def examples(*lines: str) -> str:
     return "\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
 
 
-FEEDS, DECISIONS, CLUSTERS = "Feeds", "Decisions, from the first to the last", "Clusters"
+FIRST, FEEDS, CLUSTERS = "Before the first feed", "Feeds", "Clusters"
+DECISIONS = "Decisions, from the first to the last"
 """Headings of the list of commands."""
 
 

@@ -25,7 +25,7 @@ FEED_FILES = (".yaml", ".yml")
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
-@console.command(console.app)
+@console.command(console.app, console.FIRST)
 def doctor(
     data: Annotated[str | None, typer.Argument(metavar="[FEED.yaml|PATH]")] = None,
     as_json: console.AsJson = False,

@@ -21,7 +21,7 @@ NAMED = 3
 """Number of folders named in messages."""
 
 
-@console.command(console.app)
+@console.command(console.app, console.FIRST)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR")],
     to: Annotated[Path, typer.Option("--out", metavar="FILE.yaml")] = Path("feed.yaml"),

@@ -129,9 +129,7 @@ def run_probe(feed: str, asked: FeedOptions, dataset: Dataset, pipeline: Pipelin
     actor = PrepWorkerActor.options(**options).remote(config)
     on_gpu = structs.replace(config, engine="dali", shares_gpu=shares_gpu)
     try:
-        probe: EngineProbe = connection.get(
-            actor.probe_engines.remote(dataset, on_gpu, asked.threads.first_fetch), PROBE_S
-        )
+        probe: EngineProbe = connection.get(actor.probe_engines.remote(dataset, on_gpu, asked.threads.fetch), PROBE_S)
     except ray.exceptions.RayError as error:  # a timeout, too
         _log.warning("feed %r: the engines could not be measured: %s", feed, last_line(error))
         return None
