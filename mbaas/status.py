@@ -282,7 +282,7 @@ class FeedStatus:
 
     @property
     def sharing(self) -> Sharing:
-        """How often samples were delivered, and why not to all trials. Ranks of a trial receive parts of an epoch."""
+        """Deliveries of prepared samples to trials; ranks count as one trial, and each receives a part of an epoch."""
         received: dict[str, int] = {}
         for consumer in self.consumers:
             if consumer.state != "reserved":

@@ -7,11 +7,11 @@ import os
 import socket
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
-from mbaas import __version__
 from mbaas.errors import ConfigError
 from mbaas.ray_cluster import store
 from mbaas.wire import protocol
@@ -38,8 +38,8 @@ class Server(msgspec.Struct, frozen=True):
     def of_this_program(cls) -> Server:
         """Return the description of this program."""
         script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else sys.executable
-        program, host = Path(script).name, socket.gethostname()
-        return cls(program, os.getpid(), _user(), host, time.time(), __version__, protocol.PROTOCOL)
+        program, version = Path(script).name, metadata.version("mbaas")
+        return cls(program, os.getpid(), _user(), socket.gethostname(), time.time(), version, protocol.PROTOCOL)
 
     @property
     def is_ours(self) -> bool:
@@ -70,10 +70,11 @@ def check_version(feed: str) -> None:
     """
     server = recall_server(feed)
     if server is not None and server.protocol != protocol.PROTOCOL:
+        version = metadata.version("mbaas")
         other = server.version or "an older version"
         raise ConfigError(
             f"feed {feed!r} is served with mbaas {other} (messages {server.protocol or 'unknown'}), and this program "
-            f"has {__version__} (messages {protocol.PROTOCOL}): install the same one in both; it is served by {server}"
+            f"has {version} (messages {protocol.PROTOCOL}): install the same one in both; it is served by {server}"
         )
 
 

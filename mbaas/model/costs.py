@@ -64,10 +64,9 @@ class LoadingCosts:
         return self.alone_sample_cpu_s / self.sample_cpu_s if self.sample_cpu_s else 0.0
 
     def pays_from(self, prepared_samples: int) -> int | None:
-        """Return the fewest trials in step with each other for which a feed takes less CPU time than their DataLoaders.
+        """Return the fewest trials in step for which this feed takes less CPU time than a DataLoader for each.
 
-        It takes as long for each of the samples that it prepared as so far, whatever the number of trials. None if not
-        known yet.
+        The CPU time for a prepared sample is the mean so far, whatever the number of trials. None if not known yet.
         """
         if not self.alone_sample_cpu_s or not prepared_samples:
             return None

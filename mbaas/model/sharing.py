@@ -1,4 +1,4 @@
-"""How often each prepared sample was delivered, and why not to every trial."""
+"""Deliveries of prepared samples to trials, and the reasons for samples that not all trials received."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ SHORT_S = 0.5
 """No change is worthwhile for shorter epochs (seconds): starting a trial takes longer."""
 
 MOST_TRIALS = 64
-"""Largest number of trials for which costs are compared with those of DataLoaders."""
+"""Most trials for which the costs of a feed and of DataLoaders are compared."""
 
 DISAGREEMENT = 0.1
 """Maximum difference between two measurements of a stall, as a share of the epoch. Beyond it the stall is unknown."""
@@ -232,10 +232,10 @@ def _too_noisy(rates: Rates, setup: Setup, epoch: Epoch) -> str:
     slowest = {name: bound for name, bound in epoch.bounds.items() if bound.low <= epoch.trial_per_s.high}
     name = max(slowest, key=lambda each: slowest[each].spread)
     return (
-        f"Whether loading is the problem is not known, because the measurements are too noisy: {_who(setup)} for data "
-        f"{units.percent(low)} to {units.percent(high)} of the time, and the least certain rate is that of "
+        f"The measurements are too noisy for a verdict: {_who(setup)} for data {units.percent(low)} to "
+        f"{units.percent(high)} of the time, and the least certain rate belongs to "
         f"{words.RESOURCES.get(name, 'reading')} (±{units.percent(slowest[name].spread)}); measure again while the "
-        "machine has nothing else to do, and without --quick."
+        "machine is idle, and without --quick."
     )
 
 
