@@ -71,10 +71,10 @@ def measure(data: Data, *, gpu: bool, window_s: float, tell: Callable[[str], Non
 def _rows(data: Data, *, gpu: bool, window_s: float) -> Iterator[Row]:
     for processes in (1, WORKERS):
         for in_flight in (1, 2):
-            yield _engine(data, processes, in_flight, gpu=gpu, window_s=window_s)
-    yield _engine(data, WORKERS, 2, gpu=gpu, window_s=window_s, locked=False)
+            yield engine_row(data, processes, in_flight, gpu=gpu, window_s=window_s)
+    yield engine_row(data, WORKERS, 2, gpu=gpu, window_s=window_s, locked=False)
     for threads in (1, 10):
-        yield _dali_alone(data, threads, gpu=gpu, window_s=window_s)
+        yield dali_row(data, threads, gpu=gpu, window_s=window_s)
     for workers in (1, WORKERS, WORKERS + 1):
         with _feed(data, workers, gpu=gpu) as feed:
             name = f"feed, {counted(workers, 'worker')}, one trial"
@@ -97,9 +97,10 @@ def table(rows: list[Row]) -> Table:
 # ---- in processes without Ray ----
 
 
-def _engine(data: Data, processes: int, in_flight: int, *, gpu: bool, window_s: float, locked: bool = True) -> Row:
+def engine_row(data: Data, processes: int, in_flight: int, *, gpu: bool, window_s: float, locked: bool = True) -> Row:
+    """Prepare blocks with the dali engine in ``processes`` processes; ``locked`` page-locks the results' memory."""
     name = f"engine, {counted(processes, 'worker')}, {in_flight} in flight"
-    found = _in_processes(processes, _prepare, data.folder, in_flight, gpu, locked, window_s)
+    found = in_processes(processes, _prepare, data.folder, in_flight, gpu, locked, window_s)
     per_s = sum(samples / took_s for samples, took_s, _, _ in found)
     samples = sum(samples for samples, *_ in found)
     steps = {step: seconds(sum(spent[step] for *_, spent in found) / samples) for step in STEPS}
@@ -107,12 +108,13 @@ def _engine(data: Data, processes: int, in_flight: int, *, gpu: bool, window_s: 
     return Row(name + pages, per_s, sum(cpu_s for _, _, cpu_s, _ in found) / samples, steps)
 
 
-def _dali_alone(data: Data, threads: int, *, gpu: bool, window_s: float) -> Row:
-    ((per_s, cpu_s),) = _in_processes(1, _run_dali, data, threads, gpu, window_s)
+def dali_row(data: Data, threads: int, *, gpu: bool, window_s: float) -> Row:
+    """Run DALI's own reader and pipeline with ``threads`` threads."""
+    ((per_s, cpu_s),) = in_processes(1, _run_dali, data, threads, gpu, window_s)
     return Row(f"DALI alone in the trial, {counted(threads, 'thread')}", per_s, cpu_s, {})
 
 
-def _in_processes(processes: int, work: Callable[..., None], *given: Any) -> list[Any]:
+def in_processes(processes: int, work: Callable[..., None], *given: Any) -> list[Any]:
     """Return the results of ``work`` in ``processes`` processes, which begin together."""
     context = multiprocessing.get_context("spawn")
     begin, results = context.Barrier(processes), context.SimpleQueue()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.one_trial import STEPS, _dali_alone, _engine, _in_processes, table
+from benchmarks.one_trial import STEPS, dali_row, engine_row, in_processes, table
 from mbaas.tools.bench.rows import BenchSettings
 from mbaas.tools.bench.runner import find_data
 from mbaas.tools.bench.tasks.base import Data
@@ -24,7 +24,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 def test_the_engine_alone_says_how_its_time_divides(photos: Data) -> None:
-    row = _engine(photos, 1, 2, gpu=False, window_s=0.2)
+    row = engine_row(photos, 1, 2, gpu=False, window_s=0.2)
     assert row.name == "engine, 1 worker, 2 in flight"
     assert row.per_s > 0
     assert row.cpu_s > 0
@@ -32,7 +32,7 @@ def test_the_engine_alone_says_how_its_time_divides(photos: Data) -> None:
 
 
 def test_dali_alone_has_a_rate_and_is_in_the_table(photos: Data) -> None:
-    row = _dali_alone(photos, 1, gpu=False, window_s=0.2)
+    row = dali_row(photos, 1, gpu=False, window_s=0.2)
     assert row.per_s > 0
     text = io.StringIO()
     Console(file=text, width=120).print(table([row]))
@@ -57,4 +57,4 @@ def _fails(*_: object) -> None:
 
 def test_a_process_that_fails_ends_the_benchmark() -> None:
     with pytest.raises(RuntimeError, match="a process of the benchmark failed"):
-        _in_processes(1, _fails)
+        in_processes(1, _fails)
