@@ -517,7 +517,7 @@ def test_a_negative_block_is_refused(make_folder: MakeFolder, start: Any) -> Non
     [
         ({"share": -0.1}, "cache_bytes must be at least 0"),
         ({"readahead_bytes": -1}, "readahead_bytes must be at least 0, got -1"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"threads": 0}, r"threads must be in \[1, 256\], got 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(
