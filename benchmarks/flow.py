@@ -13,11 +13,15 @@ FILE = Path(__file__).parents[1] / "docs" / "images" / "flow.svg"
 
 WIDTH, HEIGHT = 760, 232
 
+LIGHT = "--paper:#fbfaf7;--ink:#1b1f24;--soft:#565d66;--box:#ffffff;--line:#7f868f;--blue:#1f6cae"
+DARK = "--paper:#14171b;--ink:#e9e7e2;--soft:#a8aeb7;--box:#1f242a;--line:#8b929c;--blue:#5ba3e0"
+
 STYLE = """
-.flow{--paper:#fbfaf7;--ink:#1b1f24;--soft:#565d66;--box:#ffffff;--line:#7f868f;--blue:#1f6cae;
+.flow{LIGHT;max-width:100%;height:auto;
 font-family:system-ui,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}
-@media (prefers-color-scheme:dark){.flow{--paper:#14171b;--ink:#e9e7e2;--soft:#a8aeb7;--box:#1f242a;--line:#8b929c;
---blue:#5ba3e0}}
+@media (prefers-color-scheme:dark){.flow{DARK}}
+[data-md-color-scheme=default] .flow{LIGHT}
+[data-md-color-scheme=slate] .flow{DARK}
 .flow text{fill:var(--ink);font-size:15px;text-anchor:middle}
 .flow .note{fill:var(--soft);font-size:12px}
 .flow .feed{fill:var(--blue);font-weight:600}
@@ -26,7 +30,8 @@ font-family:system-ui,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}
 .flow .around{fill:none;stroke:var(--blue);stroke-width:1.6;stroke-dasharray:6 4}
 .flow path{fill:none;stroke:var(--line);stroke-width:1.6;marker-end:url(#flow-tip)}
 .flow marker path{fill:var(--line);stroke:none;marker-end:none}
-"""
+""".replace("LIGHT", LIGHT).replace("DARK", DARK)
+"""Colours of the system's scheme, or of the site's switch where a page of the site contains the picture."""
 
 
 @dataclass(frozen=True)
