@@ -89,11 +89,9 @@ def pipelines(
 @command(app)
 def draws(
     samples: Annotated[int, typer.Option(help="Number of generated images, and of draws in an epoch.")] = 20_000,
-    cached: Annotated[
-        str, typer.Option(help="Shares of the samples that the cache holds.", metavar="X,X")
-    ] = "0.1,0.25,0.5",
-    warm: Annotated[int, typer.Option(help="Epochs that fill the cache.", min=1)] = 6,
-    epochs: Annotated[int, typer.Option(help="Epochs that are measured.", min=1)] = 3,
+    cached: Annotated[str, typer.Option(help="Shares of the samples that the cache holds.", metavar="X,X")] = "0.1",
+    warm: Annotated[int, typer.Option(help="Epochs that fill the cache.", min=1)] = 5,
+    epochs: Annotated[int, typer.Option(help="Epochs that are measured.", min=1)] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Measure what a cache reads from storage that knows how often each sample is drawn, and one that does not.

@@ -19,7 +19,7 @@ from mbaas import transforms as T
 from mbaas.base.units import count, percent
 from mbaas.dataset import synthetic
 from mbaas.dataset.base import SampleReader, WrappedDataset
-from mbaas.ray_cluster import connection
+from mbaas.ray_cluster import actor_names, connection
 from mbaas.tools.bench.render import figure_table
 
 FEED, BATCH, SIDE = "draws", 64, 32
@@ -41,7 +41,7 @@ class _Unknown(WrappedDataset):
 
 @dataclass(frozen=True)
 class Reads:
-    """Bytes read from storage in an epoch, as shares of the bytes drawn in an epoch.
+    """Bytes read from storage in an epoch, as shares of the dataset.
 
     Attributes:
         weights: what the weights are.
@@ -89,19 +89,16 @@ def _read(weights: NDArray[np.float64], cached: float, warm: int, epochs: int, *
     options: dict[str, Any] = {"batch_size": BATCH, "prep_workers": 1, "cache_decoded": False}
     options["cache_bytes"] = int(cached * stored.total_bytes)
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
-    with mbaas.serve(FEED, drawn if known else _Unknown.around(drawn), pipeline, **options) as feed:
+    with mbaas.serve(FEED, drawn if known else _Unknown.around(drawn), pipeline, **options):
         with mbaas.join(FEED, format="numpy") as loader:
-            before = 0
-            for epoch in range(warm + epochs):
-                if epoch == warm:
-                    before = _storage_bytes(feed)
+            for _ in range(warm + epochs):
                 for _ in loader:
                     pass
-            return (_storage_bytes(feed) - before) / epochs / stored.total_bytes
-
-
-def _storage_bytes(feed: mbaas.Feed) -> int:
-    return sum(node.storage_bytes for node in feed.status().nodes)
+        # By epoch: a total would include what was read ahead for later epochs.
+        (cache,) = actor_names.children(FEED, "cache").values()
+        counts = ray.get(cache.stats.remote()).epochs
+        read = sum(counts[epoch].reads.nbytes for epoch in range(warm, warm + epochs))
+        return float(read / epochs / stored.total_bytes)
 
 
 def table(found: DrawFigures) -> Table:
