@@ -44,7 +44,7 @@ class Reads:
     """Bytes read from storage in an epoch, as shares of the dataset.
 
     Attributes:
-        weights: what the weights are.
+        weights: a description of the weights.
         cached: share of the samples that fits in the cache.
         by_arrival: the cache admits samples in the order in which they come.
         by_weight: the cache keeps those with the most expected draws.

@@ -1,4 +1,4 @@
-"""A folder in which cache nodes of several feeds and machines store samples, and find those of all others.
+"""A folder in which cache nodes of several feeds and machines store samples, and find the samples of others.
 
 Each cache node writes only to a *volume* of its own, a `DiskStore` that it has locked, and reads the volumes of the
 others. No file has two writers, so none can corrupt another's samples. Readers trust nothing but checksums: a row of an
@@ -145,7 +145,7 @@ class SharedStore:
         self.refresh()
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Return which samples anybody has stored, as far as known: bool[n]."""
+        """Return which samples are stored by any writer, as far as known: bool[n]."""
         return self._own.has(sample_ids) | (self._volume_of[sample_ids] >= 0)
 
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
@@ -154,7 +154,7 @@ class SharedStore:
         return np.maximum(self._own.lengths(sample_ids), elsewhere.astype(np.int64))
 
     def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: Slab) -> NDArray[np.bool_]:
-        """Store samples that nobody has stored, as `DiskStore.put` does. Others find them after the next `refresh`."""
+        """Store samples that no writer has stored, as `DiskStore.put` does. Others find them after the next `refresh`."""
         self.refresh(at_most_every_s=REFRESH_S)
         new = self._volume_of[sample_ids] < 0
         chosen = np.zeros(len(sample_ids), np.bool_)
@@ -244,7 +244,7 @@ class SharedStore:
     # ---- the folder's volumes and its budget ----
 
     def _open_own(self) -> DiskStore:
-        """Open a volume of this machine that nobody has locked, or a new one."""
+        """Open an unlocked volume of this machine, or a new one."""
         machine = hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
         # Only this machine's: some file systems keep locks, but not between machines.
         left = sorted(path.name for path in self._paths(self._fingerprint) if path.name[-8:-4] == machine)

@@ -38,7 +38,7 @@ DISK_SLACK = 1.1
 """Tolerance for the size of the dataset part with its home on one node, relative to the mean."""
 
 HANG_S = 20.0
-"""A disk with requests that finished none of them for so long is dropped."""
+"""A disk that finishes no request for this long, while some are in progress, is dropped."""
 
 HANG_CHECK_S = 1.0
 """Interval at which requests check whether their disk hangs."""
