@@ -189,6 +189,7 @@ def test_the_example_shows_the_defaults() -> None:
     """Commented options have their default values, except values chosen for the example and machine-dependent ones."""
     chosen = {
         "listing",
+        "exclude",
         "cache_bytes",
         "staging_bytes",
         "prep_workers",

@@ -38,6 +38,8 @@ JUSTIFIED = {
     ): "what the user's command or file names: as trusted as the program",
     ("mbaas/base/named_functions.py", "cloudpickle"): "likewise: registered with Ray's transport",
     ("mbaas/cli/__init__.py", "import_module"): "the modules of mbaas's own commands, by names in its source",
+    ("mbaas/tools/check/pool.py", "pickle"): "the command's own worker processes, through memory that they inherit",
+    ("mbaas/tools/recognize/look.py", "allow_pickle"): "False: arrays of objects are refused",
     ("mbaas/tools/bench/host.py", "pickle"): "the benchmark's own child, over a pipe that nobody else has",
 }
 """(file, call) -> why it is allowed: no dataset, state or name reaches any listed call."""

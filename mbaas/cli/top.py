@@ -48,7 +48,8 @@ HTML_WIDTH = 140
 """Characters of a line of the page for browsers."""
 
 HTML = f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{POLL_S:.0f}"><title>mbaas top</title>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{round(POLL_S)}">
+<title>mbaas top</title>
 <style>:root {{{{ color-scheme: light dark }}}} pre {{{{ font: 14px/1.3 monospace }}}}</style>
 </head><body><pre>{{code}}</pre></body></html>
 """

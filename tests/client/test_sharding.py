@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.client.ledger import NOTHING, EpochProgress, Tally
-from mbaas.client.saved_state import SavedRank, SavedState, levels_of, resumption
+from mbaas.client.saved_state import STATE_VERSION, SavedRank, SavedState, levels_of, resumption
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
 from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.samples.placement import NodeWeight, Placement
@@ -25,8 +25,9 @@ PLACEMENT = Placement(7, NODES, (np.inf,) * len(NODES))
 
 def saved_at(position: int, *, feed_epoch: int, begin: int = 0, shuffle: Any = ()) -> SavedState:
     return SavedState(
-        version=2,
+        version=STATE_VERSION,
         fingerprint="",
+        engine="cpu",
         epoch=0,
         feed_epoch=feed_epoch,
         position=position,

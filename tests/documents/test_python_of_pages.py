@@ -32,6 +32,7 @@ ELSEWHERE = {
     ("docs/tutorial.md", "mbaas.serve("): "tests/documents/test_tutorial.py",
     ("docs/how-to/ranks.md", "TorchTrainer("): "tests/documents/test_page_of_ranks.py, marked long",
     ("docs/how-to/detached.md", "detached=True"): "tests/cluster/test_detached.py, marked long",
+    ("docs/how-to/disks.md", "shared=True"): "tests/service/test_disk_tier.py, with folders for disks",
     ("docs/how-to/tune.md", "WandbLoggerCallback"): "tests/tune_integration/test_trackers.py",
     ("docs/how-to/trainers.md", "LightningDataModule"): "tests/trainers/lightning_processes.py",
     ("docs/how-to/trainers.md", "trainer.get_train_dataloader"): "tests/examples/test_trainers.py",
@@ -215,6 +216,7 @@ SHOWN = {
     "docs/tutorial.md": Page(),
     "docs/migration.md": Page(page_data.for_classes, {"mbaas.join(": as_torchvision}),
     "docs/how-to/serve.md": Page(page_data.for_classes),
+    "docs/how-to/disks.md": Page(),
     "docs/how-to/images.md": Page(
         page_data.for_images, {'read_manifest("s3': a_table, "T.Boxes(": pipeline_with_boxes}
     ),

@@ -46,7 +46,7 @@ def of_tutorial(text: Text, here: Path) -> None:
 def of_disks(text: Text, here: Path) -> None:
     page_data.for_disks(here)
     config, _ = a_feed(text, here)
-    assert config.options.disk == mbaas.Disk(path="/scratch/mbaas", max_bytes=200 * 10**9)
+    assert config.options.disk == (mbaas.Disk(path="/scratch/mbaas", max_bytes=200 * 10**9),)
 
 
 def of_subsets(text: Text, here: Path) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mbaas.base.units import seconds
 from mbaas.cache.disk.folder import INDEX, MARKER, folder_bytes, is_in_use, remove_stale
 from mbaas.cache.disk.store import (
     ROW,
@@ -154,7 +155,7 @@ class SharedStore:
         return np.maximum(self._own.lengths(sample_ids), elsewhere.astype(np.int64))
 
     def put(self, sample_ids: Ids, lengths: NDArray[np.int64], data: Slab) -> NDArray[np.bool_]:
-        """Store samples that no writer has stored, as `DiskStore.put` does. Others find them after the next `refresh`."""
+        """Store samples that no writer has stored, as `DiskStore.put` does. Others find them after `refresh`."""
         self.refresh(at_most_every_s=REFRESH_S)
         new = self._volume_of[sample_ids] < 0
         chosen = np.zeros(len(sample_ids), np.bool_)
@@ -284,7 +285,7 @@ class SharedStore:
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
                         raise ResourceError(
-                            f"{self._root / _LOCK} was locked by another process for {LOCK_WAIT_S:g} s"
+                            f"{self._root / _LOCK} was locked by another process for {seconds(LOCK_WAIT_S)}"
                         ) from None
                     time.sleep(0.01)
             yield

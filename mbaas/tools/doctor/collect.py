@@ -28,6 +28,7 @@ import ray
 from pyarrow.fs import FileSelector, FileType
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from mbaas.base.units import seconds
 from mbaas.dataset import Dataset
 from mbaas.dataset.storage.faults import dataset_errors
 from mbaas.dataset.storage.location import Location, join, locate, locate_shards
@@ -253,7 +254,7 @@ def _nodes() -> tuple[NodeFacts, ...]:
         for ref in done:
             node, name = running[ref]
             found[name] = _with_ray(_got(ref, name, now), node["Resources"])
-    late = f"it did not answer within {NODE_TIMEOUT_S:.0f} s"
+    late = f"it did not answer within {seconds(NODE_TIMEOUT_S)}"
     return tuple(found.get(name) or NodeFacts(node=name, error=late) for name in names)
 
 
@@ -429,7 +430,7 @@ def _timed(facts: StorageFacts, reads: Sequence[_Read]) -> StorageFacts:
         thread.join(max(0.0, end + READ_S - time.monotonic()))
     took, error = time.perf_counter() - began, str(errors[0]) if errors else ""
     if not times and not errors and reads:
-        return replace(facts, error=f"no read ended within {2 * READ_S:.0f} s")
+        return replace(facts, error=f"no read ended within {seconds(2 * READ_S)}")
     read_s = median(times) if times else 0.0
     return replace(
         facts, error=error, failed=len(errors), files=len(times), read_bytes=sum(sizes), read_s=took, latency_s=read_s

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from mbaas.base.units import count, counted
+from mbaas.base.units import count, counted, seconds
 from mbaas.tools.recognize.look import MEDIA, Peek, Sight, ending
 
 TRAIN = ("train", "training")
@@ -199,7 +199,7 @@ def _sound(peeks: Sequence[Peek]) -> tuple[tuple[Step, ...], tuple[Step, ...], t
         "MelSpectrogram", {"n_fft": 2 ** round(rate * 0.032).bit_length() // 2, "hop_length": rate // 100, "n_mels": 64}
     )
     rest = (spectrum, Step("AmplitudeToDB", {"top_db": 80}, "leave out both for waveforms"))
-    length = f"samples: {window / rate:.3g} s; shorter sound is padded with zeros"
+    length = f"samples: {seconds(window / rate)}; shorter sound is padded with zeros"
     masks = Step(
         "SpecAugment", {"n_time_masks": 2, "time_mask_param": 20, "n_freq_masks": 2, "freq_mask_param": 8}, is_off=True
     )

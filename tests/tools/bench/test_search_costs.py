@@ -55,7 +55,7 @@ def test_the_table_is_whole_in_80_columns() -> None:
     Console(file=out, width=80).print(table([Cost(way, searched(way), 36_000.0) for way in WAYS]))
     assert "…" not in out.getvalue()
     row = out.getvalue().splitlines()[4].split()
-    assert row == ["DataLoader", "1234", "4321", "3.50", "10.000", "29.17", "1,234,567", "50%"]
+    assert row == ["DataLoader", "1234", "4321", "3.50", "36000", "29.17", "1,234,567", "50%"]
 
 
 @pytest.mark.long
