@@ -233,9 +233,44 @@ def test_a_disk_that_hangs_is_dropped_and_cannot_write_into_a_slab_any_more(
         assert ended.wait(20)
         np.testing.assert_array_equal(filled, before)
         (line,) = tier.log()
-        assert "a is dropped: it has finished no request for 300 ms" in line
+        assert "a is dropped: it did not finish a request for 300 ms" in line
         assert tier.read(range(80)) == on_second
         tier.write(range(80, 90))
+
+
+def test_a_disk_of_which_one_read_hangs_is_dropped_although_others_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, gate = DiskStore.get, threading.Event()
+
+    def hanging(self: DiskStore, sample_ids: Any, *args: Any, **options: Any) -> Any:
+        if 0 in sample_ids:
+            gate.wait(30)
+        return real(self, sample_ids, *args, **options)
+
+    monkeypatch.setattr(tier_module, "HANG_S", 0.3)
+    monkeypatch.setattr(tier_module, "HANG_CHECK_S", 0.05)
+    monkeypatch.setattr(tier_module, "CLOSE_S", 0.1)
+
+    async def read_both(tier: DiskTier) -> int:
+        def read(ids: Any) -> Any:
+            load = Load(-1, None, None, None, ids, ids, LENGTHS[ids])
+            return tier.read(load, np.zeros(load.nbytes, np.uint8), np.full(len(ids), Origin.STORAGE, np.int8))
+
+        hung, others = asyncio.ensure_future(read(np.arange(1))), 0
+        while not hung.done():
+            await read(np.arange(1, 40))
+            others += 1
+        return others
+
+    with opened(Disk(path=tmp_path, max_bytes="1 GB"), speeds=(900,)) as tier:
+        tier.write(range(40))
+        monkeypatch.setattr(DiskStore, "get", hanging)
+        began = time.monotonic()
+        assert asyncio.run(read_both(tier.tier)) > 1
+        assert time.monotonic() - began < 5
+        assert any("did not finish a request" in line for line in tier.log())
+        gate.set()
 
 
 def test_a_disk_whose_writes_hang_holds_up_no_slab_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +284,7 @@ def test_a_disk_whose_writes_hang_holds_up_no_slab_for_long(tmp_path: Path, monk
             began = time.monotonic()
             tier.write(range(20))
             assert time.monotonic() - began < 5
-        assert any("has finished no request" in line for line in tier.log())
+        assert any("did not finish a request" in line for line in tier.log())
     gate.set()
 
 

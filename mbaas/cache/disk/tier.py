@@ -9,8 +9,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
@@ -38,7 +39,7 @@ DISK_SLACK = 1.1
 """Tolerance for the size of the dataset part with its home on one node, relative to the mean."""
 
 HANG_S = 20.0
-"""A disk that finishes no request for this long, while some are in progress, is dropped."""
+"""A disk is dropped if one piece of a request takes this long."""
 
 HANG_CHECK_S = 1.0
 """Interval at which requests check whether their disk hangs."""
@@ -86,15 +87,34 @@ class _Disk:
         self.speedometer = Speedometer()
         self.threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
         self.useless_reads = 0  # pieces in a row without a readable sample
-        self.lock = threading.Lock()  # of the next two
-        self.waiting = 0  # requests in progress
-        self.progress_at = 0.0  # end of the last piece, or start of the first request
+        self.requests = 0  # in progress, and waiting for a thread
+        self._count_lock = threading.Lock()
+        self._pieces: dict[int, float] = {}  # thread -> when it began its piece
         self.look: Future[None] | None = None  # the last regular check
         self.is_there = True  # as of that check
 
     @property
     def stores(self) -> list[DiskStore | SharedStore]:
         return [self.store] if self.decoded is None else [self.store, self.decoded]
+
+    def count_requests(self, more: int) -> None:
+        with self._count_lock:
+            self.requests += more
+
+    @contextmanager
+    def piece(self) -> Iterator[None]:
+        """Measure how long this thread waits for the disk."""
+        thread = threading.get_ident()
+        self._pieces[thread] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._pieces[thread]
+
+    @property
+    def hangs(self) -> bool:
+        """True if a piece takes `HANG_S`; others may end meanwhile."""
+        return time.monotonic() - min([*self._pieces.values()], default=math.inf) >= HANG_S
 
     def check(self) -> None:
         """Look whether the folder exists, and exchange samples with other users of a shared one. May hang."""
@@ -227,14 +247,14 @@ class DiskTier:
             self._measured(disk)
             if not disk.is_there:
                 self.drop(disk.index, "its folder was removed")
-            elif self._hangs(disk):
+            elif disk.hangs:
                 self._drop_hanging(disk)
             elif disk.look is None or disk.look.done():
                 if disk.look is not None and (error := disk.look.exception()) is not None:
                     self.drop(disk.index, f"{type(error).__name__}: {error}")
                     continue
                 # In a thread of its own: a check must not wait for reads, nor they for it.
-                self._began(disk)
+                disk.count_requests(1)
                 disk.look = self._looks.submit(self._look, disk)
         self._lines.extend(self.order.weigh(storage))
 
@@ -244,29 +264,13 @@ class DiskTier:
 
     def _look(self, disk: _Disk) -> None:
         try:
-            disk.check()
+            with disk.piece():
+                disk.check()
         finally:
-            self._ended(disk)
-
-    @staticmethod
-    def _began(disk: _Disk) -> None:
-        with disk.lock:
-            if not disk.waiting:
-                disk.progress_at = time.monotonic()
-            disk.waiting += 1
-
-    @staticmethod
-    def _ended(disk: _Disk) -> None:
-        with disk.lock:
-            disk.waiting -= 1
-            disk.progress_at = time.monotonic()
-
-    @staticmethod
-    def _hangs(disk: _Disk) -> bool:
-        return disk.waiting > 0 and time.monotonic() - disk.progress_at >= HANG_S
+            disk.count_requests(-1)
 
     def _drop_hanging(self, disk: _Disk) -> None:
-        self.drop(disk.index, f"it has finished no request for {seconds(HANG_S)}")
+        self.drop(disk.index, f"it did not finish a request for {seconds(HANG_S)}")
 
     def log(self) -> list[str]:
         """Return log lines about decisions and failures since the last call."""
@@ -341,8 +345,8 @@ class DiskTier:
                 if self.order.has_failed(disk.index):
                     break
                 ids, lengths = load.sample_ids[rows[piece]], load.lengths[rows[piece]]
-                found[piece] = store.get(ids, lengths, buffer=slab, offsets=load.offsets[rows[piece]])
-                disk.progress_at = time.monotonic()
+                with disk.piece():
+                    found[piece] = store.get(ids, lengths, buffer=slab, offsets=load.offsets[rows[piece]])
                 for meter in (self._meter.disk, disk.meter):
                     meter.moved(int(lengths[found[piece]].sum()))
                 disk.useless_reads = 0 if found[piece].any() else disk.useless_reads + 1
@@ -408,20 +412,20 @@ class DiskTier:
             if self.order.has_failed(disk.index):
                 break
             content = packed[ends[piece[0]] - lengths[piece[0]] : ends[piece[-1]]]
-            stored[piece] = store.put(sample_ids[piece], lengths[piece], content)
-            disk.progress_at = time.monotonic()
+            with disk.piece():
+                stored[piece] = store.put(sample_ids[piece], lengths[piece], content)
         return stored
 
     async def _ask(self, disk: _Disk, work: Callable[[], Result]) -> Result | None:
         """Return the result of a request to a disk, or None if it fails or hangs, so that the disk is dropped."""
         if self.order.has_failed(disk.index):
             return None
-        self._began(disk)
+        disk.count_requests(1)
         asked = disk.threads.submit(work)
-        asked.add_done_callback(lambda _: self._ended(disk))
+        asked.add_done_callback(lambda _: disk.count_requests(-1))
         future = asyncio.wrap_future(asked)
         while not (await asyncio.wait([future], timeout=HANG_CHECK_S))[0]:
-            if self._hangs(disk):
+            if disk.hangs:
                 self._drop_hanging(disk)
             if self.order.has_failed(disk.index):
                 future.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody awaits it
@@ -442,9 +446,9 @@ class DiskTier:
         deadline = time.monotonic() + CLOSE_S
         for disk in self._disks.values():
             disk.threads.shutdown(wait=False)
-            while disk.waiting and time.monotonic() < deadline:
+            while disk.requests and time.monotonic() < deadline:
                 time.sleep(0.01)
-            for store in disk.stores if not disk.waiting else ():
+            for store in disk.stores if not disk.requests else ():
                 store.close()
 
 
