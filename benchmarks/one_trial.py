@@ -1,4 +1,4 @@
-"""Where the time of one trial goes whose feed prepares with DALI, beside DALI alone in the trial.
+"""Measures one trial on a feed that prepares with DALI, next to a trial that runs DALI itself.
 
 Each row runs in processes of its own. The engine's rows have no Ray, no cache and no trial. Those of the feed add them
 one by one. On a machine without a GPU, DALI uses its CPU operators, and trials take NumPy arrays: that tests the

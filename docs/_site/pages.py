@@ -76,7 +76,7 @@ def _relative(uri: str, image: str) -> str:
 
 
 def _copied(uri: str, text: str) -> list[str]:
-    """Find the files to which a page links that are no pages."""
+    """Find the files that a page links to and that the site shows as copies."""
     found: list[str] = []
 
     def look(part: str) -> str:
@@ -104,7 +104,7 @@ def _linked(uri: str, link: re.Match[str]) -> str:
 
 
 def _outside_code(text: str, change: Any) -> str:
-    """Change what is no code; a link's text may have some, so only blocks and code by itself are left alone."""
+    """Change the text outside code blocks."""
     blocks = re.split(r"(^```.*?^```)", text, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if part.startswith("```") else change(part) for part in blocks)
 

@@ -204,7 +204,7 @@ class CachePool:
 
         def find() -> Placement:
             stored, room = self._dataset.stored, sum(weight.cache_bytes for weight in node_weights)
-            # Of samples drawn by weight that do not all fit, each node caches those that are drawn most often.
+            # If samples are drawn by weight and do not all fit, each node caches the most frequent ones.
             limited = self._dataset.stored_draws is None or room >= stored.total_bytes
             return place_samples(
                 node_weights, num_samples=len(stored), lengths=stored.lengths, version=version, limited=limited
