@@ -1,4 +1,4 @@
-"""Samples drawn by weight: bytes read from storage with a cache that knows the weights, and with one that does not.
+"""Measures reads from storage for samples drawn by weight, with a cache that knows the weights and one that does not.
 
 Images are generated in memory, so storage reads take no time. They are only counted.
 """
@@ -28,8 +28,8 @@ RARE = 0.1
 """Share of the samples in the rare one of two classes that are balanced."""
 
 
-class _Unknown(WrappedDataset):
-    """The same draws, whose weights the cache does not know."""
+class _HiddenWeights(WrappedDataset):
+    """The same draws, with weights that are hidden from the cache."""
 
     def reader(self) -> SampleReader:
         return self.inner.reader()
@@ -46,8 +46,8 @@ class Reads:
     Attributes:
         weights: a description of the weights.
         cached: share of the samples that fits in the cache.
-        by_arrival: the cache admits samples in the order in which they come.
-        by_weight: the cache keeps those with the most expected draws.
+        by_arrival: with a cache that admits samples in their order of arrival.
+        by_weight: with a cache that stores the samples with the most expected draws.
     """
 
     weights: str
@@ -89,12 +89,12 @@ def _read(weights: NDArray[np.float64], cached: float, warm: int, epochs: int, *
     options: dict[str, Any] = {"batch_size": BATCH, "prep_workers": 1, "cache_decoded": False}
     options["cache_bytes"] = int(cached * stored.total_bytes)
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
-    with mbaas.serve(FEED, drawn if known else _Unknown.around(drawn), pipeline, **options):
+    with mbaas.serve(FEED, drawn if known else _HiddenWeights.around(drawn), pipeline, **options):
         with mbaas.join(FEED, format="numpy") as loader:
             for _ in range(warm + epochs):
                 for _ in loader:
                     pass
-        # By epoch: a total would include what was read ahead for later epochs.
+        # By epoch: a total would include samples that were read ahead for later epochs.
         (cache,) = actor_names.children(FEED, "cache").values()
         counts = ray.get(cache.stats.remote()).epochs
         read = sum(counts[epoch].reads.nbytes for epoch in range(warm, warm + epochs))

@@ -1,4 +1,4 @@
-"""The picture of the data flow in the README, in a light and a dark form in one SVG file.
+"""Draws the data flow for the README, in light and dark colours in one SVG file.
 
 `svg` returns its text, and `write` writes it to `FILE`, as ``python -m benchmarks flow`` does.
 """

@@ -1,8 +1,8 @@
 """Measures one trial on a feed that prepares with DALI, next to a trial that runs DALI itself.
 
-Each row runs in processes of its own. The engine's rows have no Ray, no cache and no trial. Those of the feed add them
-one by one. On a machine without a GPU, DALI uses its CPU operators, and trials take NumPy arrays: that tests the
-command, and its rates say nothing about a GPU.
+Each row runs in new processes. Engine rows have no Ray, no cache and no trial; feed rows have all three. On a machine
+without a GPU, DALI uses its CPU operators, and trials take NumPy arrays: that tests the command, but its rates say
+nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def table(rows: list[Row]) -> Table:
 def engine_row(data: Data, processes: int, in_flight: int, *, gpu: bool, window_s: float, locked: bool = True) -> Row:
     """Prepare blocks with the dali engine in ``processes`` processes; ``locked`` page-locks the results' memory."""
     name = f"engine, {counted(processes, 'worker')}, {in_flight} in flight"
-    found = in_processes(processes, _prepare, data.folder, in_flight, gpu, locked, window_s)
+    found = in_processes(processes, _prepare, data.folder, in_flight, window_s, gpu=gpu, locked=locked)
     per_s = sum(samples / took_s for samples, took_s, _, _ in found)
     samples = sum(samples for samples, *_ in found)
     steps = {step: seconds(sum(spent[step] for *_, spent in found) / samples) for step in STEPS}
@@ -110,15 +110,15 @@ def engine_row(data: Data, processes: int, in_flight: int, *, gpu: bool, window_
 
 def dali_row(data: Data, threads: int, *, gpu: bool, window_s: float) -> Row:
     """Run DALI's own reader and pipeline with ``threads`` threads."""
-    ((per_s, cpu_s),) = in_processes(1, _run_dali, data, threads, gpu, window_s)
+    ((per_s, cpu_s),) = in_processes(1, _run_dali, data, threads, window_s, gpu=gpu)
     return Row(f"DALI alone in the trial, {counted(threads, 'thread')}", per_s, cpu_s, {})
 
 
-def in_processes(processes: int, work: Callable[..., None], *given: Any) -> list[Any]:
+def in_processes(processes: int, work: Callable[..., None], *args: Any, **options: Any) -> list[Any]:
     """Return the results of ``work`` in ``processes`` processes, which begin together."""
     context = multiprocessing.get_context("spawn")
     begin, results = context.Barrier(processes), context.SimpleQueue()
-    running = [context.Process(target=work, args=(begin, results, *given)) for _ in range(processes)]
+    running = [context.Process(target=work, args=(begin, results, *args), kwargs=options) for _ in range(processes)]
     try:
         for process in running:
             process.start()
@@ -138,7 +138,9 @@ def _next(results: Any, running: list[Any]) -> Any:
     return results.get()
 
 
-def _prepare(begin: Any, results: Any, folder: Path, in_flight: int, gpu: bool, locked: bool, window_s: float) -> None:
+def _prepare(
+    begin: Any, results: Any, folder: Path, in_flight: int, window_s: float, *, gpu: bool, locked: bool
+) -> None:
     """Prepare blocks in one array, like a worker; put (samples, seconds, CPU-seconds, seconds of each step)."""
     from mbaas.prep.engines import cpu, dali_runs
 
@@ -197,7 +199,7 @@ def _locked(like: NDArray[Any]) -> NDArray[Any]:
     return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
-def _run_dali(begin: Any, results: Any, data: Data, threads: int, gpu: bool, window_s: float) -> None:
+def _run_dali(begin: Any, results: Any, data: Data, threads: int, window_s: float, *, gpu: bool) -> None:
     """Run DALI's own reader and pipeline; put (samples/s, CPU-seconds of a sample)."""
     from mbaas.tools.bench.rows import dali
 
@@ -276,5 +278,5 @@ def _wait_for(batch: dict[str, Any], device: str | None) -> None:
     if device is not None:
         import torch
 
-        batch[IMAGE].max()  # reads all of it
+        batch[IMAGE].max()  # reads the whole tensor
         torch.cuda.synchronize()

@@ -107,7 +107,7 @@ def _pipeline(analysis: Analysis) -> str:
 
 @contextmanager
 def _trials() -> Iterator[None]:
-    """Read the feed in threads, each as a consumer with a step of its own."""
+    """Read the feed in one thread per consumer, with the steps in `STEPS_MS`."""
     ended = threading.Event()
     threads = [threading.Thread(target=_train, args=(name, step, ended)) for name, step in STEPS_MS.items()]
     for thread in threads:

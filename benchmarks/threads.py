@@ -1,4 +1,4 @@
-"""Divisions of a node's threads between reading storage and preparing, for a data-parallel trial with two ranks.
+"""Measures how to divide a node's threads between reading and preparing, for a data-parallel trial with two ranks.
 
 Photographs come from memory, and each read takes a fixed time longer. So more threads read more, as with an object
 store, unless a link limits all reads together. Nothing is cached: each epoch reads every sample again.
@@ -61,7 +61,7 @@ class ThreadFigures:
         feed, division: keys of `FEEDS` and `DIVISIONS`.
         early_per_s, late_per_s: samples/s of all ranks together, in the first and in the second half.
         stall: fraction of the ranks' time spent waiting for data.
-        uneven: fraction of the steps in which the ranks' waits differed by more than 10 % of the step.
+        uneven: fraction of steps in which the ranks' waits differed by more than 10 % of the step.
         fetch_threads: threads that read storage at the end.
         cpu_s: CPU-seconds of the feed's processes per 1,000 delivered samples.
     """
@@ -105,7 +105,7 @@ class _Rank:
         self._loader = mbaas.join(FEED, consumer="trial", rank=rank, world_size=RANKS, format="numpy")
 
     def train(self, ends_s: Sequence[float]) -> list[int]:
-        """Train until the last of some moments of the monotonic clock; return the samples received before each."""
+        """Train until the last of these times of the monotonic clock; return the samples received before each time."""
         received, seen = 0, [0] * len(ends_s)
         while True:
             for batch in self._loader:
@@ -148,8 +148,8 @@ def _run(data: mbaas.Dataset, kind: str, division: str, half_s: float) -> Thread
     workers, options = DIVISIONS[division]
     late_s, bytes_per_s = FEEDS[kind]
     late = LateDataset.around(data, late_s=late_s, bytes_per_s=bytes_per_s)
-    given: Any = {"prep_workers": workers, "threads": mbaas.Threads(**options), "cache_bytes": 0, "engine": "cpu"}
-    with mbaas.serve(FEED, late, Images().pipeline(), batch_size=BATCH, staging_bytes=STAGING_BYTES, **given) as feed:
+    fixed: Any = {"prep_workers": workers, "threads": mbaas.Threads(**options), "cache_bytes": 0, "engine": "cpu"}
+    with mbaas.serve(FEED, late, Images().pipeline(), batch_size=BATCH, staging_bytes=STAGING_BYTES, **fixed) as feed:
         ranks = [_RankActor.remote(rank) for rank in range(RANKS)]
         try:
             now = time.monotonic() + START_S

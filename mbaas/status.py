@@ -164,8 +164,8 @@ class FeedStatus:
         workers_at_work: number of workers that are running, have the placement, and get tasks.
         waits_for: sentences that list the workers or cache nodes that the feed waits for, the resources they need, and
             the time waited so far; empty if all are running.
-        rank_steps: for each data-parallel trial, the steps that all ranks reported, and how many were uneven: the ranks'
-            waits differed by more than 10 % of the step (`mbaas.model.waits`).
+        rank_steps: for each data-parallel trial, the steps that all ranks reported, and how many were uneven: the
+            ranks' waits differed by more than 10 % of the step (`mbaas.model.waits`).
         claims: cluster resources that the feed reserves: CPUs, GPUs, memory.
         skipped, skipped_total: samples left out, each once (the last thousand), and the number of omissions.
         notes: the last decisions, oldest first.

@@ -1,4 +1,4 @@
-"""Draws bars with their figures beside them, and makes SVG files that are readable on light and dark pages.
+"""Draws bars with their figures, and makes SVG files that are readable on light and dark pages.
 
 The house's chart style applies (`mbaas.tools.analysis.plots`), and the report's function makes the SVG
 (`mbaas.tools.analysis.report.page`). A chart is as wide as a phone, so text stays readable there. On a wide page it is
@@ -31,10 +31,10 @@ TITLE, HEADING, NAME, BAR, GAP = 24.0, 22.0, 18.0, 10.0, 9.0
 """Heights of the parts of a chart."""
 
 COMPACT = 20.0
-"""Height of a row of `waits`, whose names are beside the bars."""
+"""Height of a row of `waits`, whose names are next to the bars."""
 
 COMPACT_NAME, COMPACT_FIGURE = 128.0, 92.0
-"""Widths of the columns beside the bars of `waits`."""
+"""Widths of the columns left and right of the bars of `waits`."""
 
 RATIO = 50.0
 """Width of the column of ratios."""
@@ -52,8 +52,8 @@ class Bar:
     Attributes:
         figure: the value with its unit.
         ratio: the value relative to a bar of the same panel, at the end of the line.
-        beside: a text before the figure, such as the figure of a paper.
         name: start of the line.
+        beside: a text before the figure, such as a paper's result.
     """
 
     name: str
@@ -93,7 +93,7 @@ def bars(title: str, panels: Sequence[Panel], *, source: str) -> Figure:
         most = max(bar.value for bar in panel.bars)
         has_ratios = any(bar.ratio for bar in panel.bars)
         for bar in panel.bars:
-            _line(axes, top, bar, has_ratios)
+            _line(axes, top, bar, has_ratios=has_ratios)
             _rectangle(axes, MARGIN, top + NAME, (WIDTH - 2 * MARGIN) * bar.value / most, bar.kind)
             top += NAME + BAR + GAP
         top += GAP
@@ -165,7 +165,7 @@ def _new(title: str, height: float, source: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _line(axes: Axes, top: float, bar: Bar, has_ratios: bool) -> None:
+def _line(axes: Axes, top: float, bar: Bar, *, has_ratios: bool) -> None:
     baseline, right = top + 12, WIDTH - MARGIN
     plots.write(axes, (MARGIN, baseline), bar.name, colour=plots.INK)
     if bar.ratio:

@@ -1,4 +1,4 @@
-"""Reads the tables of results in ``docs/results``, and where each was measured."""
+"""Reads the tables in ``docs/results``, and the command, machine, date and commit of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a table comes from."""
+    """The origin of a table."""
 
     command: str
     machine: str
@@ -30,7 +30,7 @@ class Source:
 
 
 def table(name: str) -> Sequence[Row]:
-    """Read a table; a row maps the names of columns to texts."""
+    """Read a table; a row maps the names of columns to strings."""
     with (FOLDER / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -42,5 +42,5 @@ def source(name: str) -> Source:
 
 
 def names() -> list[str]:
-    """List all tables but the one of sources."""
+    """List all tables except `SOURCES`."""
     return sorted(path.stem for path in FOLDER.glob("*.csv") if path.stem != SOURCES)

@@ -1,8 +1,8 @@
-"""Which samples to cache where each epoch draws its samples by weight: those that are drawn most often. Pure.
+"""Ranks samples that are drawn by weight, so that caches hold the most frequently drawn ones. Pure.
 
 A cached sample saves its bytes once per draw, so per cached byte it saves its expected number of draws. A node
-therefore ranks its samples by that number, as NoPFS does by access frequency (Dryden et al., "Clairvoyant Prefetching
-for Distributed Machine Learning I/O", SC 2021), and fills its memory and then its disks in this order.
+therefore ranks its samples by that number. It fills its memory, and then its disks, in this order. NoPFS ranks samples
+by access frequency (Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O", SC 2021).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOWHERE = -1
 
 
 class DrawRanks:
-    """A node's samples, those with the most expected draws first; ties by id.
+    """A node's samples, ranked by expected draws, the most first; ties by id.
 
     Args:
         draws: float64[samples], expected draws of each sample in an epoch.

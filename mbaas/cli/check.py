@@ -178,7 +178,7 @@ class _Report:
     was_stopped: bool
 
     def _classes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return the samples of each class, and the bad ones among them; None without classes."""
+        """Return the number of checked and of bad samples by class; None without classes."""
         from mbaas.tools.check.scan import class_counts
 
         counts = class_counts(self.dataset, self.ids)
@@ -263,7 +263,7 @@ class _Report:
         text += f" ({names[most]})"
         if counts[least] == counts[most]:
             text = f"{count(len(names))}, with {counted(int(counts[most]), 'sample')} each"
-        if lost := [name for name, all_of_it, lost in zip(names, counts, bad, strict=True) if all_of_it == lost > 0]:
+        if lost := [name for name, checked, flawed in zip(names, counts, bad, strict=True) if checked == flawed > 0]:
             text += f"; without a good sample: {', '.join(lost[:SHOWN])}"
         return [("classes", text)]
 
@@ -289,7 +289,7 @@ def _advise(exclude: Path | None, wanted: FeedConfig) -> None:
         console.say_note(f"to leave them out, add this line to {file}: exclude: {json.dumps(named)}")
     elif wanted.options.on_bad_sample == "raise":
         console.say_note(
-            "each is an error in trials; mend or remove the files, add on_bad_sample: skip to "
+            "each is an error in trials; repair or remove the files, add on_bad_sample: skip to "
             f"{file}, or leave them out: --exclude bad.txt"
         )
     sys.stderr.flush()

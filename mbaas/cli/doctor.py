@@ -82,9 +82,9 @@ def _collected(address: str | None) -> Facts:
     try:
         console.join_cluster(address)
     except ResourceError as error:
-        is_none = isinstance(error, console.NoClusterError)
+        has_none = isinstance(error, console.NoClusterError)
         with console.doing("looking at this machine"):
-            return replace(facts_here(), named_address=named, cluster_error="" if is_none else str(error))
+            return replace(facts_here(), named_address=named, cluster_error="" if has_none else str(error))
     with console.doing("looking at the nodes"):
         return replace(facts_of_cluster(), named_address=named)
 
@@ -94,19 +94,19 @@ def _page(found: list[Finding]) -> RenderableType:
     for check, group in groupby(found, key=lambda each: each.check):
         rows += [(check if not number else "", *cells) for number, cells in enumerate(_rows([*group]))]
     counts = {verdict: sum(each.verdict == verdict for each in found) for verdict in ("problem", "note")}
-    said = " and ".join(counted(number, verdict) for verdict, number in counts.items() if number)
-    return console.stack([console.facts(rows, Column(width=7), Column(overflow="fold")), Text(said or "no problems")])
+    total = " and ".join(counted(number, verdict) for verdict, number in counts.items() if number)
+    return console.stack([console.facts(rows, Column(width=7), Column(overflow="fold")), Text(total or "no problems")])
 
 
 def _rows(found: list[Finding]) -> list[tuple[RenderableType, RenderableType]]:
-    """Return the lines of one check: one for all nodes that are well, and some for each other finding."""
-    well = [each for each in found if each.verdict == "ok" and each.node]
+    """Return the lines of one check. All nodes without a note or problem share one line."""
+    passed = [each for each in found if each.verdict == "ok" and each.node]
     rows: list[tuple[RenderableType, RenderableType]] = []
     for each in found:
-        if each in well[1:]:
+        if each in passed[1:]:
             continue
         node = f"{each.node}: " if each.node and len(found) > 1 else ""
-        more = f" ({counted(len(well) - 1, 'more node')})" if len(well) > 1 and each is well[0] else ""
+        more = f" ({counted(len(passed) - 1, 'more node')})" if len(passed) > 1 and each is passed[0] else ""
         rows.append((Text(each.verdict.value, _STYLES[each.verdict.value]), Text(f"{node}{each.found}{more}")))
         rows += [(Text(name, "dim"), Text(text)) for name, text in _advice(each) if text]
     return rows

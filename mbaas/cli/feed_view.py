@@ -48,7 +48,7 @@ class Flow:
         over_s: length of the time, above 0.
         prepared, delivered: samples prepared, and delivered to consumers, summed over consumers.
         fetched: the prepared samples, by source.
-        is_recent: True for the last seconds; False for all since the feed's start.
+        is_recent: True for the last seconds; False for the whole time since the feed's start.
     """
 
     over_s: float
@@ -64,7 +64,7 @@ class Flow:
 
     @classmethod
     def between(cls, before: FeedStatus, now: FeedStatus) -> Flow:
-        """Return the differences of two snapshots; the totals since the start if they are less than a second apart."""
+        """Return the totals between two snapshots, or since the start if they are less than a second apart."""
         start, passed = cls.since_start(now), now.uptime_s - before.uptime_s
         if passed < 1.0:  # in less time, the rate would depend on one or two blocks
             return start
@@ -239,11 +239,11 @@ def _decoded(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
     if places:
         share = percent(status.fetched.decoded.samples / max(1, status.fetched.all.samples))
         nbytes = sum(amount.nbytes for amount, _ in amounts)
-        yield "decoded", size(nbytes), f"{' and '.join(places)}, {share} of prepared samples came so"
+        yield "decoded", size(nbytes), f"{' and '.join(places)}, for {share} of prepared samples"
 
 
 def _lending(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
-    # Nothing for a feed without neighbours and with the default options.
+    # Only for a feed that has loans, or whose options about loans are not the default.
     lending = status.lending
     if lending is None:
         return
@@ -257,7 +257,7 @@ def _lending(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
 
 
 def _costs(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
-    # Next to the least cost of a DataLoader in each trial; nothing before the first sample.
+    # Compared with the least cost of a DataLoader in each trial. Unknown before the first sample.
     costs = status.costs
     if not costs.sample_cpu_s or not costs.alone_sample_cpu_s:
         return
@@ -274,7 +274,7 @@ def _costs(status: FeedStatus) -> Iterator[tuple[str, str, str]]:
 
 
 def _first_epoch(status: FeedStatus, flow: Flow) -> Iterator[tuple[str, str, Text]]:
-    # Caches fill in the first epoch. Nothing after that, or if unknown.
+    # Caches fill in the first epoch, so it is slower than later ones, and its progress is shown.
     left = status.samples - status.prepared_samples
     if left <= 0 or status.restarts:  # a restarted coordinator counts from 0, and caches may be full
         return
@@ -309,8 +309,8 @@ def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     ]
     # Most feeds have one cohort, so the column is useless; if all blocks are kept, each consumer has its own.
     cohorts = not status.keeps_all and len({consumer.cohort for consumer in status.consumers}) > 1
-    own = ["pipeline"] if any(consumer.pipeline for consumer in status.consumers) else []
-    table = consumer_table([*headings, *([">cohort"] if cohorts else []), *own], shown)
+    pipelines = ["pipeline"] if any(consumer.pipeline for consumer in status.consumers) else []
+    table = consumer_table([*headings, *([">cohort"] if cohorts else []), *pipelines], shown)
     rest = len(status.consumers) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
@@ -323,10 +323,10 @@ def consumer_table(
     consumers: Iterable[ConsumerStatus],
     reports: Mapping[str, ConsumerReport] = MappingProxyType({}),
 ) -> Table:
-    """Return a table of consumers with the columns that ``headings`` name (`_cells`).
+    """Return a table of consumers; ``headings`` are keys of `_cells`.
 
     Args:
-        reports: totals of consumers by their names, instead of those since they joined.
+        reports: consumer -> totals to show; by default the totals since it joined.
     """
     return _table(headings, (_cells(each, reports.get(each.name, each.report)) for each in consumers))
 
@@ -368,11 +368,11 @@ def _last_epoch(consumer: ConsumerStatus) -> Text:
 
 
 SHOWN_WAITS = (("<1 ms", 1), ("<10 ms", 3), ("<100 ms", 5), ("<1 s", 7), ("<10 s", 9), ("longer", CLASSES))
-"""Columns of the table of waits, and how many classes end there (`mbaas.model.waits`)."""
+"""Columns of the table of waits -> index after the last class in the column (`mbaas.model.waits`)."""
 
 
 def _waits(status: FeedStatus) -> RenderableType | None:
-    """Return a table of minibatches by wait, in percent of each consumer's; None before the first minibatch."""
+    """Return a table of each consumer's minibatches by wait, in percent; None before the first minibatch."""
     found = [each for each in status.consumers if each.report.waits.total]
     if not found:
         return None
@@ -380,8 +380,8 @@ def _waits(status: FeedStatus) -> RenderableType | None:
     def share(first: int, end: int) -> Callable[[ConsumerStatus], Cell]:
         def cell(consumer: ConsumerStatus) -> Cell:
             waits = consumer.report.waits
-            number = sum(waits.counts[first:end])
-            return percent(number / waits.total) if number else ("-", "dim")
+            minibatches = sum(waits.counts[first:end])
+            return percent(minibatches / waits.total) if minibatches else ("-", "dim")
 
         return cell
 
@@ -395,7 +395,7 @@ def _waits(status: FeedStatus) -> RenderableType | None:
 
 
 def _ranks(status: FeedStatus) -> RenderableType | None:
-    """Return a table of the steps in which ranks waited unequally; None without data-parallel trials."""
+    """Return a table of uneven steps in data-parallel trials; None without such trials."""
     if not status.rank_steps:
         return None
     return Rows(status.rank_steps).table(

@@ -59,12 +59,12 @@ def init(
     found = recognize(sight)
     if found is None:
         raise DatasetError(_nothing(folder, sight))
-    beside = to.with_name(f"{to.stem}-val{to.suffix}")
+    val_file = to.with_name(f"{to.stem}-val{to.suffix}")
     texts = {
         to: feed_file(found.train, name="train", folder=folder, file=to, has_validation=found.validation is not None)
     }
     if found.validation is not None:
-        texts[beside] = feed_file(found.validation, name="val", folder=folder, file=beside, is_validation=True)
+        texts[val_file] = feed_file(found.validation, name="val", folder=folder, file=val_file, is_validation=True)
     _write(texts, force=force)
     rows = [("found", found.train.what)]
     rows += [("", f"for validation: {found.validation.what}")] if found.validation is not None else []

@@ -1,7 +1,7 @@
 """Decides which engine prepares a new feed's samples.
 
-The bytes of minibatches depend on the engine. So a feed keeps its engine for its whole life, whatever workers,
-coordinators and nodes come and go. It also keeps it if its program ends and serves it again (`recovery.keep_engine`).
+The bytes of minibatches depend on the engine. So a feed keeps its engine for its whole life, even if workers,
+coordinators and nodes are replaced, or its program ends and serves it again (`recovery.keep_engine`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def decide(
     room: Callable[[], EngineRoom],
     probe: Callable[[], EngineProbe | None],
 ) -> EngineChoice:
-    """Return the engine of a feed. Only if both engines are possible, ``room`` and ``probe`` are called.
+    """Return the engine of a feed. ``room`` and ``probe`` are called only if the probe must decide.
 
     Args:
         gpus: GPUs of the cluster.
@@ -54,7 +54,7 @@ def decide(
         ConfigError: see `possible_engines`.
         ResourceError: the earlier choice is dali on GPUs, and the cluster has no GPU now.
     """
-    usable = 0 if asked.gpus_per_worker == 0 else gpus  # dali on CPUs is not what "auto" means
+    usable = 0 if asked.gpus_per_worker == 0 else gpus  # "auto" never chooses dali on CPUs
     possible = possible_engines(asked.engine, pipeline, gpus=usable)
     if asked.engine != "auto":
         return EngineChoice(possible[0], f"engine={asked.engine!r} is set", gpus)
@@ -130,7 +130,7 @@ def run_probe(feed: str, asked: FeedOptions, dataset: Dataset, pipeline: Pipelin
     on_gpu = structs.replace(config, engine="dali", shares_gpu=shares_gpu)
     try:
         probe: EngineProbe = connection.get(actor.probe_engines.remote(dataset, on_gpu, asked.threads.fetch), PROBE_S)
-    except ray.exceptions.RayError as error:  # a timeout, too
+    except ray.exceptions.RayError as error:  # includes timeouts
         _log.warning("feed %r: the engines could not be measured: %s", feed, last_line(error))
         return None
     finally:

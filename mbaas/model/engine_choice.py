@@ -18,9 +18,9 @@ EngineName = Literal["cpu", "dali"]
 MARGIN = 1.25
 """Factor by which the other engine must be faster than the preferred one.
 
-It is above the noise of the cpu engine's rate: at most 11 % in eight probes on an overloaded machine. That of a GPU was
-not measured. It is below the ratios that matter to a search: on an H200, DALI prepares three times as many photographs
-as 16 CPUs.
+It is above the noise of the cpu engine's rate: at most 11 % in eight probes on an overloaded machine. The noise of a
+GPU's rate was not measured. It is below the ratios that matter to a search: on an H200, DALI prepares three times as
+many photographs as 16 CPUs.
 """
 
 NOISE = 0.15
@@ -28,7 +28,7 @@ NOISE = 0.15
 
 SECOND_ON_GPU = 0.35
 """Rate of a further worker on a GPU, relative to the first one. On an H200, a second worker added 23 % to a feed with
-one trial, 37 % to one with eight trials, and 80 % to prep without a feed.
+one trial, and 37 % with eight trials. Prep without a feed gained 80 %.
 """
 
 
@@ -40,7 +40,7 @@ class WorkerRates(Struct, frozen=True):
 
 
 class EngineRoom(Struct, frozen=True, kw_only=True):
-    """Workers that a feed would start with each engine, and what is known of the trials.
+    """Workers that a feed would start with each engine, and their GPUs, which trials may share.
 
     Attributes:
         cpu_workers: workers of the cpu engine; a fraction if the only worker reserves less than a CPU.
@@ -82,7 +82,7 @@ def choose(rates: WorkerRates, room: EngineRoom) -> EngineChoice:
     """Choose the engine that gives trials more samples/s, with a margin for the preferred engine.
 
     If trials may train on the GPUs of prep, the preferred engine is "cpu", otherwise "dali", which leaves more CPUs to
-    the trials. With a known step, the rates compared are those of a trial that has one of the GPUs.
+    the trials. If the step is known, the rates of a trial that trains on one of the GPUs are compared.
     """
     cpu_per_s, dali_per_s = rates.cpu_per_s * room.cpu_workers, _on_gpus(rates.dali_per_s, room)
     gained = {"cpu": cpu_per_s, "dali": dali_per_s}

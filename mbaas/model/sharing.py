@@ -1,4 +1,4 @@
-"""Deliveries of prepared samples to trials, and the reasons for samples that not all trials received."""
+"""Deliveries of prepared samples to trials, and why some samples did not reach all trials."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from mbaas.base.units import count, counted, number, percent
 
 FULL = 0.95
-"""Share of the trials from which sharing counts as complete."""
+"""Sharing counts as complete if a sample reaches this fraction of the trials on average."""
 
 MENTIONED = 0.01
-"""Smallest share of the prepared samples, or of a trial's samples, that is a reason."""
+"""Smallest fraction of the prepared samples, or of a trial's samples, that is mentioned as a reason."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Repeats:
     Attributes:
         lost: their memory was lost, for example with a node.
         dropped: staging memory was short, so they were dropped before all trials had them.
-        passed: they were dropped after all trials had them, and a trial came that was behind.
+        passed: they were dropped after all trials had them, and a trial that was behind joined later.
     """
 
     lost: int = 0
@@ -58,7 +58,7 @@ class Sharing:
 
     @property
     def is_full(self) -> bool:
-        """True if nearly each sample went to every present trial."""
+        """True if nearly every sample went to every present trial."""
         return self.times >= FULL * len(self.received)
 
     def reasons(self) -> list[str]:

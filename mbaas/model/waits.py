@@ -1,8 +1,8 @@
-"""Counts the waits of trials for minibatches by length, and the steps in which the ranks of a trial wait unequally.
+"""Counts trials' waits for minibatches by length, and the steps in which the ranks of a trial wait unequally.
 
 Ranks wait for each other in each step, so the longest wait delays them all. Lobster ("Load Balance-Aware I/O for
 Distributed DNN Training", ICPP 2022, section 4.3) minimizes the gap between the slowest and the fastest rank of an
-iteration, and counts the iterations in which they differ. Here a step counts as uneven if the ranks' waits differ by
+iteration. It counts iterations in which they differ. Here a step counts as uneven if the ranks' waits differ by
 more than `UNEVEN_PERCENT` of the step. A loader cannot see how long its rank waits for the other ranks, which makes
 all steps equally long. So it compares waits for data, and not whole steps.
 """
@@ -30,7 +30,7 @@ KEPT_STEPS = 10_000
 
 KEPT_TRIALS = 100
 KEPT_LOADERS = 1_000
-"""Trials and loaders that are remembered, those with the latest reports."""
+"""Number of remembered trials and loaders; the ones whose last report is oldest are forgotten."""
 
 
 def wait_class(wait_s: float) -> int:
@@ -58,14 +58,14 @@ class WaitCounts:
         return sum(self.counts)
 
     def within_s(self, share: float) -> float:
-        """Return the seconds within which this share of the minibatches came, 0 without any.
+        """Return the seconds within which this share of the minibatches arrived, 0 without any.
 
         It is the upper bound of a class, and infinite for the last class.
         """
-        due, came = share * self.total, 0
+        due, arrived = share * self.total, 0
         for count, bound_s in zip(self.counts, (*WAIT_BOUNDS_S, math.inf), strict=True):
-            came += count
-            if count and came >= due:
+            arrived += count
+            if count and arrived >= due:
                 return bound_s
         return 0.0
 
@@ -93,7 +93,7 @@ class UnevenSteps:
     """Compares the waits of the ranks of each trial, step by step.
 
     Attributes:
-        steps, uneven: sums over all trials, including those that are forgotten.
+        steps, uneven: totals of all trials, including forgotten ones.
     """
 
     def __init__(self) -> None:
@@ -104,12 +104,12 @@ class UnevenSteps:
     def take(
         self, trial: str, rank: str, *, ranks: int, loader: str, first: int, waits: Sequence[tuple[int, int]]
     ) -> None:
-        """Take in a report of a rank; steps that an earlier report contained have no effect.
+        """Add a report of a rank; steps that an earlier report contained are ignored.
 
         Args:
             trial, rank, ranks: name of the trial, of this rank, and number of ranks.
             loader: id of the rank's loader.
-            first: number of steps of the loader before those in ``waits``.
+            first: number of the loader's steps before the first one in ``waits``.
             waits: number of each step in the trial, and the rank's wait in percent of the step.
         """
         taken = self._taken.pop(loader, 0)
@@ -134,7 +134,7 @@ class UnevenSteps:
             self.steps, self.uneven = self.steps + 1, self.uneven + uneven
 
     def by_trial(self, trials: Iterable[str]) -> tuple[RankSteps, ...]:
-        """Return the counts of these trials; none for a trial without ranks."""
+        """Return the counts of these trials, except trials without ranks."""
         known = ((name, self._trials[name]) for name in sorted({*trials}) if name in self._trials)
         return tuple(RankSteps(name, trial.ranks, trial.steps, trial.uneven) for name, trial in known)
 

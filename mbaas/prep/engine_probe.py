@@ -52,14 +52,14 @@ def probe_engines(
         if made is None:
             return EngineProbe(None)
         rows = [samples[row % len(samples)] for row in range(TOGETHER)]
-        on_cpu = _Trial(engine, dataset, rows, made, threads)
+        on_cpu = _Measurement(engine, dataset, rows, made, threads)
         try:
             engine = dali()
             opened.callback(engine.close)
-            with_dali = _Trial(engine, dataset, rows, made)
+            with_dali = _Measurement(engine, dataset, rows, made)
             # In turns, because other programs should delay both engines equally.
-            while going := [trial for trial in (on_cpu, with_dali) if not trial.is_over]:
-                min(going, key=lambda trial: trial.spent_s).run()
+            while unfinished := [each for each in (on_cpu, with_dali) if not each.is_over]:
+                min(unfinished, key=lambda each: each.spent_s).run()
         except Exception as error:  # DALI raises RuntimeError for everything, and its import may fail in any way
             return EngineProbe(None, f"{type(error).__name__}: {last_line(error)}")
     rates = WorkerRates(on_cpu.per_s, with_dali.per_s)
@@ -75,12 +75,12 @@ def _field(engine: Engine, dataset: Dataset, samples: list[ReadSample]) -> Field
     return None
 
 
-class _Trial:
-    """Calls of one engine with ``rows``, in ever larger batches while `MEASURED_S` allows it.
+class _Measurement:
+    """Measures one engine with ``rows``, in larger and larger batches while `MEASURED_S` allows it.
 
     Args:
-        threads: threads of the cpu engine, whose CPU time counts: workers reserve their CPUs, so the current load of
-            other programs does not matter. 0 for DALI: a GPU works while this process waits, so elapsed time counts.
+        threads: threads of the cpu engine. Its CPU time counts, because workers reserve CPUs, so the current load of
+            other programs does not matter. 0 for DALI: elapsed time counts, because this process waits for a GPU.
 
     Attributes:
         spent_s: time of the calls after the first one, which loads code and builds DALI's graph.

@@ -1,12 +1,12 @@
-"""A folder in which cache nodes of several feeds and machines store samples, and find the samples of others.
+"""A disk cache in a folder that cache nodes of several feeds and machines share.
 
-Each cache node writes only to a *volume* of its own, a `DiskStore` that it has locked, and reads the volumes of the
-others. No file has two writers, so none can corrupt another's samples. Readers trust nothing but checksums: a row of an
-index and a sample each have one, as in `mbaas.cache.disk.store`. A sample that does not match, for example because a
-network file system has not delivered its bytes yet, is read from storage.
+Each cache node writes to one *volume*, a `DiskStore` that it has locked, and reads all others. No file has two writers,
+so none can corrupt another's samples. Readers trust only checksums: each index row and each sample has one, as in
+`mbaas.cache.disk.store`. A sample that does not match is read from storage. For example, a network file system may not
+have delivered its bytes yet.
 
 A writer reserves bytes of the common budget in large pieces, under one lock for the whole folder. A volume whose writer
-has ended stays readable, and the next cache node of that machine continues to fill it.
+has ended stays readable, and the next cache node on the same machine continues to fill it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from mbaas.errors import ConfigError, ResourceError
 from mbaas.samples.order import Ids
 
 RESERVED_SHARE = 1 / 64
-"""Part of the budget that a writer reserves at a time."""
+"""Smallest reservation of a writer, as a fraction of the budget."""
 
 LOCK_WAIT_S = 10.0
-"""Time to wait for the lock of the whole folder, which others hold for milliseconds."""
+"""Time to wait for the lock of the whole folder. Others hold it while they reserve bytes or open their volume."""
 
 REFRESH_S = 1.0
-"""Least time between two looks at the volumes of others."""
+"""Minimum time between two scans of the other volumes, if samples are being stored."""
 
 _LOCK = "mbaas-shared.lock"
 _LEDGER = "mbaas-shared.json"  # name of a volume -> bytes that its writer may fill
@@ -70,9 +70,9 @@ class _Volume:
         self._retired: list[int] = []  # descriptors of replaced files, which other threads may still read
 
     def refresh(self, num_samples: int) -> tuple[bool, NDArray[np.void]]:
-        """Read the rows that are new since the last call: ROW[k].
+        """Return whether the index was replaced, and the rows added since the last call: ROW[k].
 
-        Also returns whether the index was replaced, so that no earlier row holds.
+        A replaced index invalidates all earlier rows.
         """
         found = (self.path / INDEX).stat()
         is_new = (found.st_dev, found.st_ino) != self._identity or found.st_size < self._seen_bytes
@@ -124,12 +124,12 @@ class SharedStore:
         """
         self._root, self._budget_bytes, self._fingerprint = Path(path), budget_bytes, fingerprint
         self._num_samples, self._salt = num_samples, salt_of(fingerprint)
-        self._spots = np.zeros(num_samples, SPOT)  # of other writers' samples
+        self._spots = np.zeros(num_samples, SPOT)  # positions of other writers' samples
         self._volume_of = np.full(num_samples, -1, np.int32)  # index in `_volumes`
         self._volumes: list[_Volume] = []
         self._refreshed_at = -np.inf
-        self._lock = threading.Lock()  # of the four above
-        self._refreshing = threading.Lock()
+        self._lock = threading.Lock()  # for `_spots`, `_volume_of` and `_damaged_samples`
+        self._refreshing = threading.Lock()  # for `_volumes` and `_refreshed_at`
         self._reserving = threading.Lock()
         self._damaged_samples = 0
         try:
@@ -146,7 +146,7 @@ class SharedStore:
         self.refresh()
 
     def has(self, sample_ids: Ids) -> NDArray[np.bool_]:
-        """Return which samples are stored by any writer, as far as known: bool[n]."""
+        """Return which samples this node or a volume that it has read stores: bool[n]."""
         return self._own.has(sample_ids) | (self._volume_of[sample_ids] >= 0)
 
     def lengths(self, sample_ids: Ids) -> NDArray[np.int64]:
@@ -187,7 +187,10 @@ class SharedStore:
         return found
 
     def refresh(self, at_most_every_s: float = 0.0) -> None:
-        """Publish this node's samples, and find those that others have published."""
+        """Publish this node's samples, and find newly published samples of other nodes.
+
+        Returns at once while another thread does this.
+        """
         if time.monotonic() < self._refreshed_at + at_most_every_s or not self._refreshing.acquire(blocking=False):
             return
         try:
@@ -220,7 +223,7 @@ class SharedStore:
         self._budget_bytes = budget_bytes
 
     def stats(self) -> DiskStats:
-        """Return the statistics of this node's volume, with the samples of all."""
+        """Return the statistics of this node's volume; samples and damaged samples include the other volumes."""
         own = self._own.stats()
         return DiskStats(
             budget_bytes=self._budget_bytes,
@@ -247,10 +250,10 @@ class SharedStore:
     def _open_own(self) -> DiskStore:
         """Open an unlocked volume of this machine, or a new one."""
         machine = hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
-        # Only this machine's: some file systems keep locks, but not between machines.
-        left = sorted(path.name for path in self._paths(self._fingerprint) if path.name[-8:-4] == machine)
+        # Only this machine's volumes, because some file systems do not enforce locks between machines.
+        earlier = sorted(path.name for path in self._paths(self._fingerprint) if path.name[-8:-4] == machine)
         new = f"{self._fingerprint}-{machine}{os.urandom(2).hex()}"
-        for volume in (*left, new):
+        for volume in (*earlier, new):
             with contextlib.suppress(ResourceError):
                 return DiskStore(
                     self._root,
@@ -263,7 +266,7 @@ class SharedStore:
         raise ResourceError(f"{self._root / new} is in use by another process")
 
     def _paths(self, fingerprint: str | None = None) -> list[Path]:
-        """Return the volumes in the folder, of one dataset or of all. Other folders have no marker."""
+        """Return the volumes in the folder, by default of all datasets. A folder without a marker is not a volume."""
         found = []
         for entry in os.scandir(self._root):
             volume = _VOLUME.fullmatch(entry.name)
@@ -293,7 +296,7 @@ class SharedStore:
             os.close(file)
 
     def _reserve(self, nbytes: int) -> None:
-        """Reserve bytes for this node's volume, as far as the common budget allows."""
+        """Reserve bytes for this node's volume, at most as many as the common budget has free."""
         wanted = max(nbytes, int(self._budget_bytes * RESERVED_SHARE))
         with self._locked():
             ledger = self._ledger()
@@ -312,7 +315,7 @@ class SharedStore:
     def _ledger(self) -> dict[str, int]:
         try:
             return dict(json.loads((self._root / _LEDGER).read_bytes()))
-        except (OSError, ValueError, TypeError, RecursionError):  # none yet, or damaged: sizes of files count
+        except (OSError, ValueError, TypeError, RecursionError):  # missing or damaged: the sizes of files count instead
             return {}
 
     def _write_ledger(self, ledger: dict[str, int]) -> None:
@@ -338,7 +341,7 @@ def _dataset_of(volume: Path) -> str:
 
 
 def _claimed_bytes(path: Path, ledger: dict[str, int]) -> int:
-    """Return the bytes that a volume takes: those reserved while it has a writer, and those of its files after that."""
+    """Return the bytes that count for a volume: its reservation while it has a writer, later the size of its files."""
     try:
         nbytes = folder_bytes(path)
         reserved = ledger.get(path.name, 0)

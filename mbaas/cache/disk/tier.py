@@ -36,7 +36,7 @@ DISK_THREADS = 4
 """Threads that access one disk concurrently: enough to saturate a solid-state disk, few compared with prep."""
 
 DISK_SLACK = 1.1
-"""Tolerance for the size of the dataset part with its home on one node, relative to the mean."""
+"""Assumed ratio of the bytes with their home on one node to the mean over all nodes."""
 
 HANG_S = 20.0
 """A disk is dropped if one piece of a request takes this long."""
@@ -54,7 +54,7 @@ PIECE_BYTES = 16 << 20
 """Bytes requested from a disk at a time: a working disk finishes a piece far sooner than `HANG_S`."""
 
 GIVE_UP_READS = 8
-"""A disk is dropped after this many pieces in a row of which not one sample was readable."""
+"""Number of consecutive pieces without a readable sample after which a disk is dropped."""
 
 Classes: TypeAlias = Callable[[Ids, Sequence[float]], NDArray[np.int64] | None]
 """Chooses disks for samples, as in `mbaas.cache.planner.Planner.disk_classes`."""
@@ -69,13 +69,13 @@ class _Disk:
         self.index, self.path, self.max_bytes, self.is_shared = index, options.path, options.max_bytes, options.shared
         self.decoded: DiskStore | None = None
         self.store: DiskStore | SharedStore
-        print_, samples = dataset.fingerprint, len(dataset)
+        fingerprint, samples = dataset.fingerprint, len(dataset)
         if options.shared:
-            self.store = SharedStore(self.path, self.max_bytes, print_, num_samples=samples)
+            self.store = SharedStore(self.path, self.max_bytes, fingerprint, num_samples=samples)
         else:
-            self.store = DiskStore(self.path, self.max_bytes, print_, num_samples=samples)
+            self.store = DiskStore(self.path, self.max_bytes, fingerprint, num_samples=samples)
             if identity:
-                named = hashlib.blake2b(f"{print_} {identity}".encode(), digest_size=16).hexdigest()
+                named = hashlib.blake2b(f"{fingerprint} {identity}".encode(), digest_size=16).hexdigest()
                 left = max(0, self.max_bytes - self.store.stats().used_bytes)
                 try:
                     self.decoded = DiskStore(self.path, left, f"{named}-decoded", num_samples=samples)
@@ -90,8 +90,8 @@ class _Disk:
         self.requests = 0  # in progress, and waiting for a thread
         self._count_lock = threading.Lock()
         self._pieces: dict[int, float] = {}  # thread -> when it began its piece
-        self.look: Future[None] | None = None  # the last regular check
-        self.is_there = True  # as of that check
+        self.last_check: Future[None] | None = None  # the last regular check; None before the first
+        self.is_there = True  # result of the last check
 
     @property
     def stores(self) -> list[DiskStore | SharedStore]:
@@ -113,11 +113,11 @@ class _Disk:
 
     @property
     def hangs(self) -> bool:
-        """True if a piece takes `HANG_S`; others may end meanwhile."""
+        """True if a piece takes `HANG_S`, even if others end meanwhile."""
         return time.monotonic() - min([*self._pieces.values()], default=math.inf) >= HANG_S
 
     def check(self) -> None:
-        """Look whether the folder exists, and exchange samples with other users of a shared one. May hang."""
+        """Check whether the folder exists, and exchange samples with other users of a shared one. May hang."""
         self.is_there = self.store.is_there()
         if isinstance(self.store, SharedStore):
             self.store.refresh()
@@ -126,13 +126,15 @@ class _Disk:
 class DiskTier:
     """The disks of one cache node.
 
-    They store samples whose home node this is according to ``placements``; each sample once, on the fastest disk with
-    room. A shared folder also stores those of local disks if it can hold the whole dataset. ``classes`` chooses the
-    disk of samples that are drawn by weight. ``identity`` is that of decoded samples, as in `DecodedSamples`; "" if
-    none are kept.
+    They store the samples that ``placements`` assigns to this node, each once, on the fastest disk with room. A shared
+    folder that can hold the whole dataset stores all of them, whatever local disks store.
 
-    A disk that hangs, fails or disappears is dropped, which is logged; its samples are read from storage. One that is
-    full or rejects a write is still read.
+    A disk that hangs, fails or disappears is dropped, which is logged, and its samples are read from storage. A disk
+    that is full or rejects a write is still read.
+
+    Args:
+        identity: identity of decoded samples, as in `DecodedSamples`; "" if none are cached.
+        classes: chooses the disk of samples that are drawn by weight.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class DiskTier:
         identity: str = "",
         classes: Classes = lambda _ids, _capacities: None,
     ) -> None:
-        self._disks: dict[int, _Disk] = {}  # by number in ``disks``; those that could be opened
+        self._disks: dict[int, _Disk] = {}  # index in ``disks`` -> disk, if it could be opened
         self._lines: deque[str] = deque()
         self.order = DiskOrder([disk.path for disk in disks])
         opening = [
@@ -157,7 +159,7 @@ class DiskTier:
             elif opened.exception() is None:
                 self._disks[index] = opened.result()
         if error := next((error for opened in opening if opened.done() and (error := opened.exception())), None):
-            self.close()  # the locks of the others would otherwise stay
+            self.close()  # otherwise the other disks would stay locked
             raise error
         self._dataset_bytes = dataset.total_bytes
         self._nodes, self._needed_bytes = 1, float(dataset.total_bytes)  # for all samples with their home here
@@ -182,7 +184,7 @@ class DiskTier:
 
     @property
     def holds_all(self) -> bool:
-        """True if the local disks can store all samples with their home here in encoded form, or a shared one all."""
+        """True if the local disks can store all encoded samples of this node, or a shared disk the whole dataset."""
         shared = any(disk.max_bytes >= self._dataset_bytes for disk in self._used() if disk.is_shared)
         return shared or self._local_bytes >= self._needed_bytes
 
@@ -249,20 +251,20 @@ class DiskTier:
                 self.drop(disk.index, "its folder was removed")
             elif disk.hangs:
                 self._drop_hanging(disk)
-            elif disk.look is None or disk.look.done():
-                if disk.look is not None and (error := disk.look.exception()) is not None:
+            elif disk.last_check is None or disk.last_check.done():
+                if disk.last_check is not None and (error := disk.last_check.exception()) is not None:
                     self.drop(disk.index, f"{type(error).__name__}: {error}")
                     continue
-                # In a thread of its own: a check must not wait for reads, nor they for it.
+                # In a separate thread, so that checks and reads do not wait for each other.
                 disk.count_requests(1)
-                disk.look = self._looks.submit(self._look, disk)
+                disk.last_check = self._checkers.submit(self._check_disk, disk)
         self._lines.extend(self.order.weigh(storage))
 
     @functools.cached_property
-    def _looks(self) -> ThreadPoolExecutor:
+    def _checkers(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(max(1, len(self._disks)), thread_name_prefix="mbaas-disk-check")
 
-    def _look(self, disk: _Disk) -> None:
+    def _check_disk(self, disk: _Disk) -> None:
         try:
             with disk.piece():
                 disk.check()
@@ -315,10 +317,10 @@ class DiskTier:
     async def read(
         self, load: Load, slab: Slab, origins: NDArray[np.int8], indices: Sequence[int] | None = None
     ) -> Slab:
-        """Fill rows of a slab whose ``origins`` are still storage and that are stored in its form, and mark them.
+        """Read the rows of a slab that disks store, and set their ``origins``.
 
-        The fastest disk that has a sample is asked first, and then the others. ``indices`` are the disks to ask,
-        fastest first; by default all that are used. Returns the slab, or a copy: a disk that hangs may still write to
+        Only rows whose origin is still storage are read. ``indices`` selects the disks to try, the fastest first; by
+        default all that are used. Returns the slab. After a hang it is a copy, because the disk may still write to
         the original.
         """
         for disk in self._used(indices):
@@ -338,7 +340,7 @@ class DiskTier:
         self, disk: _Disk, store: DiskStore | SharedStore, load: Load, rows: NDArray[np.int64], slab: Slab
     ) -> NDArray[np.bool_]:
         found = np.zeros(len(rows), np.bool_)
-        # A piece is not larger than `PIECE_BYTES`, or a single sample.
+        # A piece ends in one multiple of `PIECE_BYTES`, so it exceeds them by less than its first sample.
         pieces = np.cumsum(load.lengths[rows]) // PIECE_BYTES
         with self._meter.disk.using(), disk.meter.using():
             for piece in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(pieces)) + 1):
@@ -359,7 +361,7 @@ class DiskTier:
     async def write(self, load: Load, slab: Slab, origins: NDArray[np.int8], failures: Failures) -> None:
         """Store samples that were read from storage and have their home here, unless memory caches them.
 
-        If all of these fit on disk, cached ones are stored too, so that they survive a restart.
+        Disks that can hold all of this node's samples also store the ones in memory, so that they survive a restart.
         """
         if load.form != ENCODED:
             return
@@ -417,18 +419,18 @@ class DiskTier:
         return stored
 
     async def _ask(self, disk: _Disk, work: Callable[[], Result]) -> Result | None:
-        """Return the result of a request to a disk, or None if it fails or hangs, so that the disk is dropped."""
+        """Return the result of a request to a disk. If it fails or hangs, drop the disk and return None."""
         if self.order.has_failed(disk.index):
             return None
         disk.count_requests(1)
-        asked = disk.threads.submit(work)
-        asked.add_done_callback(lambda _: disk.count_requests(-1))
-        future = asyncio.wrap_future(asked)
+        request = disk.threads.submit(work)
+        request.add_done_callback(lambda _: disk.count_requests(-1))
+        future = asyncio.wrap_future(request)
         while not (await asyncio.wait([future], timeout=HANG_CHECK_S))[0]:
             if disk.hangs:
                 self._drop_hanging(disk)
             if self.order.has_failed(disk.index):
-                future.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody awaits it
+                future.add_done_callback(lambda late: late.cancelled() or late.exception())  # not logged by asyncio
                 return None
         try:
             return future.result()
@@ -441,8 +443,8 @@ class DiskTier:
 
         A disk that does not finish within `CLOSE_S` stays locked as long as this process.
         """
-        if "_looks" in self.__dict__:
-            self._looks.shutdown(wait=False)
+        if "_checkers" in self.__dict__:
+            self._checkers.shutdown(wait=False)
         deadline = time.monotonic() + CLOSE_S
         for disk in self._disks.values():
             disk.threads.shutdown(wait=False)
@@ -453,7 +455,7 @@ class DiskTier:
 
 
 def in_daemon(work: Callable[[], Result]) -> Future[Result]:
-    """Run work in a thread that no end of the process waits for, because a disk may hang."""
+    """Run work in a daemon thread, because a disk that hangs must not delay the end of the process."""
     future: Future[Result] = Future()
 
     def run() -> None:

@@ -26,7 +26,7 @@ from nvidia.dali import fn, math
 from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, EngineOf, Prepared
 from mbaas.prep.engines.cpu import CpuEngine, ImagePart
-from mbaas.prep.engines.dali_runs import Deliver, Feed, GraphRuns, PlaceOf, types
+from mbaas.prep.engines.dali_runs import Deliver, GraphInput, GraphRuns, PlaceOf, types
 from mbaas.prep.geometry import Stage, sizes_after_all
 from mbaas.prep.header import Header, UndecodableError
 from mbaas.prep.pixels import Image
@@ -211,7 +211,7 @@ class _ImageGraph(GraphRuns):
         self, part: ImagePart, samples: Mapping[int, NDArray[Any]], deliver: Deliver, place: PlaceOf | None
     ) -> list[int]:
         """Prepare these samples of a block, by row; otherwise like `run`. DALI reads ``samples`` in place."""
-        feeds: dict[str, Feed] = {SAMPLES: samples, **graph_inputs(self._stages, part.steps[self._some])}
+        feeds: dict[str, GraphInput] = {SAMPLES: samples, **graph_inputs(self._stages, part.steps[self._some])}
         return self.run(np.array([*samples], np.intp), part.sizes.prod(axis=1), feeds, deliver, place)
 
 

@@ -28,12 +28,10 @@ _REFUSALS = ("Failed to decode", "nvImageCodec failure")
 _OUT_OF_MEMORY = ("CUDA allocation failed", "Can't allocate", "out of memory", "bad_alloc", "ALLOCATOR_FAILURE")
 
 IN_FLIGHT = 2
-"""Batches given to a graph at a time. With one, the GPU would be idle while the next one is fed and its headers are
-read.
-"""
+"""Batches in a graph at a time. With one, the GPU would be idle while the headers of the next batch are read."""
 
-Feed: TypeAlias = Mapping[int, NDArray[Any]] | Sequence[NDArray[Any]] | NDArray[Any]
-"""An input of a graph: item i belongs to sample i; items that no run takes may be missing."""
+GraphInput: TypeAlias = Mapping[int, NDArray[Any]] | Sequence[NDArray[Any]] | NDArray[Any]
+"""An input of a graph: item i belongs to sample i. Items of samples that are not prepared may be missing."""
 
 Deliver: TypeAlias = Callable[[int, NDArray[Any]], None]
 """Called with a sample's index and its result."""
@@ -49,7 +47,7 @@ class _Job:
     """Samples of a block, see `GraphRuns.run`."""
 
     sizes: NDArray[np.int64]
-    feeds: Mapping[str, Feed]
+    feeds: Mapping[str, GraphInput]
     deliver: Deliver
     place: PlaceOf | None
 
@@ -78,7 +76,7 @@ class GraphRuns:
         self,
         taken: NDArray[np.intp],
         sizes: NDArray[np.int64],
-        feeds: Mapping[str, Feed],
+        feeds: Mapping[str, GraphInput],
         deliver: Deliver,
         place: PlaceOf | None = None,
     ) -> list[int]:
@@ -150,19 +148,19 @@ class GraphRuns:
         return refused
 
     def _first(self, indices: NDArray[np.intp], job: _Job) -> NDArray[np.intp]:
-        """Return the first samples that are within the limit together, at least one."""
+        """Return as many of the first samples as the limit allows, at least one."""
         together = int(np.searchsorted(np.cumsum(job.sizes[indices]), self._limit, side="right"))
         return indices[: max(1, together)]
 
     def _recover(self, error: RuntimeError | MemoryError) -> None:
-        """Re-raise the error, unless it may be caused by the samples of a batch or by their number."""
+        """Discard the graph. Re-raise the error, unless the samples of a batch or their number may have caused it."""
         self._graph = None  # a graph that raised cannot be run again
         if isinstance(error, MemoryError) or _mentions(error, _OUT_OF_MEMORY):
-            self._take_less()
+            self._halve_limit()
         elif not _mentions(error, _REFUSALS):
             raise error
 
-    def _take_less(self) -> None:
+    def _halve_limit(self) -> None:
         # The next graph is built for as few samples as needed, not for the largest batch so far.
         self._batch, self._limit = 0, max(1, self._limit // 2)
         where = "the CPU" if self._device_id is None else f"GPU {self._device_id}"
@@ -174,7 +172,7 @@ class GraphRuns:
         self._feed(job.feeds, indices)
         self._graph.schedule_run()
 
-    def _feed(self, feeds: Mapping[str, Feed], indices: NDArray[np.intp]) -> None:
+    def _feed(self, feeds: Mapping[str, GraphInput], indices: NDArray[np.intp]) -> None:
         graph = self._graph_for(len(indices))
         for name, rows in feeds.items():
             some = rows[indices] if isinstance(rows, np.ndarray) else [rows[index] for index in indices.tolist()]

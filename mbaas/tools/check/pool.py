@@ -1,4 +1,4 @@
-"""Processes that do one kind of work. One that dies or hangs is replaced, and the piece of work is reported as lost."""
+"""Processes that do one kind of work. A process that dies or hangs is replaced, and its piece is reported as lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Pool(Generic[Piece, Result]):
         self._workers = [_Worker(self._payload) for _ in range(processes)]
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """Put pieces, such as the parts of a lost one, in front of all pieces that `run` has not begun."""
+        """Queue pieces, such as the parts of a lost one, before all pieces that `run` has not begun."""
         self._ahead.extend(pieces)
 
     def run(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Result | Lost]]:
@@ -112,7 +112,7 @@ class _Worker:
             self._has_ended = True
 
     def answer(self) -> Any:
-        """Return the result that has arrived; None if it is not one, but a sign of the process's start or end."""
+        """Receive a message: return a result, or None if the process has started or ended; raise its error."""
         try:
             found = self.pipe.recv()
         except (EOFError, OSError):
@@ -130,7 +130,7 @@ class _Worker:
         return found
 
     def lost(self, limit_s: float) -> Lost | None:
-        """Return why the piece is lost, if it is."""
+        """Return the reason if the process has ended or exceeded the limit, else None."""
         if self._has_ended:
             self.process.join()
             return Lost(f"the process that prepared it {self._end()}")
@@ -185,7 +185,7 @@ class _Shared:
 
 
 def _work(pipe: connection.Connection[Any, Any], payload: _Shared) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the first one ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the main one kills this
     try:
         work = payload.value()()
         pipe.send(_READY)

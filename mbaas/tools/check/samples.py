@@ -48,7 +48,7 @@ class Job:
 
     Attributes:
         pipeline: makes the pipeline, whose functions may not be picklable.
-        made: the prepared samples of the feed.
+        made: shape and dtype of the feed's prepared samples.
         retry_s: seconds during which a read is repeated after a transient storage error.
     """
 
@@ -106,7 +106,7 @@ class SampleChecks:
             keep = DecodedRows(range(len(ids)), DECODED_BYTES, self._memory, applied=1)
         try:
             bad = {flaw.row: flaw.reason for flaw in self._engine.prepare(batch, self._made.empty(len(ids)), keep).bad}
-        except MbaasError as error:  # it names no sample: a field does not suit the image
+        except MbaasError as error:  # a field does not suit an image, which the error does not name
             if len(encoded) == 1:
                 found.bad[encoded[0][0]] = str(error)
                 return

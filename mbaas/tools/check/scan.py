@@ -1,4 +1,4 @@
-"""The check of a whole dataset: pieces of similar size, totals in bounded memory, and the report."""
+"""The check of a whole dataset in pieces of similar size, with totals in bounded memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _pixels(size: tuple[int, int]) -> tuple[int, tuple[int, int]]:
 
 
 def chosen_ids(samples: int, limit: int | None) -> Ids:
-    """Return the ids to check: all, or a number ``limit`` of evenly spread ones."""
+    """Return the ids to check: all, or ``limit`` evenly spaced ones."""
     if limit is None or limit >= samples:
         return np.arange(samples)
     return np.linspace(0, samples - 1, limit).round().astype(np.int64)
@@ -116,7 +116,8 @@ def pieces_of(ids: Ids, lengths: Callable[[Ids], NDArray[np.int64]], made_bytes:
 def prepared_field(dataset: Dataset, pipeline: Pipeline, seed: int) -> Field:
     """Return the shape of prepared samples, from the first good one, as a feed does.
 
-    A feed tries the first `PROBE_SAMPLES` only; this also tries others, because their errors are of interest.
+    A feed tries only the first `PROBE_SAMPLES`. This tries others too, so that data whose first samples are bad can be
+    checked.
 
     Raises:
         BadSampleError: none of the samples that were tried is good; names the first.
@@ -126,8 +127,8 @@ def prepared_field(dataset: Dataset, pipeline: Pipeline, seed: int) -> Field:
     first = np.arange(min(PROBE_SAMPLES, len(dataset)))
     tried = np.concatenate([first, chosen_ids(len(dataset), TRIED_FOR_FIRST)]).tolist()
 
-    def made(place: int) -> Field:
-        number = tried[place]
+    def prepared(position: int) -> Field:
+        number = tried[position]
         ids = np.array([number])
         content = np.empty(int(dataset.lengths(ids)[0]), np.uint8)
         reader.read_into(number, content)
@@ -138,7 +139,7 @@ def prepared_field(dataset: Dataset, pipeline: Pipeline, seed: int) -> Field:
         return found
 
     try:
-        return first_good(made, len(tried))
+        return first_good(prepared, len(tried))
     finally:
         engine.close()
 

@@ -56,7 +56,7 @@ class Finding:
         check: name of the check.
         found: the facts.
         wanted: the required facts; "" if they are right.
-        remedy: the line that mends it; "" if nothing must be mended.
+        remedy: a command or a change that fixes it; "" if nothing must be fixed.
         node: the machine; "" for the cluster, this program or the data.
     """
 

@@ -253,7 +253,7 @@ def _nodes() -> tuple[NodeFacts, ...]:
         now = time.time()
         for ref in done:
             node, name = running[ref]
-            found[name] = _with_ray(_got(ref, name, now), node["Resources"])
+            found[name] = _with_ray(_answer(ref, name, now), node["Resources"])
     late = f"it did not answer within {seconds(NODE_TIMEOUT_S)}"
     return tuple(found.get(name) or NodeFacts(node=name, error=late) for name in names)
 
@@ -263,12 +263,12 @@ def _names(hosts: Sequence[str], ids: Sequence[str]) -> list[str]:
     return [host if hosts.count(host) == 1 else f"{host}/{node[:6]}" for host, node in zip(hosts, ids, strict=True)]
 
 
-def _got(ref: Any, name: str, now: float) -> NodeFacts:
+def _answer(ref: Any, name: str, now: float) -> NodeFacts:
     try:
         facts, clock = ray.get(ref)
     except Exception as error:  # any: Ray's, or one that unpickling raised on the node
         return NodeFacts(node=name, error=last_line(error))
-    # The answer took a few milliseconds, which are included.
+    # Includes the few milliseconds that the answer took.
     return replace(facts, clock_ahead_s=clock - now)
 
 
@@ -307,14 +307,14 @@ def storage_of_feed(where: str, read: Callable[[], Dataset]) -> StorageFacts:
     """List the data of a feed file, and read some samples that are spread over them."""
     found: list[Dataset | Exception] = []
 
-    def list_it() -> None:
+    def list_samples() -> None:
         try:
             found.append(read())
         except Exception as error:
             found.append(error)
 
     began = time.monotonic()
-    listing = threading.Thread(target=list_it, name="mbaas-doctor-listing", daemon=True)
+    listing = threading.Thread(target=list_samples, name="mbaas-doctor-listing", daemon=True)
     listing.start()
     listing.join(LIST_TIMEOUT_S)
     list_s = time.monotonic() - began

@@ -30,7 +30,7 @@ class NodeFacts:
         cuda_error: why CUDA cannot be used; "" if it can, or if no driver is installed.
         cuda_version: (major, minor) that the driver supports.
         dali_error: why DALI cannot be imported; "" if it can.
-        clock_ahead_s: time by which its clock is ahead of the one of the machine that asks.
+        clock_ahead_s: time by which its clock is ahead of the clock of the machine that runs `mbaas doctor`.
     """
 
     node: str
@@ -87,7 +87,7 @@ class StorageFacts:
     Attributes:
         where: folder, file or URI, without credentials.
         error: why it could not be read, or the first failed read; "" without one.
-        list_s: time that listing took, or was given.
+        list_s: time that listing took, or the time limit.
         was_listed: whether the listing ended in time.
         samples, total_bytes: size of the dataset; None for a path without a feed file.
         files, failed: number of successful and failed reads of a file or sample.
@@ -112,7 +112,7 @@ class StorageFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that `mbaas doctor` knows.
+    """All facts that `mbaas doctor` judges.
 
     Attributes:
         nodes: this machine, or all nodes of the cluster.

@@ -43,7 +43,7 @@ class Step:
         name: of the transform.
         value: its parameters by name, its first parameter, or None.
         comment: when to change it.
-        is_off: it is written as a comment.
+        is_off: whether it is written as a comment.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Found:
-    """The result: the feed for training, the one for validation if the folder has such a part, and other finds."""
+    """The result: feeds for training and, if the folder has such a part, validation; and names of other data."""
 
     train: Feed
     validation: Feed | None = None
@@ -253,7 +253,7 @@ Kind = Callable[[Sight], Iterator["Feed | tuple[Feed, Feed]"]]
 
 
 def _saved(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
-    """Folders written by save_to_disk of Hugging Face datasets."""
+    """Yield feeds for folders written by save_to_disk of Hugging Face datasets."""
     splits = sight.peeks.get("dataset_dict.json")
     if splits is None:
         if (info := sight.peeks.get("dataset_info.json")) is not None and info.kind == "huggingface":
@@ -283,7 +283,7 @@ def _huggingface(info: Peek, split: str | None) -> Feed:
 
 
 def _coco(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
-    """COCO annotations."""
+    """Yield feeds for COCO annotations."""
     feeds = []
     for file, peek in sight.peeks.items():
         if peek.kind == "coco" and "file_name" in peek.roots:
@@ -306,7 +306,7 @@ def _coco(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
 
 
 def _class_folders(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
-    """Files that are one sample each, with a folder per class."""
+    """Yield feeds for files that are one sample each, with a folder per class."""
     for kind, number in _media(sight):
         if _are_classes(sight, kind):
             where = f" in {count(len(sight.tree.folders))} class folders"
@@ -320,18 +320,18 @@ def _are_classes(sight: Sight, kind: str) -> bool:
 
 
 def datasets_in(sight: Sight) -> list[str]:
-    """Return the folders that are datasets of their own, if there are several: a wrong level was named."""
+    """Return the folders that are separate datasets, if there are several. Then the user must name one of them."""
     tree = sight.tree
     if any(folder.lower() in (*TRAIN, *VALIDATION) for folder in tree.folders) or any(
         "/" not in file for file in sight.peeks
     ):
         return []
-    own = [
+    found = [
         folder
         for folder in tree.folders
         if not any(ending(file) in MEDIA for file in tree.files.get(folder, ())) and _is_dataset(sight.below(folder))
     ]
-    return own if len(own) > 1 and own == tree.folders else []
+    return found if len(found) > 1 and found == tree.folders else []
 
 
 def _is_dataset(sight: Sight) -> bool:
@@ -339,7 +339,7 @@ def _is_dataset(sight: Sight) -> bool:
 
 
 def _any_folders(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
-    """Files that are one sample each, without classes."""
+    """Yield feeds for files that are one sample each, without classes."""
     for kind, number in _media(sight):
         if _are_classes(sight, kind):
             continue
@@ -374,7 +374,7 @@ def _sizes(peeks: Sequence[Peek]) -> str:
 
 
 def _tables(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
-    """Tables that name files."""
+    """Yield feeds for tables that name files."""
     feeds = []
     for file, peek in sight.peeks.items():
         if peek.kind not in ("table", "parquet") or not peek.roots:
@@ -416,7 +416,7 @@ def _is_number(text: str) -> bool:
 
 
 def _parquets(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
-    """Parquet files that contain images."""
+    """Yield feeds for Parquet files that contain images."""
     feeds = []
     for pattern, files in _patterns(sight, "parquet"):
         peek = sight.peeks[files[0]]
@@ -456,7 +456,7 @@ def _size_in(values: Sequence[Any]) -> tuple[int, int] | None:
 
 
 def _tars(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
-    """WebDataset shards."""
+    """Yield feeds for WebDataset shards."""
     feeds = []
     for pattern, files in _patterns(sight, "tar"):
         peek = sight.peeks[files[0]]
@@ -478,7 +478,7 @@ def _tars(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
 
 
 def _records(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
-    """TFRecord files."""
+    """Yield feeds for TFRecord files."""
     feeds = []
     for pattern, files in _patterns(sight, "tfrecord"):
         peek = sight.peeks[files[0]]

@@ -29,10 +29,10 @@ PEEKS = 8
 """Files of each kind and folder whose beginning is read, spread over the names."""
 
 HEAD_BYTES = 1 << 20
-"""Bytes that are read of an image or a table."""
+"""Bytes that are read of a text table, and at a time of a JSON file."""
 
 SNIFFED_BYTES = 64 << 20
-"""Bytes of a JSON file that are searched for the keys of COCO annotations."""
+"""Bytes of a JSON file that are searched for COCO keys. Larger images and JSON arrays are not read."""
 
 ROWS = 200
 """Rows of a table that are looked at."""
@@ -108,7 +108,7 @@ class Peek:
 
 @dataclass(frozen=True)
 class Sight:
-    """Everything that is known of a folder: its tree, and file -> peek."""
+    """The known contents of a folder: its tree, and file -> peek."""
 
     tree: Tree
     peeks: dict[str, Peek]
@@ -348,12 +348,11 @@ def _coco(file: Path) -> Peek | None:
             return None
         opened.seek(0)
         head = opened.read(4 * HEAD_BYTES)
-    names = [_text(part) for part in head.split(b'"file_name"')[1 : PEEKS + 1]]
+    names = [_string_after_key(part) for part in head.split(b'"file_name"')[1 : PEEKS + 1]]
     return Peek("coco", columns={"file_name": tuple(name for name in names if name)})
 
 
-def _text(part: bytes) -> str:
-    # after a key: a colon and a string
+def _string_after_key(part: bytes) -> str:
     start = part.find(b'"')
     end = part.find(b'"', start + 1)
     try:
