@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from disk_samples import EVERYTHING, LENGTHS, OTHER, PRINT, SAMPLES, disk_bytes,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mbaas.cache.disk import shared
 from mbaas.cache.disk.folder import INDEX
 from mbaas.cache.disk.shared import SharedStore
 from mbaas.cache.disk.store import ROW
@@ -76,12 +78,17 @@ def test_samples_of_another_dataset_are_not_found(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_damaged_sample_is_never_given_and_stored_again(tmp_path: Path) -> None:
+def test_a_damaged_sample_is_never_given_and_stored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its bytes cannot be late any more, it is read from storage, and takes no more of the budget."""
     first, second = open_shared(tmp_path), open_shared(tmp_path)
     stored(first, range(30))
     segment = next(tmp_path.rglob("segment-*.bin"))
     flip(segment, int(LENGTHS[:4].sum()))
     assert found(second, range(30)) == [i for i in range(30) if i != 4]
+    assert stored(second, [4]) == []
+    assert second.stats().damaged_samples == 0
+    monkeypatch.setattr(shared, "LATE_S", 0.0)
+    assert found(second, [4]) == []
     assert second.stats().damaged_samples == 1
     assert stored(second, [4]) == [4]
     assert found(second, [4]) == [4]
@@ -101,7 +108,8 @@ def test_a_row_whose_bytes_have_not_arrived_costs_that_sample(tmp_path: Path) ->
     index.write_bytes(rows)
     assert found(second, range(25, 29)) == []
     segment.write_bytes(content)
-    assert found(second, [29]) == [29], "its row arrived later than its index"
+    assert found(second) == [i for i in range(30) if i != 10], "bytes that arrived late"
+    assert second.stats().damaged_samples == 0
     second.close()
     first.close()
 
@@ -122,6 +130,56 @@ def test_an_index_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     assert found(reader) == [i for i in range(30) if i not in (3, 6)]  # row 5 is sample 6 now
     again.close()
     reader.close()
+
+
+def test_a_transient_error_costs_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = open_shared(tmp_path), open_shared(tmp_path)
+    stored(first, range(30))
+    assert found(second) == [*range(30)]
+    pread = shared.os.pread
+    with monkeypatch.context() as patched:
+        patched.setattr(shared.os, "pread", lambda *_: (_ for _ in ()).throw(OSError("not now")))
+        assert found(second) == [*range(30)]
+    assert shared.os.pread is pread
+    assert found(second) == [*range(30)]
+    first.close()
+    second.close()
+
+
+def test_an_index_may_be_replaced_while_a_thread_opens_a_segment(tmp_path: Path) -> None:
+    first, second = open_shared(tmp_path), open_shared(tmp_path)
+    stored(first, range(30))
+    assert found(second) == [*range(30)]
+    (volume,) = second._volumes
+    volume._identity = (0, 0)  # as if the index were replaced
+
+    class Watched(dict[int, int]):
+        def __contains__(self, number: object) -> bool:
+            """Another thread finds the new index after this test."""
+            there = super().__contains__(number)
+            thread = threading.Thread(target=second.refresh)
+            thread.start()
+            thread.join(0.2)
+            return there
+
+    volume._segments = Watched(volume._segments)
+    assert get(second, range(30)) == [*range(30)]  # type: ignore[arg-type]
+    first.close()
+    second.close()
+
+
+def test_files_of_a_removed_volume_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "RETIRED_S", 0.0)
+    first, second = open_shared(tmp_path), open_shared(tmp_path)
+    opened = len(os.listdir("/proc/self/fd"))
+    stored(first, range(30))
+    assert found(second) == [*range(30)]
+    shutil.rmtree(first._own.path)
+    assert found(second) == []
+    second.refresh()
+    assert len(os.listdir("/proc/self/fd")) == opened + 1, "the first writer's own segment"
+    first.close()
+    second.close()
 
 
 def test_a_folder_that_is_removed_gives_nothing_and_is_noticed(tmp_path: Path) -> None:

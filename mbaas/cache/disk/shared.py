@@ -51,6 +51,12 @@ LOCK_WAIT_S = 10.0
 REFRESH_S = 1.0
 """Minimum time between two scans of the other volumes, if samples are being stored."""
 
+RETIRED_S = 60.0
+"""Time until a replaced or removed file is closed: a read that takes longer finds a wrong checksum."""
+
+LATE_S = 30.0
+"""Time that a network file system may need for a sample's bytes. Wrong bytes after it are damaged."""
+
 _LOCK = "mbaas-shared.lock"
 _LEDGER = "mbaas-shared.json"  # name of a volume -> bytes that its writer may fill
 _VOLUME = re.compile(r"(.+)-([0-9a-f]{4})([0-9a-f]{4})")  # fingerprint, machine, number
@@ -67,18 +73,19 @@ class _Volume:
         self._seen_bytes = 0
         self._segments: dict[int, int] = {}
         self._opening = threading.Lock()
-        self._retired: list[int] = []  # descriptors of replaced files, which other threads may still read
+        self._retired: list[tuple[float, int]] = []  # when, and descriptors that other threads may still read
 
     def refresh(self, num_samples: int) -> tuple[bool, NDArray[np.void]]:
         """Return whether the index was replaced, and the rows added since the last call: ROW[k].
 
-        A replaced index invalidates all earlier rows.
+        A replaced index invalidates all earlier rows. After an OSError the next call returns all rows.
         """
+        while self._retired and self._retired[0][0] < time.monotonic() - RETIRED_S:
+            os.close(self._retired.pop(0)[1])
         found = (self.path / INDEX).stat()
         is_new = (found.st_dev, found.st_ino) != self._identity or found.st_size < self._seen_bytes
         if is_new:
-            self._retired += [*self._segments.values(), *([self._index] if self._index >= 0 else [])]
-            self._index, self._segments = -1, {}
+            self.retire()
             self._index = os.open(self.path / INDEX, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             self._identity, self._seen_bytes = (found.st_dev, found.st_ino), 0
         batches = []
@@ -92,6 +99,14 @@ class _Volume:
             self._seen_bytes += (int(good[-1]) + 1) * ROW.itemsize
         return is_new, np.concatenate(batches) if batches else np.zeros(0, ROW)
 
+    def retire(self) -> None:
+        """Begin again at the next `refresh`; the files are closed once no thread reads them."""
+        with self._opening:
+            files, self._segments = [*self._segments.values()], {}
+        files += [self._index] if self._index >= 0 else []
+        self._retired += [(time.monotonic(), file) for file in files]
+        self._index, self._identity, self._seen_bytes = -1, (0, 0), 0
+
     def segment(self, number: int) -> int:
         """Return the descriptor of a segment file. Raises OSError."""
         with self._opening:
@@ -101,8 +116,10 @@ class _Volume:
             return self._segments[number]
 
     def close(self) -> None:
-        for file in (*self._segments.values(), *self._retired, *([self._index] if self._index >= 0 else [])):
+        self.retire()
+        for _, file in self._retired:
             os.close(file)
+        self._retired.clear()
 
 
 class SharedStore:
@@ -128,7 +145,8 @@ class SharedStore:
         self._volume_of = np.full(num_samples, -1, np.int32)  # index in `_volumes`
         self._volumes: list[_Volume] = []
         self._refreshed_at = -np.inf
-        self._lock = threading.Lock()  # for `_spots`, `_volume_of` and `_damaged_samples`
+        self._late: dict[int, float] = {}  # sample of another writer -> when its bytes were first wrong
+        self._lock = threading.Lock()  # for `_spots`, `_volume_of`, `_late` and `_damaged_samples`
         self._refreshing = threading.Lock()  # for `_volumes` and `_refreshed_at`
         self._reserving = threading.Lock()
         self._damaged_samples = 0
@@ -183,7 +201,7 @@ class SharedStore:
             targets = [buffer.data[start : start + length] for start, length in spans]
             read_samples(self._volumes[number].segment, spots["address"][fitting], targets)
             found[fitting] = are_whole(sample_ids[fitting], targets, spots["crc"][fitting])
-            self._forget(sample_ids[rows[~found[rows]]])
+            self._note_read(sample_ids[rows], found[rows])
         return found
 
     def refresh(self, at_most_every_s: float = 0.0) -> None:
@@ -207,7 +225,10 @@ class SharedStore:
         for number, volume in enumerate(self._volumes):
             try:
                 is_new, rows = volume.refresh(self._num_samples)
-            except OSError:  # removed, or not complete yet
+            except OSError as error:
+                volume.retire()
+                if not isinstance(error, FileNotFoundError):
+                    continue  # its samples may still be readable
                 is_new, rows = True, np.zeros(0, ROW)
             with self._lock:
                 if is_new:
@@ -240,10 +261,17 @@ class SharedStore:
             volume.close()
         self._own.close()
 
-    def _forget(self, sample_ids: Ids) -> None:
+    def _note_read(self, sample_ids: Ids, found: NDArray[np.bool_]) -> None:
+        """Forget samples whose bytes are still wrong after `LATE_S`. Until then nobody stores them again."""
+        now = time.monotonic()
         with self._lock:
-            self._damaged_samples += len(np.unique(sample_ids))
-            self._volume_of[sample_ids] = -1
+            for sample in sample_ids[found].tolist() if self._late else ():
+                self._late.pop(sample, None)
+            for sample in np.unique(sample_ids[~found]).tolist():
+                if now >= self._late.setdefault(sample, now) + LATE_S:
+                    del self._late[sample]
+                    self._damaged_samples += 1
+                    self._volume_of[sample] = -1
 
     # ---- the folder's volumes and its budget ----
 
