@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
 import random
 import shutil
 import subprocess
@@ -171,13 +171,13 @@ def test_an_index_may_be_replaced_while_a_thread_opens_a_segment(tmp_path: Path)
 def test_files_of_a_removed_volume_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "RETIRED_S", 0.0)
     first, second = open_shared(tmp_path), open_shared(tmp_path)
-    opened = len(os.listdir("/proc/self/fd"))
+    opened = len([*Path("/proc/self/fd").iterdir()])
     stored(first, range(30))
     assert found(second) == [*range(30)]
     shutil.rmtree(first._own.path)
     assert found(second) == []
     second.refresh()
-    assert len(os.listdir("/proc/self/fd")) == opened + 1, "the first writer's own segment"
+    assert len([*Path("/proc/self/fd").iterdir()]) == opened + 1, "the first writer's own segment"
     first.close()
     second.close()
 
@@ -222,6 +222,62 @@ def test_datasets_that_nobody_uses_make_room(tmp_path: Path) -> None:
     store.close()
 
 
+def test_without_the_lock_of_the_folder_a_put_stores_nothing_and_a_later_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "PUT_WAIT_S", 0.05)
+    store, other = open_shared(tmp_path), open_shared(tmp_path)
+    with other._locked(1.0):
+        assert put(store, range(30)) == []  # type: ignore[arg-type]
+    assert put(store, range(30)) == [], "it waits before it asks again"  # type: ignore[arg-type]
+    monkeypatch.setattr(store, "_ask_at", 0.0)
+    assert put(store, range(30)) == [*range(30)]  # type: ignore[arg-type]
+    store.close()
+    other.close()
+
+
+def test_a_full_folder_is_not_scanned_at_each_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = open_shared(tmp_path, budget=EVERYTHING // 4), list[int]()
+    reserve = store._reserve
+    monkeypatch.setattr(store, "_reserve", lambda nbytes: (asked.append(nbytes), reserve(nbytes)))
+    for start in range(0, SAMPLES, 30):
+        put(store, range(start, start + 30))  # type: ignore[arg-type]
+    assert 1 <= len(asked) <= 5
+    store.set_budget(2 * EVERYTHING)
+    assert len(put(store, range(SAMPLES))) > 200, "a larger budget is used at once"  # type: ignore[arg-type]
+    store.close()
+
+
+def test_the_folder_is_not_locked_while_a_node_loads_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, loaded = open_shared(tmp_path), list[bool]()
+    load = shared.DiskStore._load_index
+
+    def watched(store: shared.DiskStore) -> Any:
+        with first._locked(0.0):
+            loaded.append(True)
+        return load(store)
+
+    monkeypatch.setattr(shared.DiskStore, "_load_index", watched)
+    open_shared(tmp_path).close()
+    assert loaded == [True]
+    first.close()
+
+
+def test_volumes_of_machines_whose_names_are_alike_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of these two have the same 16-bit hash."""
+    names: dict[str, str] = {}
+    for number in range(10_000):
+        name = f"node-{number}"
+        short = hashlib.blake2b(name.encode(), digest_size=2).hexdigest()
+        if short in names:
+            break
+        names[short] = name
+    for each in (names[short], name):
+        monkeypatch.setattr(shared.socket, "gethostname", lambda each=each: each)
+        open_shared(tmp_path).close()
+    assert len([*tmp_path.glob(f"{PRINT}-*")]) == 2
+
+
 def test_a_damaged_ledger_costs_no_more_than_unused_reservations(tmp_path: Path) -> None:
     store = open_shared(tmp_path)
     stored(store, range(100))
@@ -240,10 +296,10 @@ def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_other_folders_are_left_alone(tmp_path: Path) -> None:
-    mine = tmp_path / f"{OTHER}-12345678"
+    mine = tmp_path / f"{OTHER}-{'12345678' * 3}"
     mine.mkdir()
     (mine / "segment-000001.bin").write_bytes(bytes(50))
-    (tmp_path / f"{PRINT}-12345678").symlink_to(mine)
+    (tmp_path / f"{PRINT}-{'12345678' * 3}").symlink_to(mine)
     store = open_shared(tmp_path, budget=EVERYTHING // 4)
     stored(store, range(SAMPLES))
     store.close()

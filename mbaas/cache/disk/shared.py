@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,13 @@ RESERVED_SHARE = 1 / 64
 """Smallest reservation of a writer, as a fraction of the budget."""
 
 LOCK_WAIT_S = 10.0
-"""Time to wait for the lock of the whole folder. Others hold it while they reserve bytes or open their volume."""
+"""Time to wait for the lock of the whole folder when a node starts. Others hold it while they reserve bytes."""
+
+PUT_WAIT_S = 1.0
+"""The same when samples are stored. A put that does not get the lock stores only what its volume has room for."""
+
+ASK_AGAIN_S = 10.0
+"""Time until bytes are reserved again after a put got too few."""
 
 REFRESH_S = 1.0
 """Minimum time between two scans of the other volumes, if samples are being stored."""
@@ -59,7 +66,7 @@ LATE_S = 30.0
 
 _LOCK = "mbaas-shared.lock"
 _LEDGER = "mbaas-shared.json"  # name of a volume -> bytes that its writer may fill
-_VOLUME = re.compile(r"(.+)-([0-9a-f]{4})([0-9a-f]{4})")  # fingerprint, machine, number
+_VOLUME = re.compile(r"(.+)-([0-9a-f]{16})([0-9a-f]{8})")  # fingerprint, machine, number
 _CHUNK_ROWS = 1 << 18
 
 
@@ -149,14 +156,19 @@ class SharedStore:
         self._lock = threading.Lock()  # for `_spots`, `_volume_of`, `_late` and `_damaged_samples`
         self._refreshing = threading.Lock()  # for `_volumes` and `_refreshed_at`
         self._reserving = threading.Lock()
+        self._ask_at = 0.0  # no bytes are reserved before
         self._damaged_samples = 0
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with self._locked():
-                self._own = self._open_own()
+            self._own = self._open_own()  # may take long, and the volume has a lock of its own
+            try:
                 self._reserved_bytes = self._own.stats().used_bytes
                 self._own.set_budget(self._reserved_bytes)
-                self._write_ledger(self._ledger())
+                with self._locked(LOCK_WAIT_S):
+                    self._write_ledger(self._ledger(), self._reserved_bytes)
+            except BaseException:
+                self._own.close()
+                raise
         except OSError as error:
             raise ConfigError(
                 f"a shared disk cache needs a folder with locks that it may write to, got {path}: {error}"
@@ -181,8 +193,11 @@ class SharedStore:
             nbytes = int(lengths[new].sum()) + ROW.itemsize * int(new.sum())
             with self._reserving:
                 own = self._own.stats()
-                if own.free_bytes < nbytes and not own.write_failure:
-                    self._reserve(nbytes)
+                if own.free_bytes < nbytes and not own.write_failure and time.monotonic() >= self._ask_at:
+                    with contextlib.suppress(OSError, ResourceError):
+                        self._reserve(nbytes)
+                    if self._own.stats().free_bytes < nbytes:
+                        self._ask_at = time.monotonic() + ASK_AGAIN_S
             chosen[new] = self._own.put(sample_ids[new], lengths[new], extract(data, lengths, new))
         return chosen
 
@@ -241,7 +256,7 @@ class SharedStore:
 
     def set_budget(self, budget_bytes: int) -> None:
         """Set the limit for all writers together, for further reservations."""
-        self._budget_bytes = budget_bytes
+        self._budget_bytes, self._ask_at = budget_bytes, 0.0
 
     def stats(self) -> DiskStats:
         """Return the statistics of this node's volume; samples and damaged samples include the other volumes."""
@@ -277,12 +292,13 @@ class SharedStore:
 
     def _open_own(self) -> DiskStore:
         """Open an unlocked volume of this machine, or a new one."""
-        machine = hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
+        machine = hashlib.blake2b(socket.gethostname().encode(), digest_size=8).hexdigest()
+        own = f"{self._fingerprint}-{machine}"
         # Only this machine's volumes, because some file systems do not enforce locks between machines.
-        earlier = sorted(path.name for path in self._paths(self._fingerprint) if path.name[-8:-4] == machine)
-        new = f"{self._fingerprint}-{machine}{os.urandom(2).hex()}"
+        earlier = sorted(path.name for path in self._paths(self._fingerprint) if path.name.startswith(own))
+        new = own + os.urandom(4).hex()
         for volume in (*earlier, new):
-            with contextlib.suppress(ResourceError):
+            try:
                 return DiskStore(
                     self._root,
                     self._budget_bytes,
@@ -291,6 +307,11 @@ class SharedStore:
                     volume=volume,
                     lock_wait_s=0.0,
                 )
+            except ResourceError:
+                continue
+            except ConfigError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):  # another node is removing it
+                    raise
         raise ResourceError(f"{self._root / new} is in use by another process")
 
     def _paths(self, fingerprint: str | None = None) -> list[Path]:
@@ -304,11 +325,11 @@ class SharedStore:
         return found
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock of the whole folder."""
+    def _locked(self, wait_s: float) -> Iterator[None]:
+        """Hold the lock of the whole folder. Raises OSError, and ResourceError after ``wait_s``."""
         file = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            deadline = time.monotonic() + LOCK_WAIT_S
+            deadline = time.monotonic() + wait_s
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -316,7 +337,7 @@ class SharedStore:
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
                         raise ResourceError(
-                            f"{self._root / _LOCK} was locked by another process for {seconds(LOCK_WAIT_S)}"
+                            f"{self._root / _LOCK} was locked by another process for {seconds(wait_s)}"
                         ) from None
                     time.sleep(0.01)
             yield
@@ -326,19 +347,26 @@ class SharedStore:
     def _reserve(self, nbytes: int) -> None:
         """Reserve bytes for this node's volume, at most as many as the common budget has free."""
         wanted = max(nbytes, int(self._budget_bytes * RESERVED_SHARE))
-        with self._locked():
-            ledger = self._ledger()
-            claims = {path: _claimed_bytes(path, ledger) for path in self._paths() if path != self._own.path}
-            free = self._budget_bytes - sum(claims.values()) - self._reserved_bytes
-            for path in self._stale([*claims]) if free < wanted else ():
-                with contextlib.suppress(OSError):
-                    remove_stale(path)
-                    free += claims[path]
-                if free >= wanted:
-                    break
-            self._reserved_bytes += max(0, min(wanted, free))
-            self._write_ledger(ledger)
-        self._own.set_budget(self._reserved_bytes)
+        # Without the lock, because this may take long: the sizes of all files, and the removal of unused datasets.
+        ledger = self._ledger()
+        claims = {path: _claim(path) for path in self._others()}
+        free = self._budget_bytes - sum(claim.of(ledger) for claim in claims.values()) - self._reserved_bytes
+        for path in self._stale([*claims]) if free < wanted else ():
+            with contextlib.suppress(OSError):
+                remove_stale(path)
+                free += claims[path].of(ledger)
+            if free >= wanted:
+                break
+        with self._locked(PUT_WAIT_S):
+            ledger, others = self._ledger(), self._others()
+            taken = sum((claims[path] if path in claims else _claim(path)).of(ledger) for path in others)
+            reserved = self._reserved_bytes + max(0, min(wanted, self._budget_bytes - taken - self._reserved_bytes))
+            self._write_ledger(ledger, reserved)
+            self._reserved_bytes = reserved
+        self._own.set_budget(reserved)
+
+    def _others(self) -> list[Path]:
+        return [path for path in self._paths() if path != self._own.path]
 
     def _ledger(self) -> dict[str, int]:
         try:
@@ -346,10 +374,10 @@ class SharedStore:
         except (OSError, ValueError, TypeError, RecursionError):  # missing or damaged: the sizes of files count instead
             return {}
 
-    def _write_ledger(self, ledger: dict[str, int]) -> None:
+    def _write_ledger(self, ledger: dict[str, int], reserved_bytes: int) -> None:
         there = {path.name for path in self._paths()}
         ledger = {name: nbytes for name, nbytes in ledger.items() if name in there}
-        ledger[self._own.path.name] = self._reserved_bytes
+        ledger[self._own.path.name] = reserved_bytes
         unfinished = (self._root / _LEDGER).with_suffix(".new")
         unfinished.write_text(json.dumps(ledger))
         unfinished.rename(self._root / _LEDGER)
@@ -365,14 +393,27 @@ class SharedStore:
 
 
 def _dataset_of(volume: Path) -> str:
-    return volume.name[:-9]
+    return volume.name.rpartition("-")[0]
 
 
-def _claimed_bytes(path: Path, ledger: dict[str, int]) -> int:
-    """Return the bytes that count for a volume: its reservation while it has a writer, later the size of its files."""
+class _Claim(NamedTuple):
+    """What counts for a volume: its reservation while it has a writer, later the size of its files."""
+
+    path: Path
+    nbytes: int
+    had_writer: bool
+
+    def of(self, ledger: dict[str, int]) -> int:
+        """Return the bytes. One that has got a writer since its files were counted may grow to its reservation."""
+        reserved = ledger.get(self.path.name, 0)
+        with contextlib.suppress(OSError):  # removed meanwhile
+            if isinstance(reserved, int) and (self.had_writer or is_in_use(self.path)):
+                return max(self.nbytes, reserved)
+        return self.nbytes
+
+
+def _claim(path: Path) -> _Claim:
     try:
-        nbytes = folder_bytes(path)
-        reserved = ledger.get(path.name, 0)
-        return max(nbytes, reserved) if isinstance(reserved, int) and is_in_use(path) else nbytes
+        return _Claim(path, folder_bytes(path), is_in_use(path))
     except OSError:  # removed meanwhile
-        return 0
+        return _Claim(path, 0, had_writer=False)
