@@ -176,7 +176,7 @@ def test_close_waits_for_reads_in_progress(tmp_path: Path, monkeypatch: pytest.M
         reading = pool.submit(asyncio.run, tier.read(load, slab, origins))
         assert inside.wait(20)
         closing = pool.submit(tier.close)
-        wait_until(lambda: tier._disks[0].threads._shutdown, "the close has begun")
+        wait_until(lambda: tier._disks[0].threads.is_ended, "the close has begun")
         with pytest.raises(ResourceError):  # the folder is still locked
             open_tier(tmp_path, fingerprint=data.fingerprint, num_samples=10)
         gate.set()

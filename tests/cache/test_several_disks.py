@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ from disk_samples import flip
 
 from mbaas.cache.disk import tier as tier_module
 from mbaas.cache.disk.store import ROW, DiskStore
-from mbaas.cache.disk.tier import GIVE_UP_READS, DiskTier
+from mbaas.cache.disk.tier import GIVE_UP_READS, DaemonThreads, DiskTier
 from mbaas.cache.slab import Load, Origin
 from mbaas.cache.stats import Meter
 from mbaas.dataset import synthetic
@@ -316,3 +318,31 @@ def test_a_disk_that_cannot_be_opened_in_time_is_named_and_the_others_are_used(
         (line,) = tier.log()
         assert line.startswith(f"the disk {tmp_path / 'a'} is dropped: it could not be opened within 200 ms")
     gate.set()
+    DiskStore(tmp_path / "a", first.max_bytes, DATA.fingerprint, num_samples=120, lock_wait_s=10.0).close()
+
+
+HANGING = """
+import sys, threading
+from mbaas.cache.disk.tier import DaemonThreads
+threads, begun = DaemonThreads(2), threading.Event()
+threads.submit(lambda: (begun.set(), threading.Event().wait()))
+begun.wait()
+assert threads.submit(lambda: 5).result() == 5
+threads.end()
+"""
+
+
+def test_a_disk_that_hangs_does_not_delay_the_end_of_the_process() -> None:
+    subprocess.run([sys.executable, "-c", HANGING], check=True, timeout=30)
+
+
+def test_threads_end_after_their_work_and_take_no_more() -> None:
+    before, threads = threading.active_count(), DaemonThreads(3)
+    work = [threads.submit(functools.partial(divmod, number, 2)) for number in range(10)]
+    failing = threads.submit(lambda: 1 // 0)
+    threads.end()
+    assert [each.result(10)[0] for each in work] == [number // 2 for number in range(10)]
+    assert isinstance(failing.exception(10), ZeroDivisionError)
+    wait_until(lambda: threading.active_count() == before, "the threads have ended")
+    with pytest.raises(RuntimeError, match="have ended"):
+        threads.submit(lambda: None)

@@ -6,11 +6,12 @@ import asyncio
 import functools
 import hashlib
 import math
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -85,7 +86,7 @@ class _Disk:
         self.logged = [store.stats() for store in self.stores]  # at the last `log` call
         self.meter = TierMeter()
         self.speedometer = Speedometer()
-        self.threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="mbaas-disk")
+        self.threads = DaemonThreads(DISK_THREADS)
         self.useless_reads = 0  # pieces in a row without a readable sample
         self.requests = 0  # in progress, and waiting for a thread
         self._count_lock = threading.Lock()
@@ -115,6 +116,12 @@ class _Disk:
     def hangs(self) -> bool:
         """True if a piece takes `HANG_S`, even if others end meanwhile."""
         return time.monotonic() - min([*self._pieces.values()], default=math.inf) >= HANG_S
+
+    def close(self) -> None:
+        """End the threads and unlock the folder. No request may be in progress."""
+        self.threads.end()
+        for store in self.stores:
+            store.close()
 
     def check(self) -> None:
         """Check whether the folder exists, and exchange samples with other users of a shared one. May hang."""
@@ -156,6 +163,7 @@ class DiskTier:
         for index, opened in enumerate(opening):
             if not opened.done():
                 self.drop(index, f"it could not be opened within {seconds(OPEN_S)}")
+                opened.add_done_callback(_close_late)
             elif opened.exception() is None:
                 self._disks[index] = opened.result()
         if error := next((error for opened in opening if opened.done() and (error := opened.exception())), None):
@@ -257,12 +265,8 @@ class DiskTier:
                     continue
                 # In a separate thread, so that checks and reads do not wait for each other.
                 disk.count_requests(1)
-                disk.last_check = self._checkers.submit(self._check_disk, disk)
+                disk.last_check = in_daemon(functools.partial(self._check_disk, disk))
         self._lines.extend(self.order.weigh(storage))
-
-    @functools.cached_property
-    def _checkers(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(max(1, len(self._disks)), thread_name_prefix="mbaas-disk-check")
 
     def _check_disk(self, disk: _Disk) -> None:
         try:
@@ -443,26 +447,63 @@ class DiskTier:
 
         A disk that does not finish within `CLOSE_S` stays locked as long as this process.
         """
-        if "_checkers" in self.__dict__:
-            self._checkers.shutdown(wait=False)
         deadline = time.monotonic() + CLOSE_S
         for disk in self._disks.values():
-            disk.threads.shutdown(wait=False)
+            disk.threads.end()
             while disk.requests and time.monotonic() < deadline:
                 time.sleep(0.01)
-            for store in disk.stores if not disk.requests else ():
-                store.close()
+            if not disk.requests:
+                disk.close()
+
+
+class DaemonThreads:
+    """Threads that run work in order. Python does not wait for them when it ends, unlike for a `ThreadPoolExecutor`."""
+
+    def __init__(self, threads: int) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self.is_ended = False
+        for _ in range(threads):
+            threading.Thread(target=self._run, name="mbaas-disk", daemon=True).start()
+
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+        """Raises RuntimeError after `end`."""
+        future: Future[Result] = Future()
+        with self._lock:
+            if self.is_ended:
+                raise RuntimeError("the threads of a disk have ended, and were given more work")
+            self._work.put(functools.partial(_finish, future, work))
+        return future
+
+    def end(self) -> None:
+        """End the threads once all submitted work is done; do not wait. May be repeated."""
+        with self._lock:
+            self.is_ended = True
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work  # it refers to samples
+        self._work.put(None)  # for the other threads
 
 
 def in_daemon(work: Callable[[], Result]) -> Future[Result]:
     """Run work in a daemon thread, because a disk that hangs must not delay the end of the process."""
     future: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # raised where the result is used
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="mbaas-disk-start", daemon=True).start()
+    threading.Thread(target=_finish, args=(future, work), name="mbaas-disk-alone", daemon=True).start()
     return future
+
+
+def _finish(future: Future[Result], work: Callable[[], Result]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:  # raised where the result is used
+        future.set_exception(error)
+
+
+def _close_late(opened: Future[_Disk]) -> None:
+    if opened.exception() is None:
+        opened.result().close()
