@@ -25,8 +25,8 @@ CLASSES = len(WAIT_BOUNDS_S) + 1
 UNEVEN_PERCENT = 10
 """Difference between the ranks' waits above which a step is uneven, in percent of the step."""
 
-KEPT_STEPS = 10_000
-"""Steps of a trial that wait for the reports of its other ranks; the oldest ones are dropped."""
+KEPT_STEPS = 500
+"""Steps of a trial that wait for the reports of its other ranks; the oldest ones are dropped. Ranks report each second."""
 
 KEPT_TRIALS = 100
 KEPT_LOADERS = 1_000

@@ -118,3 +118,31 @@ def test_a_failure_with_two_batches_in_flight_costs_only_these_a_second_run() ->
     again = [indices for indices in runs.all_fed if 4 in indices or 8 in indices]
     assert again == [[4, 5, 6, 7], [8, 9, 10, 11], [4, 5, 6, 7], [4, 5], [4], [8, 9, 10, 11]]
     runs.close()
+
+
+class Small(GraphRuns):
+    """Runs on a device with room for ``room`` samples, without the ones that it can never hold."""
+
+    def __init__(self, room: int, never: set[int]) -> None:
+        super().__init__(doubled, threads=1, device_id=None, limit=8, unit="samples")
+        self._room, self._never = room, never
+
+    def _feed(self, feeds: Any, indices: NDArray[np.intp]) -> None:
+        if len(indices) > self._room or self._never & {*indices.tolist()}:
+            raise RuntimeError(FULL)
+        super()._feed(feeds, indices)
+
+
+@pytest.mark.parametrize(("room", "never", "limit"), [(8, {5}, 8), (8, {0, 22}, 8), (2, set(), 2), (1, set(), 1)])
+def test_only_a_batch_that_is_too_large_halves_the_limit(room: int, never: set[int], limit: int) -> None:
+    """A sample that is too large alone must not cost all later batches their size."""
+    runs, seen = Small(room, never), list[int]()
+    numbers = [np.full(1, index, np.int32) for index in range(SAMPLES)]
+    for _ in range(4):
+        refused = runs.run(
+            np.arange(SAMPLES), np.ones(SAMPLES, np.int64), {"number": numbers}, lambda index, _: seen.append(index)
+        )
+        assert {*refused} == never
+    assert runs._limit == limit
+    assert sorted(seen) == sorted(4 * [index for index in range(SAMPLES) if index not in never])
+    runs.close()

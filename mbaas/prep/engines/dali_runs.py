@@ -1,7 +1,7 @@
 """Runs DALI graphs in batches of bounded size, because all samples of a batch are in device memory at once.
 
-If the device still runs out of memory, the bound is halved. A batch that fails is halved until the rejected samples are
-found. The cpu engine prepares these, or reports the error.
+A batch that fails is halved until the rejected samples are found. The cpu engine prepares these, or reports the error.
+If the device ran out of memory and no sample is rejected, the batch was too large, and the bound is halved.
 """
 
 from __future__ import annotations
@@ -114,10 +114,8 @@ class GraphRuns:
                     ready.append((self._results(), running.popleft()))
                     continue
             except (RuntimeError, MemoryError) as error:
-                self._recover(error)
                 # Each of these batches may be the cause, and their results were lost with the graph.
-                for indices in (*running, following):
-                    refused += self._run_alone(indices, job)
+                refused += self._run_again(error, (*running, following), job)
                 running.clear()
             else:
                 if len(following):
@@ -137,14 +135,24 @@ class GraphRuns:
                 self._start(batch, job)
                 results = self._results()
             except (RuntimeError, MemoryError) as error:
-                self._recover(error)
                 if len(batch) == 1:
+                    self._recover(error)
                     refused.append(int(batch[0]))
                 else:
-                    middle = len(batch) // 2
-                    refused += [*self._run_alone(batch[:middle], job), *self._run_alone(batch[middle:], job)]
+                    refused += self._run_again(error, np.array_split(batch, 2), job)
             else:
                 self._hand_on(results, batch, job)
+        return refused
+
+    def _run_again(
+        self, error: RuntimeError | MemoryError, batches: Sequence[NDArray[np.intp]], job: _Job
+    ) -> list[int]:
+        """Prepare the samples of batches that failed together; return the samples that fail alone."""
+        was_full, limit = self._recover(error), self._limit
+        refused = [index for indices in batches for index in self._run_alone(indices, job)]
+        # A sample that is too large for the device alone says nothing about batches of others.
+        if was_full and not refused and self._limit == limit:
+            self._halve_limit()
         return refused
 
     def _first(self, indices: NDArray[np.intp], job: _Job) -> NDArray[np.intp]:
@@ -152,16 +160,20 @@ class GraphRuns:
         together = int(np.searchsorted(np.cumsum(job.sizes[indices]), self._limit, side="right"))
         return indices[: max(1, together)]
 
-    def _recover(self, error: RuntimeError | MemoryError) -> None:
-        """Discard the graph. Re-raise the error, unless the samples of a batch or their number may have caused it."""
+    def _recover(self, error: RuntimeError | MemoryError) -> bool:
+        """Discard the graph, and return whether the device was out of memory.
+
+        Re-raises the error, unless the samples of a batch or their number may have caused it.
+        """
         self._graph = None  # a graph that raised cannot be run again
         if isinstance(error, MemoryError) or _mentions(error, _OUT_OF_MEMORY):
-            self._halve_limit()
-        elif not _mentions(error, _REFUSALS):
+            self._batch = 0  # the next graph is built for as few samples as needed, not for the largest batch so far
+            return True
+        if not _mentions(error, _REFUSALS):
             raise error
+        return False
 
     def _halve_limit(self) -> None:
-        # The next graph is built for as few samples as needed, not for the largest batch so far.
         self._batch, self._limit = 0, max(1, self._limit // 2)
         where = "the CPU" if self._device_id is None else f"GPU {self._device_id}"
         _log.warning("%s is out of memory: batches of %d %s from now on", where, self._limit, self._unit)
