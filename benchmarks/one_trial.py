@@ -38,6 +38,7 @@ BLOCK = 512
 BATCH = 64
 WORKERS = 2
 ANSWER_S = 120.0
+"""Time for a process to start, warm up and end, beyond its measurement."""
 
 STEPS = ("headers and plan", "feed", "wait for DALI", "deliver")
 """Steps of a worker's thread in `DaliEngine.prepare`."""
@@ -100,7 +101,7 @@ def table(rows: list[Row]) -> Table:
 def engine_row(data: Data, processes: int, in_flight: int, *, gpu: bool, window_s: float, locked: bool = True) -> Row:
     """Prepare blocks with the dali engine in ``processes`` processes; ``locked`` page-locks the results' memory."""
     name = f"engine, {counted(processes, 'worker')}, {in_flight} in flight"
-    found = in_processes(processes, _prepare, data.folder, in_flight, window_s, gpu=gpu, locked=locked)
+    found = in_processes(processes, _prepare, data.folder, in_flight, window_s=window_s, gpu=gpu, locked=locked)
     per_s = sum(samples / took_s for samples, took_s, _, _ in found)
     samples = sum(samples for samples, *_ in found)
     steps = {step: seconds(sum(spent[step] for *_, spent in found) / samples) for step in STEPS}
@@ -110,36 +111,37 @@ def engine_row(data: Data, processes: int, in_flight: int, *, gpu: bool, window_
 
 def dali_row(data: Data, threads: int, *, gpu: bool, window_s: float) -> Row:
     """Run DALI's own reader and pipeline with ``threads`` threads."""
-    ((per_s, cpu_s),) = in_processes(1, _run_dali, data, threads, window_s, gpu=gpu)
+    ((per_s, cpu_s),) = in_processes(1, _run_dali, data, threads, window_s=window_s, gpu=gpu)
     return Row(f"DALI alone in the trial, {counted(threads, 'thread')}", per_s, cpu_s, {})
 
 
-def in_processes(processes: int, work: Callable[..., None], *args: Any, **options: Any) -> list[Any]:
-    """Return the results of ``work`` in ``processes`` processes, which begin together."""
+def in_processes(processes: int, work: Callable[..., None], *args: Any, window_s: float, **options: Any) -> list[Any]:
+    """Return the results of ``work`` in ``processes`` processes, which begin together and measure for ``window_s``."""
+    options["window_s"] = window_s
     context = multiprocessing.get_context("spawn")
     begin, results = context.Barrier(processes), context.SimpleQueue()
     running = [context.Process(target=work, args=(begin, results, *args), kwargs=options) for _ in range(processes)]
     try:
         for process in running:
             process.start()
-        return [_next(results, running) for _ in running]
+        return [_next(results, running, ANSWER_S + window_s) for _ in running]
     finally:
         for process in running:
             process.join(ANSWER_S)
             process.kill()
 
 
-def _next(results: Any, running: list[Any]) -> Any:
-    end = time.monotonic() + ANSWER_S
+def _next(results: Any, running: list[Any], wait_s: float) -> Any:
+    end = time.monotonic() + wait_s
     while results.empty():
         if time.monotonic() > end or any(process.exitcode for process in running):
-            raise RuntimeError(f"a process of the benchmark failed, or took longer than {seconds(ANSWER_S)}")
+            raise RuntimeError(f"a process of the benchmark failed, or took longer than {seconds(wait_s)}")
         time.sleep(0.05)
     return results.get()
 
 
 def _prepare(
-    begin: Any, results: Any, folder: Path, in_flight: int, window_s: float, *, gpu: bool, locked: bool
+    begin: Any, results: Any, folder: Path, in_flight: int, *, window_s: float, gpu: bool, locked: bool
 ) -> None:
     """Prepare blocks in one array, like a worker; put (samples, seconds, CPU-seconds, seconds of each step)."""
     from mbaas.prep.engines import cpu, dali_runs
@@ -199,7 +201,7 @@ def _locked(like: NDArray[Any]) -> NDArray[Any]:
     return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
-def _run_dali(begin: Any, results: Any, data: Data, threads: int, window_s: float, *, gpu: bool) -> None:
+def _run_dali(begin: Any, results: Any, data: Data, threads: int, *, window_s: float, gpu: bool) -> None:
     """Run DALI's own reader and pipeline; put (samples/s, CPU-seconds of a sample)."""
     from mbaas.tools.bench.rows import dali
 

@@ -179,7 +179,7 @@ def _nodes(rows: Sequence[Row], line: str) -> Figure:
             (f"{nodes} nodes, time of an epoch", "later_epoch_s", " s"),
             (f"{nodes} nodes, read from storage in an epoch", "storage_later_mb", " MB"),
         ):
-            panels.append(Panel(heading, _shorter(chosen, "loader", column, f" {unit}", NODE_LOADERS["alone"])))
+            panels.append(Panel(heading, _shorter(chosen, "loader", column, unit, NODE_LOADERS["alone"])))
     return drawing.bars("One trial per node, half of the data cached", panels, source=line)
 
 

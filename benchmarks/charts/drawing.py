@@ -122,7 +122,6 @@ def waits(title: str, heading: str, rows: Sequence[Wait], *, source: str) -> Fig
 
 def framed(figure: Figure, title: str, *, source: str) -> Figure:
     """Add the title and the source above a chart of `mbaas.tools.analysis.plots`, and return it."""
-    above = TITLE + NAME + GAP
     (axes,) = figure.axes
     width, height = figure.bbox.width, figure.bbox.height
     above = MARGIN + TITLE + NAME

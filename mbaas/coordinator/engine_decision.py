@@ -40,7 +40,7 @@ def decide(
     gpus: int,
     earlier: EngineChoice | None,
     room: Callable[[], EngineRoom],
-    probe: Callable[[], EngineProbe | None],
+    probe: Callable[[], EngineProbe | str],
 ) -> EngineChoice:
     """Return the engine of a feed. ``room`` and ``probe`` are called only if the probe must decide.
 
@@ -48,7 +48,7 @@ def decide(
         gpus: GPUs of the cluster.
         earlier: the engine of the same feed before its program ended, if it was not stopped.
         room: returns the workers that the feed would have.
-        probe: measures both engines; returns None if it did not answer in time.
+        probe: measures both engines; returns the reason if it could not.
 
     Raises:
         ConfigError: see `possible_engines`.
@@ -80,13 +80,13 @@ def _why_cpu(pipeline: Pipeline, gpus: int) -> str:
     return "gpus_per_worker=0 leaves workers no GPU" if gpus else "the cluster has no GPU"
 
 
-def _by_probe(feed: str, room: EngineRoom, found: EngineProbe | None, gpus: int) -> EngineChoice:
-    if found is not None and found.failure:
+def _by_probe(feed: str, room: EngineRoom, found: EngineProbe | str, gpus: int) -> EngineChoice:
+    if isinstance(found, EngineProbe) and found.failure:
         choice = EngineChoice("cpu", f"DALI failed on the feed's first samples: {found.failure}", gpus)
         _log.warning("feed %r: %s", feed, choice.sentence)
         return choice
-    if found is None or found.rates is None:
-        why = f"the probe did not end within {units.seconds(PROBE_S)}" if found is None else "no sample was prepared"
+    if isinstance(found, str) or found.rates is None:
+        why = found if isinstance(found, str) else "no sample was prepared"
         choice = EngineChoice("dali", f"both engines are possible, and nothing was measured: {why}", gpus)
         _log.warning("feed %r: %s", feed, choice.sentence)
         return choice
@@ -104,8 +104,8 @@ def are_shared(asked: FeedOptions) -> bool:
     return not reserves_whole and resources.labels_of_gpu_nodes(ROLE) != {PREP}
 
 
-def run_probe(feed: str, asked: FeedOptions, dataset: Dataset, pipeline: Pipeline) -> EngineProbe | None:
-    """Measure both engines in a process on a node with a GPU; None after `PROBE_S`, or if the process dies.
+def run_probe(feed: str, asked: FeedOptions, dataset: Dataset, pipeline: Pipeline) -> EngineProbe | str:
+    """Measure both engines in a process on a node with a GPU, for up to `PROBE_S`; or return why that failed.
 
     It reserves no CPU, and the same fraction of a GPU as a worker.
     """
@@ -130,9 +130,10 @@ def run_probe(feed: str, asked: FeedOptions, dataset: Dataset, pipeline: Pipelin
     on_gpu = structs.replace(config, engine="dali", shares_gpu=shares_gpu)
     try:
         probe: EngineProbe = connection.get(actor.probe_engines.remote(dataset, on_gpu, asked.threads.fetch), PROBE_S)
-    except ray.exceptions.RayError as error:  # includes timeouts
-        _log.warning("feed %r: the engines could not be measured: %s", feed, last_line(error))
-        return None
+    except ray.exceptions.GetTimeoutError:
+        return f"the probe did not end within {units.seconds(PROBE_S)}"
+    except ray.exceptions.RayError as error:
+        return f"the probe failed: {last_line(error)}"
     finally:
         ray.kill(actor)
     return probe

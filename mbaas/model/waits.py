@@ -26,7 +26,10 @@ UNEVEN_PERCENT = 10
 """Difference between the ranks' waits above which a step is uneven, in percent of the step."""
 
 KEPT_STEPS = 500
-"""Steps of a trial that wait for the reports of its other ranks; the oldest ones are dropped. Ranks report each second."""
+"""Steps of a trial that wait for the reports of its other ranks; the oldest ones are dropped.
+
+Ranks report every few seconds, so of a trial with more than some hundred steps per second not all are compared.
+"""
 
 KEPT_TRIALS = 100
 KEPT_LOADERS = 1_000

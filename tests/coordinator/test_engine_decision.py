@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import ray
 
 from mbaas import transforms as T
 from mbaas.coordinator import engine_decision
-from mbaas.coordinator.engine_decision import are_shared, decide
+from mbaas.coordinator.engine_decision import are_shared, decide, run_probe
 from mbaas.errors import ResourceError
 from mbaas.model.engine_choice import EngineChoice, EngineRoom, WorkerRates
 from mbaas.settings import FeedOptions
@@ -70,13 +72,28 @@ def test_if_dali_fails_the_feed_runs_on_cpus_and_says_why(caplog: pytest.LogCapt
 
 def test_without_rates_dali_is_taken_as_the_engine_that_was_so_before(caplog: pytest.LogCaptureFixture) -> None:
     asked = FeedOptions(batch_size=8)
-    late = decide("train", asked, PLAIN, gpus=1, earlier=None, room=lambda: ROOM, probe=lambda: None)
+    late = decide("train", asked, PLAIN, gpus=1, earlier=None, room=lambda: ROOM, probe=lambda: "it was late")
     assert (late.engine, late.cpu_per_s) == ("dali", None)
-    assert "the probe did not end within 20 s" in late.reason
+    assert late.reason.endswith("nothing was measured: it was late")
     bad = decided(EngineProbe(None))
     assert bad.engine == "dali"
     assert "no sample was prepared" in bad.reason
     assert caplog.text.count("nothing was measured") == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ray.exceptions.GetTimeoutError("late"), "the probe did not end within 20 s"),
+        (ray.exceptions.RayError("The actor died: exit code 1"), "the probe failed: The actor died: exit code 1"),
+    ],
+)
+def test_a_probe_that_dies_is_not_called_late(monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str) -> None:
+    asked = FeedOptions(batch_size=8, gpus_per_worker=0.5)
+    monkeypatch.setattr(engine_decision, "PrepWorkerActor", MagicMock())
+    monkeypatch.setattr(engine_decision.ray, "kill", lambda _: None)
+    monkeypatch.setattr(engine_decision.connection, "get", MagicMock(side_effect=error))
+    assert run_probe("train", asked, MagicMock(), PLAIN) == reason
 
 
 @pytest.mark.parametrize("engine", ["cpu", "dali"])

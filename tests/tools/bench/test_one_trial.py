@@ -7,10 +7,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from benchmarks import one_trial
 from benchmarks.one_trial import STEPS, dali_row, engine_row, in_processes, table
 from mbaas.tools.bench.rows import BenchSettings
 from mbaas.tools.bench.runner import find_data
@@ -51,10 +53,19 @@ def test_the_command_runs_all_rows() -> None:
     assert int(rows["feed, 1 worker, one trial"]["notes"]["samples in a block"]) in (64, 128)
 
 
-def _fails(*_: object) -> None:
+def _fails(*_: object, **__: object) -> None:
     raise ValueError("on purpose")
 
 
 def test_a_process_that_fails_ends_the_benchmark() -> None:
     with pytest.raises(RuntimeError, match="a process of the benchmark failed"):
-        in_processes(1, _fails)
+        in_processes(1, _fails, window_s=0.0)
+
+
+def _answers(begin: Any, results: Any, *, window_s: float) -> None:
+    results.put(window_s)
+
+
+def test_a_process_may_take_its_time_to_measure_in_addition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_trial, "ANSWER_S", 0.0)
+    assert in_processes(1, _answers, window_s=60.0) == [60.0]
