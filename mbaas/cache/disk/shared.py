@@ -59,7 +59,7 @@ REFRESH_S = 1.0
 """Minimum time between two scans of the other volumes, if samples are being stored."""
 
 RETIRED_S = 60.0
-"""Time until a replaced or removed file is closed: a read that takes longer finds a wrong checksum."""
+"""Time until a replaced or removed file is closed; a read that takes longer fails or finds a wrong checksum."""
 
 LATE_S = 30.0
 """Time that a network file system may need for a sample's bytes. Wrong bytes after it are damaged."""
@@ -107,7 +107,7 @@ class _Volume:
         return is_new, np.concatenate(batches) if batches else np.zeros(0, ROW)
 
     def retire(self) -> None:
-        """Begin again at the next `refresh`; the files are closed once no thread reads them."""
+        """Begin again at the next `refresh`; the files are closed after `RETIRED_S`."""
         with self._opening:
             files, self._segments = [*self._segments.values()], {}
         files += [self._index] if self._index >= 0 else []
@@ -277,7 +277,7 @@ class SharedStore:
         self._own.close()
 
     def _note_read(self, sample_ids: Ids, found: NDArray[np.bool_]) -> None:
-        """Forget samples whose bytes are still wrong after `LATE_S`. Until then nobody stores them again."""
+        """Forget samples whose bytes are still wrong after `LATE_S`. Until then this node does not store them again."""
         now = time.monotonic()
         with self._lock:
             for sample in sample_ids[found].tolist() if self._late else ():
@@ -397,7 +397,7 @@ def _dataset_of(volume: Path) -> str:
 
 
 class _Claim(NamedTuple):
-    """What counts for a volume: its reservation while it has a writer, later the size of its files."""
+    """A volume counts with its reservation while it has a writer, later with the size of its files."""
 
     path: Path
     nbytes: int
