@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from pyarrow import csv, parquet
 
 from mbaas.cli import feed_file
 from mbaas.pictures.samples import first_samples
+from mbaas.tools.recognize import look
 from support import readers
 
 IMAGES = readers.images(bad=None)
@@ -240,3 +243,90 @@ def test_data_that_are_not_recognised_are_described(tmp_path: Path) -> None:
         assert sentence in " ".join(said.stderr.split())
     assert "looks at local folders" in call("init", "s3://bucket/train").stderr
     assert not (tmp_path / "f.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("write", "names"),
+    [
+        (shards, "part-{:05}.tar"),
+        (records, "part-{:05}-of-00300"),
+        (records, "part.tfrecord-{:05}-of-00300"),
+        (parquet_files, "part-{:05}.parquet"),
+    ],
+)
+def test_all_shards_are_named_however_many(tmp_path: Path, write: Write, names: str) -> None:
+    """A pattern of the first 200 would train on a part of the data."""
+    top = tmp_path / "top"
+    (tmp_path / "one").mkdir()
+    top.mkdir()
+    write(tmp_path / "one")
+    content = next(file for file in sorted((tmp_path / "one").iterdir()) if file.is_file()).read_bytes()
+    for number in range(300):
+        (top / names.format(number)).write_bytes(content)
+    said = call("init", top, "--out", tmp_path / "f.yaml")
+    assert said.exit_code == 0, said.stderr
+    pattern = names.replace("{:05}", "{00000..00299}")
+    assert pattern in (tmp_path / "f.yaml").read_text()
+    assert "300 " in said.stdout
+
+
+def test_shards_in_folders_that_were_not_listed_are_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "MOST_FOLDERS", 4)
+    (tmp_path / "one").mkdir()
+    shards(tmp_path / "one")
+    content = next((tmp_path / "one").glob("*.tar")).read_bytes()
+    for number in range(4):
+        (tmp_path / "top" / "data" / str(number)).mkdir(parents=True)
+        (tmp_path / "top" / "data" / str(number) / "a.tar").write_bytes(content)
+    assert "at least 2 tar shards" in call("init", tmp_path / "top", "--out", tmp_path / "f.yaml").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", b"[1, 2"),
+        ("a.jsonl", b"{]"),
+        ("a.tar", b"no tar file" * 100),
+        ("a.npz", b"no zip file"),
+        ("a.npy", b""),
+        ("a.csv", b'a,b\n"' + b"x" * 200_000),
+        ("dataset_info.json", b"{"),
+        ("a.parquet", b"PAR1"),
+    ],
+)
+def test_a_damaged_file_does_not_end_it(tmp_path: Path, name: str, content: bytes) -> None:
+    top = tmp_path / "top"
+    IMAGES.in_folders(top)
+    (top / name).write_bytes(content)
+    said = call("init", top, "--out", tmp_path / "f.yaml")
+    assert (said.exit_code, said.exception is None) == (0, True), said.exception
+
+
+def test_a_list_beside_the_image_of_a_tar_file(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, content in (("0.json", b"[1, 2]"), ("0.png", IMAGES.encoded[0])):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    assert look.look_at(tmp_path).peeks["a.tar"].members == ("json", "png")
+
+
+def test_a_json_object_in_several_lines_is_one_row(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"a": 1, "b": [1, 2]}, indent=2))
+    assert look.look_at(tmp_path).peeks["a.json"].columns == {"a": (1,), "b": ([1, 2],)}
+
+
+def test_large_files_are_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "a.npz", image=np.zeros((1000, 1000, 3), np.uint8), label=np.int64(3))
+    with tarfile.open(tmp_path / "b.tar", "w") as archive:
+        for number in range(3000):
+            archive.addfile(tarfile.TarInfo(str(number)))
+    monkeypatch.setattr(np.lib.format, "read_array", pytest.fail)
+    listed: list[str] = []
+    from_header = tarfile.TarInfo.fromtarfile.__func__  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        tarfile.TarInfo, "fromtarfile", classmethod(lambda *given: listed.append("") or from_header(*given))
+    )
+    peeks = look.look_at(tmp_path).peeks
+    assert peeks["a.npz"].arrays == {"image": ("uint8", (1000, 1000, 3)), "label": ("int64", ())}
+    assert 1000 <= len(listed) < 1100

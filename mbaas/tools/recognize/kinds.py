@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from mbaas.base.units import count, counted, seconds
-from mbaas.tools.recognize.look import MEDIA, Peek, Sight, ending
+from mbaas.tools.recognize.look import MEDIA, Peek, Sight, ending, is_shard, numberless
 
 TRAIN = ("train", "training")
 VALIDATION = ("val", "valid", "validation", "dev", "test", "testing")
@@ -429,7 +429,7 @@ def _parquets(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         options |= {"label_column": label} if label not in (None, "label") else {}
         steps, plain, _ = _images([Peek("image", size=_size_in(peek.columns[column]))])
         hint = "unpacked: the images are written there once, because Parquet has no random access; all nodes read it"
-        what = f"{counted(len(files), 'Parquet file')} with images, {pattern}"
+        what = f"{_number_of(sight, files, 'Parquet file')} with images, {pattern}"
         feeds.append((pattern, Feed(what, {"read_parquet": options}, steps, plain, hints=(hint,))))
     if feeds:
         yield _pair(feeds)
@@ -471,7 +471,7 @@ def _tars(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
             options["label_column"] = label
         steps, plain, hints = _pipelines(kind, ())
         data = {"read_webdataset": options if len(options) > 1 else options["path"]}
-        what = f"{counted(len(files), 'tar shard')}, {pattern}, whose samples have {', '.join(peek.members)}"
+        what = f"{_number_of(sight, files, 'tar shard')}, {pattern}, whose samples have {', '.join(peek.members)}"
         feeds.append((pattern, Feed(what, data, steps, plain, hints=hints)))
     if feeds:
         yield _pair(feeds)
@@ -496,7 +496,7 @@ def _records(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         options |= {"label_column": label} if label != "image/class/label" else {}
         steps, plain, hints = _images([Peek("image", size=_size_in(peek.columns[column]))])
         data = {"read_tfrecord": options if len(options) > 1 else options["path"]}
-        what = f"{counted(len(files), 'TFRecord file')}, {pattern}, with {', '.join(peek.columns)}"
+        what = f"{_number_of(sight, files, 'TFRecord file')}, {pattern}, with {', '.join(peek.columns)}"
         feeds.append((pattern, Feed(what, data, steps, plain, hints=hints)))
     if feeds:
         yield _pair(feeds)
@@ -504,16 +504,19 @@ def _records(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
 
 def _patterns(sight: Sight, kind: str) -> Iterator[tuple[str, list[str]]]:
     """Yield files of one kind in groups whose names differ in one number, with the pattern that names them."""
-    endings = {ending(file) for file, peek in sight.peeks.items() if peek.kind == kind}
-    peeked = [file for file, peek in sight.peeks.items() if peek.kind == kind]
+    peeked = {file for file, peek in sight.peeks.items() if peek.kind == kind}
     groups: dict[str, list[str]] = {}
-    for file in sight.tree.all_files:
-        if file in peeked or ending(file) in endings - {"", *MEDIA}:
-            groups.setdefault(re.sub(r"\d+", "#", file), []).append(file)
+    for file in sight.tree.all_files if peeked else ():
+        if is_shard(file.rpartition("/")[2]):
+            groups.setdefault(numberless(file), []).append(file)
     for files in groups.values():
         if any(file in peeked for file in files):
-            first = [file for file in files if file in peeked]
-            yield pattern_of(files), [*first, *(file for file in files if file not in first)]
+            yield pattern_of(files), sorted(files, key=lambda file: file not in peeked)
+
+
+def _number_of(sight: Sight, files: Sequence[str], what: str) -> str:
+    some = "" if sight.tree.has_all_folders else "at least "  # in folders that were not listed may be others
+    return f"{some}{counted(len(files), what)}"
 
 
 def pattern_of(files: Sequence[str]) -> str:

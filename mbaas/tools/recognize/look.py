@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import stat
 import tarfile
+import zipfile
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,12 @@ import msgspec
 import numpy as np
 
 from mbaas.dataset import ARRAY_EXTENSIONS, AUDIO_EXTENSIONS, IMAGE_EXTENSIONS
-from mbaas.errors import DatasetError, MbaasError
+from mbaas.errors import DatasetError
 
 MOST_FOLDERS, MOST_ENTRIES = 2000, 200
-"""Folders that are listed, and entries of each. They bound the time on a tree of millions of files."""
+"""Folders that are listed, and entries of each. They bound the time on a tree of millions of files.
+
+Shards have no such limit, because a feed file names all of them."""
 
 MOST_DEPTH = 6
 """Levels of folders below the first one."""
@@ -34,6 +40,9 @@ HEAD_BYTES = 1 << 20
 SNIFFED_BYTES = 64 << 20
 """Bytes of a JSON file that are searched for COCO keys. Larger images and JSON arrays are not read."""
 
+MOST_MEMBERS = 1000
+"""Members of a tar file that are listed to find its first sample."""
+
 ROWS = 200
 """Rows of a table that are looked at."""
 
@@ -43,14 +52,16 @@ class Tree:
     """A folder, with paths relative to it, separated by /.
 
     Attributes:
-        files: files by folder, "" for the folder itself; sorted, and at most `MOST_ENTRIES` of each.
+        files: files by folder, "" for the folder itself; sorted, and at most `MOST_ENTRIES` of each besides shards.
         is_whole: whether all entries were listed.
+        has_all_folders: whether all folders were listed, and therefore all shards.
         unreadable: folders that may not be listed.
     """
 
     files: dict[str, tuple[str, ...]]
     is_whole: bool = True
     unreadable: tuple[str, ...] = ()
+    has_all_folders: bool = True
 
     def below(self, folder: str) -> Tree:
         """Return the tree of a folder, with paths relative to it."""
@@ -58,7 +69,9 @@ class Tree:
         inner = {"": self.files.get(folder, ())}
         inner |= {name.removeprefix(start): files for name, files in self.files.items() if name.startswith(start)}
         return Tree(
-            {name: tuple(each.removeprefix(start) for each in files) for name, files in inner.items()}, self.is_whole
+            {name: tuple(each.removeprefix(start) for each in files) for name, files in inner.items()},
+            self.is_whole,
+            has_all_folders=self.has_all_folders,
         )
 
     @property
@@ -145,7 +158,7 @@ def look_at(folder: Path) -> Sight:
         raise DatasetError(f"{folder} may not be listed: permission denied")
     peeks = {}
     for name in _to_peek(tree):
-        with suppress(OSError, ValueError, MbaasError):
+        with suppress(Exception):  # any: each format has errors of its own for damaged files
             peek = _peek(folder / name)
             if peek is not None:
                 peeks[name] = replace(peek, roots=_roots(folder, name, peek, tree))
@@ -154,17 +167,24 @@ def look_at(folder: Path) -> Sight:
 
 def _tree_of(top: Path) -> Tree:
     files: dict[str, tuple[str, ...]] = {}
-    ahead, is_whole, unreadable = [("", 0)], True, []
+    ahead, is_whole, has_all_folders, unreadable = [("", 0)], True, True, []
     for folder, depth in ahead:  # level by level, so that all classes are seen before any is searched
         entries: list[os.DirEntry[str]] = []
+        is_media = True
         try:
             with os.scandir(top / folder) as found:
                 for entry in found:
-                    if len(entries) >= MOST_ENTRIES and not (entry.is_dir() and len(ahead) < MOST_FOLDERS):
+                    if len(entries) >= MOST_ENTRIES and not (
+                        is_shard(entry.name) or (entry.is_dir() and len(ahead) < MOST_FOLDERS)
+                    ):
                         is_whole = False
-                        break
+                        has_all_folders = has_all_folders and not entry.is_dir()
+                        if is_media:
+                            break  # files that are one sample each: no shards are among them
+                        continue
                     if not entry.name.startswith("."):
                         entries.append(entry)
+                        is_media = is_media and ending(entry.name) in MEDIA
         except PermissionError:
             unreadable.append(folder)
             continue
@@ -179,23 +199,32 @@ def _tree_of(top: Path) -> Tree:
             if len(ahead) < MOST_FOLDERS and depth < MOST_DEPTH:
                 ahead.append((path[entry.name], depth + 1))
             else:
-                is_whole = False
-    return Tree(files, is_whole, tuple(unreadable))
+                is_whole = has_all_folders = False
+    return Tree(files, is_whole, tuple(unreadable), has_all_folders and not unreadable)
 
 
 def _to_peek(tree: Tree) -> list[str]:
-    """Return files to peek at: some of each ending in each top folder, so that train and val are both known."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    """Return files to peek at: some of each ending in each top folder, so that train and val are both known.
+
+    Of shards, some of each set, whose names differ in numbers.
+    """
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for file in tree.all_files:
         top = file.split("/")[0] if "/" in file else ""
-        groups.setdefault((top, ending(file)), []).append(file)
+        kind = ending(file)
+        name = numberless(name) if is_shard(name := file.rpartition("/")[2]) else ""
+        groups.setdefault((top, numberless(kind) if name else kind, name), []).append(file)
     found: list[str] = []
     media = 0
-    for (_, kind), files in groups.items():
+    names: Counter[tuple[str, str]] = Counter()
+    for (top, kind, _), files in groups.items():
+        names[top, kind] += 1
         if kind in MEDIA:  # a thousand class folders need not all be looked into
             media += 1
             files = files[:: max(1, len(files) // PEEKS)][: PEEKS if media <= PEEKS else 1]
             files = files if media <= 8 * PEEKS else []
+        elif names[top, kind] > 8 * PEEKS:
+            continue
         else:
             files = files[:PEEKS] + files[-1:]
         found += files
@@ -205,6 +234,21 @@ def _to_peek(tree: Tree) -> list[str]:
 def ending(file: str) -> str:
     """Return the ending of a name, in lower case with its dot."""
     return os.path.splitext(file)[1].lower()  # noqa: PTH122 (names, not paths)
+
+
+def numberless(file: str) -> str:
+    """Return a name with # for each number, which is the same for all shards of a set."""
+    return re.sub(r"\d+", "#", file)
+
+
+def is_shard(name: str) -> bool:
+    """Return whether a file of this name may be one of many that a pattern names together."""
+    kind = ending(name)
+    return kind in (".tar", ".parquet") or (kind not in (*MEDIA, *TABLES) and _may_be_records(name))
+
+
+def _may_be_records(name: str) -> bool:
+    return "tfrecord" in name or "-of-" in name
 
 
 MEDIA = {
@@ -233,7 +277,7 @@ def _peek(file: Path) -> Peek | None:
         return _parquet(file)
     if kind in TABLES:
         return _table(file)
-    if "tfrecord" in file.name or "-of-" in file.name:
+    if _may_be_records(file.name):
         return _tfrecord(file)
     return None
 
@@ -309,9 +353,19 @@ def _array(file: Path) -> Peek:
     if ending(file.name) == ".npy":
         mapped = np.load(file, mmap_mode="r", allow_pickle=False)
         return Peek("array", arrays={"": (mapped.dtype.name, mapped.shape)})
-    with np.load(file, allow_pickle=False) as archive:
-        loaded = {name: archive[name] for name in archive.files}
-    return Peek("array", arrays={name: (each.dtype.name, each.shape) for name, each in loaded.items()})
+    with zipfile.ZipFile(file) as archive:
+        return Peek("array", arrays={name.removesuffix(".npy"): _npy(archive, name) for name in archive.namelist()})
+
+
+def _npy(archive: zipfile.ZipFile, name: str) -> tuple[str, tuple[int, ...]]:
+    """Read the dtype and shape of an array from its header, without its numbers."""
+    with archive.open(name) as opened:
+        version = np.lib.format.read_magic(opened)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(opened)
+    if dtype.hasobject:
+        raise ValueError(f"{name} holds Python objects")
+    return dtype.name, shape
 
 
 def _tar(file: Path) -> Peek:
@@ -319,7 +373,7 @@ def _tar(file: Path) -> Peek:
     contents: dict[str, tuple[Any, ...]] = {}
     key: str | None = None
     with tarfile.open(file, "r:") as archive:
-        for member in archive:
+        for member in islice(archive, MOST_MEMBERS):
             folder, _, name = member.name.rpartition("/")
             start, _, rest = name.partition(".")
             if not member.isfile() or not rest:
@@ -328,9 +382,18 @@ def _tar(file: Path) -> Peek:
                 break
             key = f"{folder}/{start}"
             endings.append(rest.lower())
-            if rest.lower() == "json" and (opened := archive.extractfile(member)) is not None:
-                contents = {name: (value,) for name, value in json.loads(opened.read()).items()}
+            if rest.lower() == "json" and member.size <= HEAD_BYTES:
+                contents = _json_member(archive, member)
     return Peek("tar", members=tuple(endings), columns=contents)
+
+
+def _json_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, tuple[Any, ...]]:
+    opened = archive.extractfile(member)
+    try:
+        found = json.loads(opened.read()) if opened is not None else {}
+    except ValueError:
+        return {}
+    return {name: (value,) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _coco(file: Path) -> Peek | None:
@@ -377,11 +440,12 @@ def _table(file: Path) -> Peek | None:
 
 def _json_rows(file: Path) -> list[Any]:
     head = _head(file)
+    if ending(file.name) == ".json" and file.stat().st_size <= SNIFFED_BYTES:
+        with suppress(ValueError):  # otherwise one object per line
+            found = msgspec.json.decode(file.read_bytes())
+            return found[:ROWS] if isinstance(found, list) else [found]
     if head.lstrip()[:1] == b"[":
-        if file.stat().st_size > SNIFFED_BYTES:
-            return []
-        found = msgspec.json.decode(file.read_bytes())
-        return list(found)[:ROWS] if isinstance(found, list) else []
+        return []
     lines = head.splitlines()
     lines = lines[:-1] if len(head) == HEAD_BYTES else lines
     return [msgspec.json.decode(line) for line in lines[:ROWS] if line.strip()]
