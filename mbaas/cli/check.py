@@ -57,12 +57,13 @@ def check(
 
     The checks and reasons are the same as in a feed, and images and sound are decoded whole. A sample that crashes or
     blocks its process is also found. No cluster is needed. Ctrl-C ends it and shows the results so far. The exit code
-    is 1 if a sample is bad.
+    is 1 if a sample is bad, or if storage did not return it.
 
     Args:
         config: The file that `mbaas serve` reads.
         limit: Check only N samples, spread over the data.
-        exclude: Write the bad samples to a file for the key exclude of the feed file, which leaves them out.
+        exclude: Write the bad samples to a file for the key exclude of the feed file, which leaves them out. A check of
+            some samples only does not replace such a file.
         processes: Number of processes. Default: the CPUs of this process.
 
     Examples:
@@ -79,7 +80,7 @@ def check(
     if exclude is not None and not exclude.resolve().parent.is_dir():
         raise ConfigError(f"the folder of {exclude} does not exist")
     wanted = feed_file.load(config)
-    listed = feed_data.listed(wanted.data, drawn=False)  # draws repeat samples
+    whole, listed = feed_data.whole_and_listed(wanted.data)
     check_packages(wanted.pipeline)
     wanted.pipeline.known(listed.fields)  # raises for unknown fields
     dataset = bounded(listed)
@@ -88,20 +89,31 @@ def check(
     with console.end_as_ctrl_c():
         try:
             with console.doing("preparing the first sample"):
-                made = prepared_field(dataset, wanted.pipeline, wanted.options.seed)
+                limits = wanted.options.timeouts
+                made = prepared_field(
+                    dataset,
+                    partial(_pipeline_of, config),
+                    wanted.options.seed,
+                    prep_s=limits.prep_s,
+                    storage_s=limits.storage_s,
+                )
             work = _Work(config, wanted, dataset, made, processes or len(os.sched_getaffinity(0)))
             work.run(ids, totals)
         except KeyboardInterrupt:
             was_stopped = True
     found = _Report(wanted, dataset, ids, totals, time.monotonic() - began, was_stopped)
-    if exclude is not None:
-        _write_excluded(exclude, wanted.data, listed, totals.ids)
+    is_written = exclude is not None and _write_excluded(exclude, wanted.data, whole, listed, found)
     console.write_result(found.to_json(), found.page, as_json=as_json)
     if was_stopped:
         console.say_note(f"interrupted: {count(len(ids) - totals.samples)} samples were not checked")
         raise typer.Exit(console.CUT_OFF)
     if totals.bad:
-        _advise(exclude, wanted)
+        _advise(exclude if is_written else None, wanted)
+    if totals.unread_count:
+        console.say_note(
+            f"storage did not return {counted(totals.unread_count, 'sample')}, which may be good; check again later"
+        )
+    if totals.bad or totals.unread_count:
         raise typer.Exit(console.FAILED)
 
 
@@ -119,9 +131,10 @@ class _Work:
 
         options = self.wanted.options
         pipeline = partial(_pipeline_of, self.config)
-        job = Job(self.dataset, pipeline, self.made, options.seed, options.timeouts.storage_s)
+        limits = options.timeouts
+        job = Job(self.dataset, pipeline, self.made, options.seed, limits.storage_s, limits.prep_s)
         processes = max(1, min(self.processes, len(ids) // PIECE_SAMPLES))
-        pieces = scan(job, ids, totals, processes=processes, limit_s=options.timeouts.prep_s)
+        pieces = scan(job, ids, totals, processes=processes)
         with _shown_progress(self.wanted.data.where, totals, len(ids)) as show, closing(pieces):
             for _ in pieces:
                 show()
@@ -177,6 +190,11 @@ class _Report:
     took_s: float
     was_stopped: bool
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether each sample of the feed is known to be good or bad."""
+        return not self.was_stopped and self.totals.samples - self.totals.unread_count == len(self.dataset)
+
     def _classes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Return the number of checked and of bad samples by class; None without classes."""
         from mbaas.tools.check.scan import class_counts
@@ -199,6 +217,8 @@ class _Report:
             "bytes": totals.nbytes,
             "bad": len(totals.bad_ids),
             "bad_samples": [asdict(each) for each in sorted(totals.bad, key=lambda each: each.sample_id)],
+            "unread": totals.unread_count,
+            "unread_samples": [asdict(each) for each in sorted(totals.unread, key=lambda each: each.sample_id)],
             "image_sizes": [
                 {"width": width, "height": height, "images": images}
                 for (width, height), images in most_frequent(totals.sizes, SHOWN)
@@ -215,17 +235,29 @@ class _Report:
 
     def page(self) -> RenderableType:
         totals, bad = self.totals, len(self.totals.bad_ids)
-        good = totals.samples - bad
+        unread = totals.unread_count
+        good = totals.samples - bad - unread
         of = f" of {count(len(self.dataset))}" if totals.samples < len(self.dataset) else ""
         per_s = totals.samples / max(self.took_s, 1e-9)
-        rows = [("samples", f"{count(totals.samples)}{of} checked, {count(good)} good, {count(bad)} bad")]
+        lost = f", {count(unread)} not returned by storage" if unread else ""
+        rows = [("samples", f"{count(totals.samples)}{of} checked, {count(good)} good, {count(bad)} bad{lost}")]
         if totals.samples:
             each = f"{size(totals.nbytes / totals.samples)} each"
             speed = f"in {duration(self.took_s)}, {number(per_s)} samples/s, {rate(totals.nbytes / self.took_s)}"
             rows += [("bytes", f"{size(totals.nbytes)}, {each}"), ("time", speed)]
         rows += self._sizes_row() + self._classes_row()
         table = console.facts(((name, Text(text)) for name, text in rows), Column(overflow="fold"))
-        return Group(*([self._bad_lines()] if bad else []), table)
+        return Group(*([self._bad_lines()] if bad else []), *self._unread_lines(), table)
+
+    def _unread_lines(self) -> list[RenderableType]:
+        shown = sorted(self.totals.unread, key=lambda each: each.sample_id)[:SHOWN]
+        if not shown:
+            return []
+        rows = [(Text(str(each.sample_id)), Text(f"{each.uri}: {each.reason}")) for each in shown]
+        lines: list[RenderableType] = ["not returned by storage:", console.facts(rows, Column(overflow="fold"))]
+        if (more := self.totals.unread_count - len(shown)) > 0:
+            lines.append(Text(f"  and {counted(more, 'more sample')}"))
+        return [*lines, ""]
 
     def _bad_lines(self) -> RenderableType:
         shown = sorted(self.totals.bad, key=lambda each: each.sample_id)[:SHOWN]
@@ -242,7 +274,7 @@ class _Report:
         totals = self.totals
         if totals.smallest is None or totals.largest is None:
             return []
-        images = totals.samples - len(totals.bad_ids)
+        images = totals.samples - len(totals.bad_ids) - totals.unread_count
         frequent = [
             f"{width}x{height} ({percent(times / images)})"
             for (width, height), times in most_frequent(totals.sizes, SHOWN_SIZES)
@@ -268,18 +300,22 @@ class _Report:
         return [("classes", text)]
 
 
-def _write_excluded(file: Path, data: FeedData, listed: Dataset, bad: Ids) -> None:
+def _write_excluded(file: Path, data: FeedData, whole: Dataset, listed: Dataset, found: _Report) -> bool:
+    """Write the bad samples of the ``whole`` data; return False if an earlier list is kept instead."""
     import numpy as np
 
     from mbaas.cli import excluded
 
-    whole = data.whole()
+    if not found.is_complete and file.is_file():
+        console.say_note(f"{file} was not replaced, because not all samples were checked")
+        return False
     # with the samples that the feed file already leaves out
-    ids = np.union1d(listed.source_ids(bad), data.excluded_ids(whole))
+    ids = np.union1d(listed.source_ids(found.totals.ids), data.excluded_ids(whole))
     try:
         excluded.write(file, whole, ids)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}") from None
+    return True
 
 
 def _advise(exclude: Path | None, wanted: FeedConfig) -> None:

@@ -5,6 +5,7 @@ Text: a line with the fingerprint of the data, then the id and the location of o
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,19 @@ HEADER = "# bad samples of the data with fingerprint "
 
 
 def write(file: Path, whole: Dataset, ids: Ids) -> None:
-    """Write the ids of bad samples of the ``whole`` data, ascending."""
+    """Write the ids of bad samples of the ``whole`` data, ascending. A file that exists is replaced at once."""
     lines = [f"{number}\t{ascii(whole.uri(number))[1:-1]}" for number in ids.tolist()]
-    file.write_text("\n".join([HEADER + whole.fingerprint, *lines]) + "\n")
+    text = "\n".join([HEADER + whole.fingerprint, *lines]) + "\n"
+    if file.exists() and not file.is_file():  # such as /dev/stdout
+        file.write_text(text)
+        return
+    target = file.resolve()  # a link remains one
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        part.write_text(text)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read(file: Path, whole: Dataset) -> Ids:

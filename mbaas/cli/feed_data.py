@@ -21,7 +21,8 @@ import inspect
 import operator
 import os
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,14 +285,18 @@ class FeedData:
         data = self.said.data
         return not isinstance(data, str) and getattr(_reader_of(data)[1], "unpacked", None) is not None
 
-    def read(self, *, drawn: bool = True) -> Dataset:
-        """List or read the data, and select the samples; without ``drawn``, do not draw them by weights.
+    def read(self) -> Dataset:
+        """List or read the data, and select the samples.
 
         Raises:
             ConfigError: an unknown column or field, or an invalid selection; contains the line.
             DatasetError: the data are missing, or no sample is left.
         """
-        dataset, said, at = self.whole(), self.said, self.top.fields
+        return self.selected(self.whole())
+
+    def selected(self, whole: Dataset, *, drawn: bool = True) -> Dataset:
+        """Select samples of the ``whole`` data as `read` does; without ``drawn``, do not draw them by weights."""
+        dataset, said, at = whole, self.said, self.top.fields
         if said.exclude is not None:
             excluded = at["exclude"].made(lambda: self.excluded_ids(dataset))
             dataset = dataset.select(np.setdiff1d(np.arange(len(dataset)), excluded))
@@ -390,8 +395,21 @@ def _filtered(dataset: Dataset, conditions: Any) -> Dataset:
     return dataset.filter(expression)
 
 
-def listed(data: FeedData, *, drawn: bool = True) -> Dataset:
+def listed(data: FeedData) -> Dataset:
     """Return the result of `FeedData.read`, with a progress bar on a terminal."""
+    with _shown_listing(data):
+        return data.read()
+
+
+def whole_and_listed(data: FeedData) -> tuple[Dataset, Dataset]:
+    """Return the whole data of one listing, and the selected samples without draws, which repeat samples."""
+    with _shown_listing(data):
+        whole = data.whole()
+        return whole, data.selected(whole, drawn=False)
+
+
+@contextmanager
+def _shown_listing(data: FeedData) -> Iterator[None]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),  # a folder's name may contain brackets
@@ -407,4 +425,4 @@ def listed(data: FeedData, *, drawn: bool = True) -> Dataset:
             bar.update(task, total=progress.total, completed=progress.done, counted=counted)
 
         with watched(show):
-            return data.read(drawn=drawn)
+            yield

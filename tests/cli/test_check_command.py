@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commandline import call, mbaas
 
-from mbaas.cli import feed_file
+from mbaas.cli import excluded, feed_file
 from support import readers
 
 PIPELINE = "batch_size: 4\npipeline: [DecodeImage]\n"
@@ -137,3 +139,63 @@ def test_data_without_a_good_sample_are_one_sentence(feed: Path) -> None:
     said = call("check", feed)
     assert said.exit_code == 1
     assert "ant/000.png: the file is empty (0 bytes)" in said.stderr
+
+
+def test_ids_of_the_list_are_of_the_data_that_were_checked(feed: Path) -> None:
+    """A sample that is added during the check moves all ids behind it."""
+    (feed.parent / "own.py").write_text(
+        "import shutil\nfrom pathlib import Path\n\nTOP = Path(__file__).parent / 'data'\n\ndef add(image, rng):\n"
+        "    shutil.copy(TOP / 'ant' / '000.png', TOP / 'ant' / '0.png')\n    return image\n"
+    )
+    before = feed_file.load(feed).data.read().fingerprint
+    feed.write_text(feed.read_text().replace("[DecodeImage]", "[DecodeImage, Map: own:add]"))
+    mbaas("check", feed, "--exclude", feed.parent / "bad.txt")
+    first, line = (feed.parent / "bad.txt").read_text().splitlines()
+    assert first.endswith(before)
+    assert line.endswith("007.png")
+    assert feed_file.load(feed).data.read().fingerprint != before
+
+
+def test_a_check_of_some_samples_keeps_an_earlier_list(feed: Path) -> None:
+    bad = feed.parent / "bad.txt"
+    call("check", feed, "--exclude", bad, "--processes", 1)
+    whole = bad.read_text()
+    said = call("check", feed, "--exclude", bad, "--processes", 1, "--limit", 2)
+    assert bad.read_text() == whole
+    assert "bad.txt was not replaced, because not all samples were checked" in " ".join(said.stderr.split())
+
+
+def test_a_list_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = readers.folders(tmp_path / "data", readers.images(), None)
+    file = tmp_path / "bad.txt"
+    excluded.write(file, images, np.array([1]))
+    before = file.read_text()
+
+    def full(part: Path, text: str) -> None:
+        part.write_bytes(text.encode()[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        excluded.write(file, images, np.array([1, 2]))
+    assert file.read_text() == before
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["bad.txt"]
+
+
+def test_an_outage_of_storage_is_no_damage(feed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mbaas.tools.check import scan
+    from mbaas.tools.check.samples import Outcome
+
+    def some(*_: object, **__: object) -> Generator[None, None, None]:
+        totals = _[2]
+        totals.add(Outcome(samples=31, bad={7: "damaged"}, unread={3: "connection reset"}), str)  # type: ignore[attr-defined]
+        yield
+
+    monkeypatch.setattr(scan, "scan", some)
+    bad = feed.parent / "bad.txt"
+    said = call("check", feed, "--exclude", bad, "--processes", 1)
+    assert said.exit_code == 1
+    assert "29 good, 1 bad, 1 not returned by storage" in said.stdout
+    assert "3: connection reset" in said.stdout
+    assert "storage did not return 1 sample, which may be good" in " ".join(said.stderr.split())
+    assert [line.split("\t")[0] for line in bad.read_text().splitlines()[1:]] == ["7"]

@@ -20,17 +20,55 @@ from mbaas.errors import ResourceError
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
+_KILL_S = 5.0
+"""Time that a killed process has to end."""
+
 _LOOK_S = 1.0
 """Period of the check for hanging processes."""
+
+START_S = 180.0
+"""Time limit for the start of a process, which imports the modules of the pipeline."""
 
 _READY = "ready"
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A part of the work on a piece, with a time limit of its own.
+
+    Attributes:
+        limit_s: seconds after which the process is killed.
+        reason: a clause for the piece that is then lost.
+        in_storage: whether the process then waited for storage.
+    """
+
+    limit_s: float
+    reason: str
+    in_storage: bool = False
+
+
+_told: Callable[[Stage], None] | None = None  # in a process of a pool
+
+
+def begin(stage: Stage) -> None:
+    """Begin a stage of the current piece; without effect outside the processes of a pool."""
+    if _told is not None:
+        _told(stage)
+
+
+@dataclass(frozen=True)
 class Lost:
-    """A piece whose process ended or was killed; ``reason`` is a clause."""
+    """A piece whose process ended or was killed.
+
+    Attributes:
+        reason: a clause.
+        has_ended: whether the process ended by itself or by another program, perhaps before it began the piece.
+        in_storage: whether it was killed while it waited for storage.
+    """
 
     reason: str
+    has_ended: bool = False
+    in_storage: bool = False
 
 
 class Pool(Generic[Piece, Result]):
@@ -40,12 +78,20 @@ class Pool(Generic[Piece, Result]):
         make: called once in each process; returns the function that works on a piece. Pickled once, and its large
             buffers are shared by all processes.
         processes: their number.
-        limit_s: time in seconds for one piece, after which its process is killed.
+        limit_s: time in seconds for one piece, after which its process is killed; `begin` starts another limit.
+        start_s: time in seconds for the start of a process.
     """
 
-    def __init__(self, make: Callable[[], Callable[[Piece], Result]], processes: int, limit_s: float) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Callable[[Piece], Result]],
+        processes: int,
+        limit_s: float,
+        *,
+        start_s: float = START_S,
+    ) -> None:
         self._payload = _Shared.of(make)
-        self._limit_s = limit_s
+        self._limit_s, self._start_s = limit_s, start_s
         self._ahead: deque[Piece] = deque()
         self._workers = [_Worker(self._payload) for _ in range(processes)]
 
@@ -57,17 +103,18 @@ class Pool(Generic[Piece, Result]):
         """Yield each piece with its result, in the order of completion.
 
         Raises:
-            ResourceError: a process died while it started.
+            ResourceError: a process died while it started, or did not start in time.
             Exception: whatever the function or ``make`` raised.
         """
         todo = iter(pieces)
         while True:
             for number, worker in enumerate(self._workers):
-                if (lost := worker.lost(self._limit_s)) is not None:
+                worker.check_start(self._start_s)
+                if (lost := worker.lost()) is not None:
                     piece, self._workers[number] = worker.piece, _Worker(self._payload)
                     yield piece, lost
                 elif worker.is_idle and (piece := self._next(todo)) is not None:
-                    worker.begin(piece)
+                    worker.begin(piece, self._limit_s)
             busy = {worker.pipe: worker for worker in self._workers if not worker.is_idle}
             if not busy and not self._ahead:
                 return
@@ -88,6 +135,16 @@ class Pool(Generic[Piece, Result]):
         self._payload.close()
 
 
+def not_prepared(limit_s: float) -> Stage:
+    """Return the stage of preparing."""
+    return Stage(limit_s, f"it was not prepared within {seconds(limit_s)} (timeouts.prep_s)")
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
+
+
 class _Worker:
     """One process, and its current piece: None if it is idle or starting."""
 
@@ -98,21 +155,23 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.piece: Any = None
-        self._is_starting, self._has_ended, self._began = True, False, 0.0
+        self._is_starting, self._has_ended, self._began = True, False, time.monotonic()
+        self._stage = Stage(0.0, "")
 
     @property
     def is_idle(self) -> bool:
         return not self._is_starting and self.piece is None
 
-    def begin(self, piece: Any) -> None:
+    def begin(self, piece: Any, limit_s: float) -> None:
         self.piece, self._began = piece, time.monotonic()
+        self._stage = not_prepared(limit_s)
         try:
             self.pipe.send(piece)
         except OSError:  # it died while it was idle
             self._has_ended = True
 
     def answer(self) -> Any:
-        """Receive a message: return a result, or None if the process has started or ended; raise its error."""
+        """Receive a message: return a result, or None if a stage began or the process ended; raise its error."""
         try:
             found = self.pipe.recv()
         except (EOFError, OSError):
@@ -121,22 +180,33 @@ class _Worker:
                 self.process.join()
                 raise ResourceError(f"a process that checks samples {self._end()} while it started") from None
             return None
-        if isinstance(found, BaseException):
-            raise found
+        if isinstance(found, _Raised):
+            raise found.error
         if self._is_starting:
             self._is_starting = False
+            return None
+        if isinstance(found, Stage):
+            self._stage, self._began = found, time.monotonic()
             return None
         self.piece = None
         return found
 
-    def lost(self, limit_s: float) -> Lost | None:
-        """Return the reason if the process has ended or exceeded the limit, else None."""
+    def check_start(self, limit_s: float) -> None:
+        """Raise ResourceError if the process did not start in time."""
+        if self._is_starting and time.monotonic() - self._began > limit_s and not self.pipe.poll():
+            raise ResourceError(f"a process that checks samples did not start within {seconds(limit_s)}")
+
+    def lost(self) -> Lost | None:
+        """Return the reason if the process has ended or exceeded the limit of its stage, else None."""
         if self._has_ended:
             self.process.join()
-            return Lost(f"the process that prepared it {self._end()}")
-        if self.piece is not None and time.monotonic() - self._began > limit_s:
+            self.pipe.close()
+            return Lost(f"the process that prepared it {self._end()}", has_ended=True)
+        stage = self._stage
+        # A message may have waited while this program was stopped.
+        if self.piece is not None and time.monotonic() - self._began > stage.limit_s and not self.pipe.poll():
             self.kill()
-            return Lost(f"it was not prepared within {seconds(limit_s)} (timeouts.prep_s)")
+            return Lost(stage.reason, in_storage=stage.in_storage)
         return None
 
     def _end(self) -> str:
@@ -145,7 +215,7 @@ class _Worker:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.join(_KILL_S)  # a read from a dead file server may not end at all
         self.pipe.close()
 
 
@@ -186,6 +256,8 @@ class _Shared:
 
 def _work(pipe: connection.Connection[Any, Any], payload: _Shared) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the main one kills this
+    global _told
+    _told = pipe.send
     try:
         work = payload.value()()
         pipe.send(_READY)
@@ -194,4 +266,4 @@ def _work(pipe: connection.Connection[Any, Any], payload: _Shared) -> None:
     except EOFError:  # the program has ended
         return
     except Exception as error:
-        pipe.send(error)
+        pipe.send(_Raised(error))

@@ -10,17 +10,23 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.dataset import Dataset
+from mbaas.base.units import seconds
+from mbaas.dataset import Dataset, SampleReader
+from mbaas.dataset.storage.faults import may_pass, message_of
 from mbaas.dataset.storage.retry import PatientReader, retrying
-from mbaas.errors import BadSampleError, MbaasError
+from mbaas.errors import BadSampleError, MbaasError, StorageError
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows
 from mbaas.prep.engines import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, Batch, Engine, make_engine
 from mbaas.samples.fields import Field
+from mbaas.tools.check import pool
 from mbaas.transforms import DecodeAudio, Pipeline
 from mbaas.transforms.arrays import UnfitError
 
 DECODED_BYTES = 256 << 20
 """Memory of one process for whole decoded samples; pages that are not written take no RAM."""
+
+READ_S = 30.0
+"""Time for a read besides its repetitions: the last attempt may begin at their end."""
 
 _Whole = Callable[[memoryview], object]
 """Decodes a whole file; raises UnfitError."""
@@ -33,12 +39,14 @@ class Outcome:
     Attributes:
         samples, nbytes: number of samples, and bytes that were read.
         bad: id -> reason.
+        unread: id -> reason, of samples that storage did not return now, but may return later.
         sizes: (width, height) of the images -> their number.
     """
 
     samples: int = 0
     nbytes: int = 0
     bad: dict[int, str] = field(default_factory=dict)
+    unread: dict[int, str] = field(default_factory=dict)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
 
 
@@ -50,6 +58,7 @@ class Job:
         pipeline: makes the pipeline, whose functions may not be picklable.
         made: shape and dtype of the feed's prepared samples.
         retry_s: seconds during which a read is repeated after a transient storage error.
+        prep_s: time limit in seconds for preparing.
     """
 
     dataset: Dataset
@@ -57,18 +66,68 @@ class Job:
     made: Field
     seed: int
     retry_s: float
+    prep_s: float
 
     def __call__(self) -> SampleChecks:
-        return SampleChecks(self.dataset, self.pipeline(), self.made, seed=self.seed, retry_s=self.retry_s)
+        return SampleChecks(self)
+
+
+@dataclass(frozen=True)
+class FieldJob:
+    """The parameters of the process that prepares first samples; see `Job`."""
+
+    dataset: Dataset
+    pipeline: Callable[[], Pipeline]
+    seed: int
+    retry_s: float
+    prep_s: float
+
+    def __call__(self) -> Callable[[int], Field | BadSampleError]:
+        engine = make_engine("cpu", self.pipeline(), seed=self.seed)
+        return partial(self._prepared, engine, PatientReader(self.dataset.reader(), retrying(total_s=self.retry_s)))
+
+    def _prepared(self, engine: Engine, reader: SampleReader, number: int) -> Field | BadSampleError:
+        dataset, ids = self.dataset, np.array([number])
+        uri = dataset.uri(number)
+        try:
+            content = _read(reader, dataset, number, self.retry_s)
+            pool.begin(pool.not_prepared(self.prep_s))
+            known = dataset.values(ids)
+            found = engine.field(content, uri, known)
+            if flaws := engine.prepare(Batch([content], ids, 0, known), found.empty(1)).bad:
+                raise BadSampleError(uri, flaws[0].reason)
+        except BadSampleError as error:
+            # Its cause does not cross processes.
+            return StorageError(uri, error.reason) if _is_passing(error) else BadSampleError(uri, error.reason)
+        except OSError as error:
+            if may_pass(error):
+                return StorageError(uri, message_of(error))
+            raise
+        return found
+
+
+def _read(reader: SampleReader, dataset: Dataset, number: int, retry_s: float) -> NDArray[np.uint8]:
+    limit_s = retry_s + READ_S
+    reason = f"storage did not return it within {seconds(limit_s)}"
+    pool.begin(pool.Stage(limit_s, reason, in_storage=True))
+    content = np.empty(int(dataset.lengths(np.array([number]))[0]), np.uint8)
+    reader.read_into(number, content)
+    return content
+
+
+def _is_passing(error: BadSampleError) -> bool:
+    """Return whether storage may return the sample later; retries hide the storage error behind another one."""
+    return may_pass(error) or (error.__cause__ is not None and may_pass(error.__cause__))
 
 
 class SampleChecks:
-    """Checks samples in one process; the arguments are as for `Job`."""
+    """Checks samples in one process."""
 
-    def __init__(self, dataset: Dataset, pipeline: Pipeline, made: Field, *, seed: int, retry_s: float) -> None:
-        self._dataset, self._pipeline, self._made = dataset, pipeline, made
-        self._reader = PatientReader(dataset.reader(), retrying(total_s=retry_s))
-        self._engine: Engine = make_engine("cpu", pipeline, seed=seed)
+    def __init__(self, job: Job) -> None:
+        self._job, self._dataset, self._pipeline, self._made = job, job.dataset, job.pipeline(), job.made
+        self._reader = PatientReader(self._dataset.reader(), retrying(total_s=job.retry_s))
+        pipeline = self._pipeline
+        self._engine: Engine = make_engine("cpu", pipeline, seed=job.seed)
         self._memory = DecodedBuffer()
         # A random window directly after the decoder may leave damage unread, which another epoch would reach.
         reads_a_part = pipeline.prefix == 1 and len(pipeline.transforms) > 1
@@ -80,9 +139,13 @@ class SampleChecks:
         encoded = []
         for number in ids:
             try:
-                encoded.append((number, self._read(number)))
+                encoded.append((number, _read(self._reader, self._dataset, number, self._job.retry_s)))
             except BadSampleError as error:
-                found.bad[number] = error.reason
+                (found.unread if _is_passing(error) else found.bad)[number] = error.reason
+            except OSError as error:  # of a third-party reader
+                if not may_pass(error):
+                    raise
+                found.unread[number] = message_of(error)
         found.nbytes = sum(len(content) for _, content in encoded)
         self._prepare(encoded, found)
         if self._pipeline.has_images:
@@ -91,14 +154,10 @@ class SampleChecks:
                     found.sizes[_size(content)] += 1
         return found
 
-    def _read(self, number: int) -> NDArray[np.uint8]:
-        content = np.empty(int(self._dataset.lengths(np.array([number]))[0]), np.uint8)
-        self._reader.read_into(number, content)
-        return content
-
     def _prepare(self, encoded: list[tuple[int, NDArray[np.uint8]]], found: Outcome) -> None:
         if not encoded:
             return
+        pool.begin(pool.not_prepared(self._job.prep_s))
         ids = np.array([number for number, _ in encoded])
         batch = Batch([content for _, content in encoded], ids, 0, self._dataset.values(ids))
         keep = None

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset
 from mbaas.dataset.subsets import id_batches
-from mbaas.errors import BadSampleError
-from mbaas.prep.engines import Batch, make_engine
-from mbaas.prep.probe import PROBE_SAMPLES, first_good
+from mbaas.errors import BadSampleError, StorageError
+from mbaas.prep.probe import PROBE_SAMPLES
 from mbaas.samples.fields import LABEL, Field
 from mbaas.samples.order import Ids
 from mbaas.tools.check.pool import Lost, Pool
-from mbaas.tools.check.samples import Job, Outcome
+from mbaas.tools.check.samples import FieldJob, Job, Outcome
 from mbaas.transforms import Pipeline
 from mbaas.wire.samples import BadSample
 
@@ -32,6 +31,9 @@ MOST_NAMED, MOST_SIZES = 10_000, 1000
 TRIED_FOR_FIRST = 256
 """Samples that are tried, spread over the dataset, until one is good."""
 
+MOST_UNREAD = 3
+"""Samples that storage does not return until it counts as out of order at the start."""
+
 
 @dataclass
 class Totals:
@@ -41,6 +43,7 @@ class Totals:
         samples, nbytes: number of samples that were checked, and their bytes.
         bad: the first bad samples that were found.
         bad_ids: ids of all bad samples.
+        unread, unread_count: the first samples that storage did not return now, and the number of all.
         reasons: reason -> number of samples, for the first `MOST_NAMED` reasons.
         sizes: (width, height) -> number of images, for the first `MOST_SIZES` sizes.
         smallest, largest: image sizes with the fewest and the most pixels; None without images.
@@ -50,6 +53,8 @@ class Totals:
     nbytes: int = 0
     bad: list[BadSample] = field(default_factory=list)
     bad_ids: array[int] = field(default_factory=lambda: array("q"))
+    unread: list[BadSample] = field(default_factory=list)
+    unread_count: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     smallest: tuple[int, int] | None = None
@@ -64,6 +69,10 @@ class Totals:
             _count(self.reasons, reason, 1, MOST_NAMED)
             if len(self.bad) < MOST_NAMED:
                 self.bad.append(BadSample(number, uri(number), reason))
+        self.unread_count += len(found.unread)
+        for number, reason in found.unread.items():
+            if len(self.unread) < MOST_NAMED:
+                self.unread.append(BadSample(number, uri(number), reason))
         for size, count in found.sizes.items():
             _count(self.sizes, size, count, MOST_SIZES)
             self.smallest = min(self.smallest or size, size, key=_pixels)
@@ -113,51 +122,63 @@ def pieces_of(ids: Ids, lengths: Callable[[Ids], NDArray[np.int64]], made_bytes:
             yield tuple(piece)
 
 
-def prepared_field(dataset: Dataset, pipeline: Pipeline, seed: int) -> Field:
+def prepared_field(
+    dataset: Dataset, pipeline: Callable[[], Pipeline], seed: int, *, prep_s: float, storage_s: float
+) -> Field:
     """Return the shape of prepared samples, from the first good one, as a feed does.
 
     A feed tries only the first `PROBE_SAMPLES`. This tries others too, so that data whose first samples are bad can be
-    checked.
+    checked. Another process prepares them, which a sample may crash or block.
+
+    Args:
+        prep_s, storage_s: as in `scan`.
 
     Raises:
-        BadSampleError: none of the samples that were tried is good; names the first.
+        BadSampleError: none of the samples that were tried is good, or storage did not return `MOST_UNREAD` of them;
+            names the first.
     """
-    engine = make_engine("cpu", pipeline, seed=seed)
-    reader = dataset.reader()
     first = np.arange(min(PROBE_SAMPLES, len(dataset)))
-    tried = np.concatenate([first, chosen_ids(len(dataset), TRIED_FOR_FIRST)]).tolist()
-
-    def prepared(position: int) -> Field:
-        number = tried[position]
-        ids = np.array([number])
-        content = np.empty(int(dataset.lengths(ids)[0]), np.uint8)
-        reader.read_into(number, content)
-        known = dataset.values(ids)
-        found = engine.field(content, dataset.uri(number), known)
-        if flaws := engine.prepare(Batch([content], ids, 0, known), found.empty(1)).bad:
-            raise BadSampleError(dataset.uri(number), flaws[0].reason)
-        return found
-
+    tried = list(dict.fromkeys(np.concatenate([first, chosen_ids(len(dataset), TRIED_FOR_FIRST)]).tolist()))
+    pool: Pool[int, Field | BadSampleError] = Pool(FieldJob(dataset, pipeline, seed, storage_s, prep_s), 1, prep_s)
+    bad: list[BadSampleError] = []
+    unread: list[BadSampleError] = []
     try:
-        return first_good(prepared, len(tried))
+        for number, found in pool.run(tried):
+            if isinstance(found, Field):
+                return found
+            error = found
+            if isinstance(error, Lost):
+                kind = StorageError if error.in_storage else BadSampleError
+                error = kind(dataset.uri(number), error.reason)
+            (unread if isinstance(error, StorageError) else bad).append(error)
+            if len(unread) == MOST_UNREAD:
+                break
     finally:
-        engine.close()
+        pool.close()
+    raise (unread or bad)[0]
 
 
-def scan(job: Job, ids: Ids, totals: Totals, *, processes: int, limit_s: float) -> Generator[None, None, None]:
+def scan(job: Job, ids: Ids, totals: Totals, *, processes: int) -> Generator[None, None, None]:
     """Check samples in several processes, and add the results to ``totals``; yields after each piece.
 
-    A piece whose process dies or takes longer than ``limit_s`` is repeated sample by sample, to find the one that
-    causes it. Closing the generator ends the processes.
+    A piece whose process dies or takes longer than the limits of ``job`` is repeated sample by sample, to find the one
+    that causes it. A sample is bad if its process died twice, because the first may have died before it began. Closing
+    the generator ends the processes.
     """
-    pool: Pool[tuple[int, ...], Outcome] = Pool(job, processes, limit_s)
+    pool: Pool[tuple[int, ...], Outcome] = Pool(job, processes, job.prep_s)
+    repeated: set[int] = set()
     try:
         for piece, found in pool.run(pieces_of(ids, job.dataset.lengths, job.made.nbytes)):
             if isinstance(found, Lost) and len(piece) > 1:
                 pool.add((number,) for number in piece)
                 continue
+            if isinstance(found, Lost) and found.has_ended and piece[0] not in repeated:
+                repeated.add(piece[0])
+                pool.add([piece])
+                continue
             if isinstance(found, Lost):
-                found = Outcome(samples=1, bad={piece[0]: found.reason})
+                lost = {piece[0]: found.reason}
+                found = Outcome(samples=1, unread=lost) if found.in_storage else Outcome(samples=1, bad=lost)
             totals.add(found, job.dataset.uri)
             yield
     finally:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.errors import BadSampleError, ResourceError
+from mbaas.dataset.base import SampleReader, WrappedDataset
+from mbaas.errors import BadSampleError, ResourceError, StorageError
 from mbaas.pictures.samples import first_samples
-from mbaas.tools.check.pool import Lost, Pool
+from mbaas.samples.fields import Field
+from mbaas.tools.check.pool import Lost, Pool, Stage, begin
 from mbaas.tools.check.samples import Job
 from mbaas.tools.check.scan import MOST_NAMED, Totals, chosen_ids, pieces_of, prepared_field, scan, time_left_s
 from mbaas.transforms import Pipeline
@@ -28,17 +33,21 @@ def crop() -> Pipeline:
     return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(8, scale=(0.01, 0.02))])
 
 
-def checked(dataset: mbaas.Dataset, pipeline: Pipeline, made: object = None, limit_s: float = 60.0) -> Totals:
+def field_of(dataset: mbaas.Dataset, *, prep_s: float = 60.0) -> Field:
+    return prepared_field(dataset, crop, 0, prep_s=prep_s, storage_s=0.0)
+
+
+def checked(dataset: mbaas.Dataset, made: Field | None = None, *, prep_s: float = 60.0) -> Totals:
     totals = Totals()
-    job = Job(dataset, crop, prepared_field(dataset, pipeline, 0), 0, 0.0)
-    for _ in scan(job, np.arange(len(dataset)), totals, processes=1, limit_s=limit_s):
+    job = Job(dataset, crop, made or field_of(dataset), 0, 0.0, prep_s)
+    for _ in scan(job, np.arange(len(dataset)), totals, processes=1):
         pass
     return totals
 
 
 def test_bad_samples_have_the_reasons_of_a_feed(tmp_path: Path) -> None:
     dataset = readers.folders(tmp_path, readers.images(), None)
-    totals = checked(dataset, crop())
+    totals = checked(dataset)
     found = first_samples(dataset, crop(), count=len(dataset))
     assert totals.bad == list(found.bad)
     assert (totals.samples, totals.nbytes, totals.ids.tolist()) == (31, dataset.total_bytes, [readers.BAD])
@@ -56,7 +65,7 @@ def test_damage_that_a_crop_does_not_reach_is_found(tmp_path: Path) -> None:
     file.write_bytes(content[:-20_000] + content[-2:])  # without the last rows, but with the end marker
     dataset = mbaas.read_images(tmp_path)
     assert first_samples(dataset, crop(), count=4, epoch=0).bad == ()
-    totals = checked(dataset, crop())
+    totals = checked(dataset)
     assert [bad.sample_id for bad in totals.bad] == [2]
     assert totals.bad[0].reason.startswith("corrupt JPEG")
 
@@ -66,7 +75,7 @@ def test_a_dataset_without_a_good_sample_names_the_first(tmp_path: Path) -> None
     for number in range(3):
         (tmp_path / "a" / f"{number}.png").write_bytes(b"no")
     with pytest.raises(BadSampleError, match=r"0\.png: it is not JPEG"):
-        prepared_field(mbaas.read_images(tmp_path), crop(), 0)
+        field_of(mbaas.read_images(tmp_path))
 
 
 def test_a_later_good_sample_gives_the_shape(tmp_path: Path) -> None:
@@ -74,7 +83,7 @@ def test_a_later_good_sample_gives_the_shape(tmp_path: Path) -> None:
     for number in range(40):
         content = readers.images(1, bad=None).encoded[0] if number > 20 else b"no"
         (tmp_path / "a" / f"{number:02}.png").write_bytes(content)
-    assert prepared_field(mbaas.read_images(tmp_path), crop(), 0).shape == (8, 8, 3)
+    assert field_of(mbaas.read_images(tmp_path)).shape == (8, 8, 3)
 
 
 # ---- processes ----
@@ -92,6 +101,22 @@ def ready(ends_at: int, hangs_at: int) -> partial[list[int]]:
     return partial(double, ends_at, hangs_at)
 
 
+def stuck() -> None:
+    time.sleep(60)
+
+
+def two_stages(number: int) -> int:
+    """Both take most of their limit."""
+    time.sleep(0.7)
+    begin(Stage(1.0, "the second stage", in_storage=number == 9))
+    time.sleep(9 if number >= 8 else 0.7)
+    return number
+
+
+def staged() -> Callable[[int], int]:
+    return two_stages
+
+
 def dies() -> None:
     os._exit(3)
 
@@ -107,7 +132,7 @@ def test_a_crash_and_a_hang_cost_only_their_piece() -> None:
     finally:
         pool.close()
     assert {piece for piece, result in found.items() if isinstance(result, Lost)} == {(3,), (6,)}
-    assert found[3,] == Lost("the process that prepared it was ended by SIGSEGV")
+    assert found[3,] == Lost("the process that prepared it was ended by SIGSEGV", has_ended=True)
     assert found[6,] == Lost("it was not prepared within 2 s (timeouts.prep_s)")
     assert found[7,] == [14]
 
@@ -156,3 +181,102 @@ def test_totals_stay_small() -> None:
     assert (len(totals.bad), len(totals.reasons), len(totals.sizes)) == (MOST_NAMED, MOST_NAMED, 1000)
     assert len(totals.ids) == totals.samples == 3 * MOST_NAMED
     assert (totals.smallest, totals.largest) == ((1, 1), (3 * MOST_NAMED, 1))
+
+
+def test_a_process_that_hangs_while_it_starts_is_an_error() -> None:
+    pool: Pool[int, int] = Pool(stuck, 1, limit_s=9.0, start_s=2.0)  # type: ignore[arg-type]
+    with pytest.raises(ResourceError, match="did not start within 2 s"):
+        list(pool.run([1]))
+    pool.close()
+
+
+def test_each_stage_has_its_own_limit() -> None:
+    pool: Pool[int, int] = Pool(staged, 1, limit_s=1.0)
+    found = dict(pool.run([1, 8, 9]))
+    pool.close()
+    assert found == {1: 1, 8: Lost("the second stage"), 9: Lost("the second stage", in_storage=True)}
+
+
+def test_a_process_that_died_while_it_was_idle_costs_no_sample(tmp_path: Path) -> None:
+    dataset = readers.folders(tmp_path, readers.images(3, bad=None), None)
+    totals, job = Totals(), Job(dataset, crop, field_of(dataset), 0, 0.0, 60.0)
+    done = scan(job, np.arange(len(dataset)), totals, processes=1)
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr("mbaas.tools.check.scan.PIECE_SAMPLES", 1)
+    next(done)
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    worker.join()
+    list(done)
+    monkey.undo()
+    assert (totals.samples, totals.bad) == (3, [])
+
+
+# ---- storage ----
+
+
+class Outage(SampleReader):
+    def __init__(self, inner: SampleReader) -> None:
+        self._inner = inner
+
+    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
+        if sample_id == 2:
+            raise StorageError("file:2", "connection reset")
+        if sample_id == 4:
+            raise TimeoutError("no answer")  # a third-party reader's
+        if sample_id == 6:
+            raise StorageError("file:6", "the file is missing", is_missing=True)
+        self._inner.read_into(sample_id, buffer)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FailingStorage(WrappedDataset):
+    def reader(self) -> SampleReader:
+        return Outage(self.inner.reader())
+
+
+@pytest.mark.parametrize("storage_s", [0.0, 0.5])
+def test_samples_that_storage_may_return_later_are_not_bad(tmp_path: Path, storage_s: float) -> None:
+    dataset = FailingStorage.around(readers.folders(tmp_path, readers.images(9, bad=None), None))
+    totals, job = Totals(), Job(dataset, crop, field_of(dataset), 0, storage_s, 60.0)
+    list(scan(job, np.arange(9), totals, processes=1))
+    assert (totals.samples, totals.ids.tolist()) == (9, [6])
+    assert [each.sample_id for each in totals.unread] == [2, 4]
+    assert totals.unread_count == 2
+
+
+class NoStorage(SampleReader):
+    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
+        raise StorageError(f"file:{sample_id}", "connection reset")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeadStorage(WrappedDataset):
+    def reader(self) -> SampleReader:
+        return NoStorage()
+
+
+def test_storage_out_of_order_at_the_start_is_said_at_once(tmp_path: Path) -> None:
+    dataset = DeadStorage.around(readers.folders(tmp_path, readers.images(), None))
+    with pytest.raises(StorageError, match="connection reset"):
+        field_of(dataset)
+
+
+# ---- the first sample ----
+
+
+def crashing(content: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    if (content[0, 0] == readers.picture(0)[0, 0]).all():
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if (content[0, 0] == readers.picture(1)[0, 0]).all():
+        time.sleep(60)
+    return content
+
+
+def crash() -> Pipeline:
+    return T.Pipeline([T.DecodeImage(), T.Map(crashing)])
+
+
+def test_a_first_sample_that_crashes_or_hangs_does_not_end_the_check(tmp_path: Path) -> None:
+    dataset = readers.folders(tmp_path, readers.images(4, bad=None), None)
+    assert prepared_field(dataset, crash, 0, prep_s=2.0, storage_s=0.0).shape == (8, 10, 3)
