@@ -156,5 +156,8 @@ def temp_folder() -> str:
 
 def has_token() -> bool:
     """Return whether this program has a token for clusters, whatever RAY_AUTH_MODE is."""
-    raylet: Any = ray._raylet
-    return bool(raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
+    loader: Any = ray._raylet.AuthenticationTokenLoader.instance()
+    try:
+        return bool(loader.has_token(ignore_auth_mode=True))
+    finally:
+        loader.reset_cache()  # with a token it would refuse calls that have none, although RAY_AUTH_MODE is disabled

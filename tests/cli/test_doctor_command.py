@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,7 +70,42 @@ def test_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(collect, "READ_S", 0.05)
     (tmp_path / "pipe").mkdir()
     slow = collect._timed(facts, [lambda: __import__("time").sleep(9) or 1])
-    assert slow.error == "no read ended within 0 s"
+    assert slow.error == "no read ended within 100 ms"
+
+
+def test_a_listing_that_does_not_end_and_a_large_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        (tmp_path / f"{number}.bin").write_bytes(b"1")
+    monkeypatch.setattr(collect, "ENTRIES", 20)
+    assert collect.storage_of_path(str(tmp_path)).files == 20
+    monkeypatch.setattr(collect, "LIST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(collect, "_files_of", lambda path: time.sleep(9))
+    began = time.monotonic()
+    assert collect.storage_of_path(str(tmp_path)).error == "it was not listed within 100 ms"
+    assert time.monotonic() - began < 5
+
+
+def test_a_driver_that_does_not_answer_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "join_cluster", no_cluster)
+    monkeypatch.setattr(collect, "NODE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(collect, "_cuda", lambda: time.sleep(9))
+    began = time.monotonic()
+    said = call("doctor")
+    assert time.monotonic() - began < 5
+    assert said.exit_code == 1
+    assert "it did not answer within" in " ".join(said.stdout.split())
+
+
+def test_a_server_that_cannot_be_recalled_is_a_note_of_its_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mbaas.coordinator import served_by
+
+    def broken(name: str) -> None:
+        raise ValueError(f"no server of {name}")
+
+    monkeypatch.setattr(served_by, "recall_server", broken)
+    monkeypatch.setattr("mbaas.feeds", lambda: [SimpleNamespace(name="a")])
+    (feed,) = collect._feeds()
+    assert (feed.name, "no server of a" in feed.error) == ("a", True)
 
 
 def test_a_feed_file_with_a_mistake_is_an_error(tmp_path: Path) -> None:

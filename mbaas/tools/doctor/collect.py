@@ -18,14 +18,15 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
 import ray
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileInfo, FileSelector, FileType
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas.base.units import seconds
@@ -48,20 +49,51 @@ LIST_TIMEOUT_S, READ_S = 30.0, 2.0
 READS, READ_BYTES, READERS = 64, 64 << 20, 8
 """Limits of the reads: number, bytes and threads."""
 
-FOLDERS = 64
-"""Folders that are listed to find files below a path."""
+FOLDERS, ENTRIES = 64, 10_000
+"""Folders that are listed to find files below a path, and entries of each local one."""
 
 PACKAGES = ("ray", "mbaas", "torch", "nvidia-dali-cuda120")
 
+_T = TypeVar("_T")
 _Limits = tuple[float | None, int | None]
 
 
 def facts_here() -> Facts:
     """Return the facts of this machine, without a cluster."""
-    node = replace(
-        node_facts(socket.gethostname()), ray_cpus=resources.default_cpus(), store_bytes=resources.default_store_bytes()
-    )
+    name = socket.gethostname()
+    # A GPU's driver or a dead file server may not answer.
+    found = within(NODE_TIMEOUT_S, partial(node_facts, name))
+    if found is None:
+        node = NodeFacts(node=name, error=_late())
+    else:
+        node = replace(found, ray_cpus=resources.default_cpus(), store_bytes=resources.default_store_bytes())
     return _of_program(Facts(nodes=(node,)))
+
+
+def within(limit_s: float, call: Callable[[], _T]) -> _T | None:
+    """Return the result of a call, which is not None, or raise its error; None if it does not end in time.
+
+    A call that does not end is left to its daemon thread.
+    """
+    found: list[_T] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="mbaas-doctor", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    return found[0] if found else None
+
+
+def _late() -> str:
+    return f"it did not answer within {seconds(NODE_TIMEOUT_S)}"
 
 
 def facts_of_cluster() -> Facts:
@@ -254,8 +286,7 @@ def _nodes() -> tuple[NodeFacts, ...]:
         for ref in done:
             node, name = running[ref]
             found[name] = _with_ray(_answer(ref, name, now), node["Resources"])
-    late = f"it did not answer within {seconds(NODE_TIMEOUT_S)}"
-    return tuple(found.get(name) or NodeFacts(node=name, error=late) for name in names)
+    return tuple(found.get(name) or NodeFacts(node=name, error=_late()) for name in names)
 
 
 def _names(hosts: Sequence[str], ids: Sequence[str]) -> list[str]:
@@ -281,10 +312,11 @@ def _feeds() -> Iterator[FeedFacts]:
     from mbaas.coordinator.served_by import check_version, recall_server
 
     for feed in mbaas.feeds():
-        server = recall_server(feed.name)
-        whose = "" if server is None else str(server)
+        whose = ""
         logging.disable(logging.ERROR)  # Ray logs an answer that it cannot unpickle, with a stack trace
         try:
+            server = recall_server(feed.name)
+            whose = "" if server is None else str(server)
             check_version(feed.name)
             status = feed.status(timeout_s=FEED_TIMEOUT_S)
         except MbaasError as error:
@@ -305,26 +337,14 @@ _Read = Callable[[], int]
 
 def storage_of_feed(where: str, read: Callable[[], Dataset]) -> StorageFacts:
     """List the data of a feed file, and read some samples that are spread over them."""
-    found: list[Dataset | Exception] = []
-
-    def list_samples() -> None:
-        try:
-            found.append(read())
-        except Exception as error:
-            found.append(error)
-
     began = time.monotonic()
-    listing = threading.Thread(target=list_samples, name="mbaas-doctor-listing", daemon=True)
-    listing.start()
-    listing.join(LIST_TIMEOUT_S)
+    try:
+        dataset = within(LIST_TIMEOUT_S, read)
+    except MbaasError as error:
+        return StorageFacts(where=where, list_s=time.monotonic() - began, error=str(error))
     list_s = time.monotonic() - began
-    if not found:
+    if dataset is None:
         return StorageFacts(where=where, list_s=list_s, was_listed=False)
-    (dataset,) = found
-    if isinstance(dataset, MbaasError):
-        return StorageFacts(where=where, list_s=list_s, error=str(dataset))
-    if isinstance(dataset, Exception):
-        raise dataset
     dataset = dataset.stored
     reader, ids = dataset.reader(), np.unique(np.linspace(0, len(dataset) - 1, READS).astype(np.int64))
 
@@ -344,9 +364,13 @@ def storage_of_path(path: str) -> StorageFacts:
     """Read some files below a path or URI, or named by a pattern with braces."""
     began = time.monotonic()
     try:
-        where, files = _files_of(path)
+        found = within(LIST_TIMEOUT_S, partial(_files_of, path))
     except MbaasError as error:
         return StorageFacts(where=path, error=str(error))
+    if found is None:
+        late = f"it was not listed within {seconds(LIST_TIMEOUT_S)}"
+        return StorageFacts(where=path, list_s=time.monotonic() - began, error=late)
+    where, files = found
     facts = StorageFacts(where=where.root, list_s=time.monotonic() - began)
 
     def read_one(file: str) -> int:
@@ -365,8 +389,11 @@ def _made_cold(spans: Sequence[Any]) -> float:
     """Drop files from the page cache; return the fraction that stays there."""
     from mbaas.tools.analysis.measuring.storage import drop, resident_share
 
-    drop(spans)
-    return resident_share(spans) or 0.0
+    def work() -> float:
+        drop(spans)
+        return resident_share(spans) or 0.0
+
+    return within(READ_S, work) or 0.0  # opening a file of a dead server may not end
 
 
 def _files_of(path: str) -> tuple[Location, list[str]]:
@@ -392,12 +419,21 @@ def _files_below(where: Location) -> list[str]:
         for number in range(FOLDERS):
             if number >= len(folders) or len(files) >= READS:
                 break
-            for entry in where.filesystem.get_file_info(FileSelector(folders[number])):
+            for entry in _entries(where, folders[number]):
                 if entry.type == FileType.Directory:
                     folders.append(entry.path)
                 elif entry.is_file and entry.size:
                     files.append(entry.path)
     return files
+
+
+def _entries(where: Location, folder: str) -> list[FileInfo]:
+    if not where.is_local:
+        found: list[FileInfo] = where.filesystem.get_file_info(FileSelector(folder))
+        return found
+    with os.scandir(folder) as entries:
+        paths = [entry.path for entry in islice(entries, ENTRIES)]
+    return list(where.filesystem.get_file_info(paths))
 
 
 def _timed(facts: StorageFacts, reads: Sequence[_Read]) -> StorageFacts:
