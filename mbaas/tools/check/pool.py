@@ -47,13 +47,20 @@ class Stage:
     in_storage: bool = False
 
 
+_AGAIN_S = 0.5
+"""A stage that begins again sooner keeps its limit, because a message for each sample would load the main process."""
+
 _told: Callable[[Stage], None] | None = None  # in a process of a pool
+_last: tuple[Stage, float] | None = None  # the stage of the current piece, and when it was told
 
 
 def begin(stage: Stage) -> None:
     """Begin a stage of the current piece; without effect outside the processes of a pool."""
-    if _told is not None:
+    global _last
+    now = time.monotonic()
+    if _told is not None and (_last is None or _last[0] != stage or now - _last[1] > _AGAIN_S):
         _told(stage)
+        _last = stage, now
 
 
 @dataclass(frozen=True)
@@ -256,13 +263,14 @@ class _Shared:
 
 def _work(pipe: connection.Connection[Any, Any], payload: _Shared) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the main one kills this
-    global _told
+    global _told, _last
     _told = pipe.send
     try:
         work = payload.value()()
         pipe.send(_READY)
         while True:
-            pipe.send(work(pipe.recv()))
+            piece, _last = pipe.recv(), None
+            pipe.send(work(piece))
     except EOFError:  # the program has ended
         return
     except Exception as error:

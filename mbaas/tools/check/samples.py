@@ -117,7 +117,7 @@ def _read(reader: SampleReader, dataset: Dataset, number: int, retry_s: float) -
 
 def _is_passing(error: BadSampleError) -> bool:
     """Return whether storage may return the sample later; retries hide the storage error behind another one."""
-    return may_pass(error) or (error.__cause__ is not None and may_pass(error.__cause__))
+    return may_pass(error) or (isinstance(error.__cause__, StorageError) and may_pass(error.__cause__))
 
 
 class SampleChecks:
