@@ -156,7 +156,8 @@ def temp_folder() -> str:
 
 def has_token() -> bool:
     """Return whether this program has a token for clusters, whatever RAY_AUTH_MODE is."""
-    loader: Any = ray._raylet.AuthenticationTokenLoader.instance()
+    raylet: Any = ray._raylet
+    loader = raylet.AuthenticationTokenLoader.instance()
     try:
         return bool(loader.has_token(ignore_auth_mode=True))
     finally:
