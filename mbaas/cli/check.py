@@ -192,7 +192,7 @@ class _Report:
 
     @property
     def is_complete(self) -> bool:
-        """Whether each sample of the feed is known to be good or bad."""
+        """True if each sample of the feed is known to be good or bad."""
         return not self.was_stopped and self.totals.samples - self.totals.unread_count == len(self.dataset)
 
     def _classes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:

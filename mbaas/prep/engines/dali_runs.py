@@ -1,7 +1,7 @@
 """Runs DALI graphs in batches of bounded size, because all samples of a batch are in device memory at once.
 
 A batch that fails is halved until the rejected samples are found. The cpu engine prepares these, or reports the error.
-If the device ran out of memory and no sample is rejected, the batch was too large, and the bound is halved.
+If the device ran out of memory, and not only for some of the samples, the bound is halved.
 """
 
 from __future__ import annotations
@@ -150,8 +150,9 @@ class GraphRuns:
         """Prepare the samples of batches that failed together; return the samples that fail alone."""
         was_full, limit = self._recover(error), self._limit
         refused = [index for indices in batches for index in self._run_alone(indices, job)]
-        # A sample that is too large for the device alone says nothing about batches of others.
-        if was_full and not refused and self._limit == limit:
+        if 0 < len(refused) < sum(map(len, batches)):
+            self._limit = limit  # samples that are too large alone say nothing about batches of others
+        elif was_full and self._limit == limit:
             self._halve_limit()
         return refused
 
