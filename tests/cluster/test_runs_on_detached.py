@@ -13,7 +13,7 @@ from support.pages import ROOT
 EXAMPLE = ROOT / "examples" / "short_runs.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_runs_join_a_feed_whose_program_has_ended(tmp_path: Path) -> None:
     with ray_head() as head:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.draws import measure, table
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cache_that_knows_the_weights_reads_less(no_ray: None) -> None:
     """With a tenth of the samples in half of the draws, a cache of a tenth saves half of the reads.
 
