@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,7 +37,8 @@ def get_loader(asked: JoinRequest) -> mbaas.Loader:
     - ``prep_stall_share``: prep was computing; more workers would help.
     - ``peer_stall_share``: prep was idle because of other trials; a slower one shares the feed.
     - ``wait_s``: seconds that the trial has waited since it joined.
-    - ``wait_p95_s``: 95 % of its minibatches came within this time, in classes from 0.001 to 10 s.
+    - ``wait_p95_s``: 95 % of its minibatches came within this time, in classes from 0.001 to 10 s; None if that is
+      longer.
     - ``delivered_samples``: samples delivered since it joined.
     - ``prepared_samples``: the part prepared for this trial; all others had been delivered to another trial before.
       Prepared / delivered, summed over all trials, shows how well they share.
@@ -194,7 +196,7 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
     wait_s = total_s = 0.0
     for (feed, _), loader in loaders.items():
         report = loader.report()
-        busy_s = report.wait_s + report.step_s
+        busy_s, p95_s = report.wait_s + report.step_s, report.waits.within_s(0.95)
         wait_s, total_s = wait_s + report.wait_s, total_s + busy_s
         samples.setdefault(feed, []).append((report.samples, loader.pipeline))
         feeds[feed] = {
@@ -203,7 +205,7 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
             "prep_stall_share": _share(report.prep_stall_s, busy_s),
             "peer_stall_share": _share(report.peer_stall_s, busy_s),
             "wait_s": report.wait_s,
-            "wait_p95_s": report.waits.within_s(0.95),
+            "wait_p95_s": p95_s if math.isfinite(p95_s) else None,  # JSON has no infinity
             "delivered_samples": report.samples,
             "prepared_samples": report.prepared,
             "pipeline": loader.pipeline,

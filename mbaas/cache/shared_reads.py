@@ -47,7 +47,7 @@ NO_SHARING = SharingGroup(frozenset(), 0.0)
 
 
 class SharedReads:
-    """The positions of pipelines in epochs, and the choice of those that share copies.
+    """Records the positions of pipelines in epochs, and chooses the pipelines that share copies.
 
     ``fits`` returns the share of the samples that the cache could hold.
     """

@@ -78,8 +78,8 @@ class Load:
     lengths: NDArray[np.int64]
     lends: bool = False  # ``peer`` keeps its copies
     form: int = ENCODED  # form in which the samples are read; only cache nodes have decoded ones
-    # samples are cached until they are handed in decoded, or until samples drawn more often need the room; then the
-    # whole slab is dropped
+    # True if the samples give way to others: decoded ones that are handed in, or samples that are drawn more often. The
+    # slab is then dropped as a whole.
     interim: bool = False
 
     @cached_property

@@ -45,7 +45,7 @@ LOG_LINES = 20
 
 
 class ReadAheadTuner:
-    """Sets a cache node's read-ahead depth, and whether it uses its disk tier, from measured speeds.
+    """Sets a cache node's read-ahead depth, and tells its disks how fast storage is, from measured speeds.
 
     Attributes:
         advisor: the model's advice.
@@ -165,8 +165,8 @@ def probe_disk(path: str | os.PathLike[str], *, disk_bytes: int, threads: int) -
 
     Args:
         path: a folder on the disk, created if missing.
-        disk_bytes: largest size of the temporary probe file. With less than one piece (4 MiB) free, samples that are
-            stored there are read instead; if there are too few of these as well, the disk is not probed (None).
+        disk_bytes: largest size of the temporary probe file. If it is less than a piece (4 MiB), stored samples are
+            read instead. Without a piece of these, the result is None.
         threads: number of concurrent disk readers.
 
     Raises:

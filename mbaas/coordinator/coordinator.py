@@ -21,7 +21,7 @@ from mbaas.calls.relay import relay_node
 from mbaas.coordinator import kept_claims, recovery, written_epochs
 from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
-from mbaas.coordinator.cache_looks import CacheLooks
+from mbaas.coordinator.cache_monitor import CacheMonitor
 from mbaas.coordinator.consumer_api import ConsumerApi
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lending import LendingClient, worker_kind
@@ -86,7 +86,7 @@ class _Running(Struct, frozen=True):
     service: ConsumerService
     ranks: RankTable
     lending: LendingClient
-    looks: CacheLooks
+    cache_monitor: CacheMonitor
     kept_form: KeptForm | None
 
 
@@ -237,12 +237,12 @@ class FeedCoordinator(ConsumerApi):
             runtime_env=context.get_runtime_env_string(),
         )
         lending = LendingClient(self._settings, kind=kind, supervision=supervision, counters=counters)
-        looks = CacheLooks(supervision=supervision, counters=counters)
+        cache_monitor = CacheMonitor(supervision=supervision, counters=counters)
         if shortage := layout.shortage(self._settings):
             counters.note(shortage)
         decoded = layout.decoded
         kept_form = None if decoded is None else KeptForm(decoded, is_new=not self._has_predecessor)
-        running = self._running = _Running(info, supervision, service, ranks, lending, looks, kept_form)
+        running = self._running = _Running(info, supervision, service, ranks, lending, cache_monitor, kept_form)
         supervision.begin(service.send, lambda: service.core.consumers.nodes)
         self._tasks.spawn(self._tick_forever(running))
         self._opened.set()
@@ -339,7 +339,7 @@ class FeedCoordinator(ConsumerApi):
         }
         running.supervision.handle(cluster.WorkMeasured(work))
         running.supervision.handle(cluster.CachesMeasured(dict(running.supervision.caches.kept)))
-        self._tasks.spawn(running.looks.look(seen.demand_per_s if seen is not None else 0.0))
+        self._tasks.spawn(running.cache_monitor.poll(seen.demand_per_s if seen is not None else 0.0))
         if running.kept_form is not None:
             self._choose_form(running.kept_form, running)
         if seen is None:

@@ -233,9 +233,6 @@ class DiskOrder:
     def measured(self, disk: int, bytes_per_s: float) -> None:
         self._disks[disk].speed = bytes_per_s
 
-    def speed_of(self, disk: int) -> float | None:
-        return self._disks[disk].speed
-
     def failed(self, disk: int, reason: str) -> list[str]:
         """Drop a disk for good. Return log lines; none if it was dropped before."""
         state = self._disks[disk]

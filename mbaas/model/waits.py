@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -142,6 +142,6 @@ class UnevenSteps:
         return tuple(RankSteps(name, trial.ranks, trial.steps, trial.uneven) for name, trial in known)
 
 
-def _forget(kept: dict[str, int] | dict[str, _Trial] | dict[int, dict[str, int]], most: int) -> None:
+def _forget(kept: dict[Any, Any], most: int) -> None:
     while len(kept) > most:
-        del kept[next(iter(kept))]  # type: ignore[arg-type]
+        del kept[next(iter(kept))]

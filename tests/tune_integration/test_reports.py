@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +102,15 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
     # names in loggers and in the data frame of results
     names = flatten_dict(reported[0]).keys()
     assert names >= {"mbaas/stall_share", "mbaas/train/stall_share", "mbaas/val/prep_stall_share"}
+
+
+def test_results_are_json_if_minibatches_come_later_than_the_last_class(
+    reported: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = ConsumerReport(samples=90, waits=WaitCounts((0,) * 9 + (10,)))
+    monkeypatch.setattr(FixedLoader, "report", lambda self: late)
+    report(loss=0.5)
+    assert json.loads(json.dumps(reported[0], allow_nan=False))["mbaas"]["train"]["wait_p95_s"] is None
 
 
 def test_costs_of_all_feeds_are_told_only_if_all_are_known(reported: list[dict[str, Any]]) -> None:

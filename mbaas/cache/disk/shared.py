@@ -166,7 +166,7 @@ class SharedStore:
                 self._own.set_budget(self._reserved_bytes)
                 with self._locked(LOCK_WAIT_S):
                     self._write_ledger(self._ledger(), self._reserved_bytes)
-            except BaseException:
+            except BaseException:  # including interrupts: the volume's lock would otherwise stay
                 self._own.close()
                 raise
         except OSError as error:

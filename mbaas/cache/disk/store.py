@@ -50,9 +50,9 @@ Rows = NDArray[np.void]
 Addresses = NDArray[np.int64]
 
 ABSENT = 0
-COMING = 1  # being written; smaller than any address
+COMING = 1  # its bytes are being written; smaller than any address
 
-# Segments rather than one file: file systems limit the size of a file, and some block all reads of it during a write.
+# Samples are in several segments. File systems limit the size of a file, and some block its reads during a write.
 SEGMENT_SHIFT = 32
 SEGMENT_BYTES = 1 << SEGMENT_SHIFT
 _OFFSET = SEGMENT_BYTES - 1

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mbaas.cache.stats import Flow
-from mbaas.coordinator import cache_looks
-from mbaas.coordinator.cache_looks import CacheLooks
+from mbaas.coordinator import cache_monitor
+from mbaas.coordinator.cache_monitor import CacheMonitor
 from mbaas.coordinator.counters import Counters
 from mbaas.model.tiers import FetchSpeeds
 
@@ -32,8 +32,8 @@ class Feed:
             workers=SimpleNamespace(workers=self.workers, per_node=lambda: nodes),
             caches=SimpleNamespace(flow=self._flow),
         )
-        self.looks = CacheLooks(supervision=supervision, counters=self.counters)
-        monkeypatch.setattr(cache_looks.time, "monotonic", lambda: self.now)
+        self.monitor = CacheMonitor(supervision=supervision, counters=self.counters)
+        monkeypatch.setattr(cache_monitor.time, "monotonic", lambda: self.now)
 
     async def _flow(self, node: str, pace_per_s: float) -> Flow:
         self.paces[node].append(pace_per_s)
@@ -47,7 +47,7 @@ class Feed:
             self.counters.worker_samples[name] += made
             self.counters.worker_prep_s[name] += made / 1000  # type: ignore[assignment]
             self.counters.samples += made
-        asyncio.run(self.looks.look(demand_per_s))
+        asyncio.run(self.monitor.poll(demand_per_s))
 
 
 def test_a_cache_is_told_the_share_of_the_demand_that_its_node_prepares(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.supervision import Supervision
 
 NODES_PER_POLL = 16
-"""Nodes polled per call of `look`. With more nodes each is polled less often, so that a call costs no more."""
+"""Nodes polled per call of `poll`. With more nodes each is polled less often, so that a call costs no more."""
 
 SHARE_S = 20.0
 """Time over which the share of a node is measured. Samples are counted in whole blocks, so less would be too coarse."""
@@ -52,7 +52,7 @@ class _NodePolls:
         return here / everywhere if everywhere else 0.0
 
 
-class CacheLooks:
+class CacheMonitor:
     """Polls the cache nodes of one feed."""
 
     def __init__(self, *, supervision: Supervision, counters: Counters) -> None:
@@ -61,7 +61,7 @@ class CacheLooks:
         self._turn = itertools.count()
         self._is_polling = False
 
-    async def look(self, demand_per_s: float) -> None:
+    async def poll(self, demand_per_s: float) -> None:
         """Poll nodes.
 
         ``demand_per_s`` is the rate in samples/s that prep must reach so that no trial waits; 0 if unknown.
