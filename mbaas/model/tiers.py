@@ -14,6 +14,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -264,6 +266,48 @@ class DiskOrder:
     def __str__(self) -> str:
         speeds = [(self._disks[index].name, self._disks[index].speed) for index in self.used]
         return ", ".join(name if speed is None else f"{name} {units.rate(speed)}" for name, speed in speeds)
+
+
+class DiskRoom(NamedTuple):
+    """Bytes that a disk may hold, and whether all nodes share it."""
+
+    max_bytes: float
+    is_shared: bool
+
+
+class Admission(Enum):
+    """Which samples that were read from storage a disk stores."""
+
+    EVERY = "all that it does not have"
+    MISSING = "those that no disk has"
+    OF_CLASS = "those of its class that no disk has"
+    NONE = "none"
+
+
+def admissions(
+    disks: Sequence[DiskRoom], *, needed_bytes: float, dataset_bytes: float, has_classes: bool, in_memory: bool
+) -> list[Admission]:
+    """Return for each disk which samples it stores.
+
+    Disks that can hold all samples of this node also store the ones in memory, so that they survive a restart.
+
+    Args:
+        needed_bytes, dataset_bytes: all samples with their home on this node, and all of the dataset.
+        has_classes: True if samples are drawn by weight, so that each has a class.
+        in_memory: True if memory caches the samples.
+    """
+    hold_all = sum(disk.max_bytes for disk in disks if not disk.is_shared) >= needed_bytes
+
+    def admission(disk: DiskRoom) -> Admission:
+        if disk.is_shared and disk.max_bytes >= dataset_bytes:
+            return Admission.EVERY
+        if hold_all and not disk.is_shared:
+            return Admission.MISSING
+        if has_classes:
+            return Admission.OF_CLASS
+        return Admission.NONE if in_memory else Admission.MISSING
+
+    return [admission(disk) for disk in disks]
 
 
 class Advisor:

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas.cache.stats import Speedometer, TransferSums
-from mbaas.model.tiers import AGAIN, STEADY_LOOKS, Advisor, DiskOrder, FetchSpeeds, UpcomingBytes
+from mbaas.model.tiers import (
+    AGAIN,
+    STEADY_LOOKS,
+    Admission,
+    Advisor,
+    DiskOrder,
+    DiskRoom,
+    FetchSpeeds,
+    UpcomingBytes,
+    admissions,
+)
 
 MB = 10**6
 
@@ -215,3 +225,24 @@ def test_a_disk_that_was_read_is_known_better_than_one_that_was_tried_out() -> N
 
 def test_what_is_known_is_told() -> None:
     assert str(FetchSpeeds(local=5e9, storage=2e6)) == "memory 5 GB/s, storage 2 MB/s"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "has_classes", "in_memory", "found"),
+    [
+        ((60, 50), False, True, [Admission.MISSING, Admission.MISSING]),  # together they hold all, also what memory has
+        ((60, 30), False, True, [Admission.NONE, Admission.NONE]),
+        ((60, 30), False, False, [Admission.MISSING, Admission.MISSING]),
+        ((60, 30), True, True, [Admission.OF_CLASS, Admission.OF_CLASS]),
+    ],
+)
+def test_local_disks_admit_what_memory_lacks_unless_they_hold_all(
+    sizes: tuple[int, ...], has_classes: bool, in_memory: bool, found: list[Admission]
+) -> None:
+    """100 bytes have their home here, of a dataset of 200."""
+    rooms = [DiskRoom(size, False) for size in sizes]
+    options = {"needed_bytes": 100, "dataset_bytes": 200, "has_classes": has_classes, "in_memory": in_memory}
+    assert admissions(rooms, **options) == found
+    assert admissions([*rooms, DiskRoom(200, True)], **options) == [*found, Admission.EVERY]
+    small = Admission.OF_CLASS if has_classes else Admission.NONE if in_memory else Admission.MISSING
+    assert admissions([*rooms, DiskRoom(199, True)], **options) == [*found, small], "a shared folder that is too small"

@@ -24,7 +24,7 @@ from mbaas.cache.disk.store import DiskStats, DiskStore
 from mbaas.cache.slab import Failures, Load, Origin, Slab, extract
 from mbaas.cache.stats import Meter, Speedometer, TierMeter
 from mbaas.errors import MbaasError
-from mbaas.model.tiers import DiskOrder
+from mbaas.model.tiers import Admission, DiskOrder, DiskRoom, admissions
 from mbaas.samples.order import Ids
 from mbaas.samples.placement import ENCODED, PlacementHistory
 from mbaas.settings import Disk
@@ -365,7 +365,7 @@ class DiskTier:
     async def write(self, load: Load, slab: Slab, origins: NDArray[np.int8], failures: Failures) -> None:
         """Store samples that were read from storage and have their home here, unless memory caches them.
 
-        Disks that can hold all of this node's samples also store the ones in memory, so that they survive a restart.
+        `admissions` decides which disk stores which.
         """
         if load.form != ENCODED:
             return
@@ -375,22 +375,23 @@ class DiskTier:
         disks = self._used()
         sizes = [disk.max_bytes / self._nodes if disk.is_shared else disk.max_bytes for disk in disks]
         classes = self._classes(load.sample_ids, sizes)
-        holds_all = self._local_bytes >= self._needed_bytes
+        rules = admissions(
+            [DiskRoom(disk.max_bytes, disk.is_shared) for disk in disks],
+            needed_bytes=self._needed_bytes,
+            dataset_bytes=self._dataset_bytes,
+            has_classes=classes is not None,
+            in_memory=load.permanent or load.interim,
+        )
         left = new.copy()
         for disk in disks:
             left &= ~disk.store.has(load.sample_ids)
-        for number, disk in enumerate(disks):
-            if disk.is_shared and disk.max_bytes >= self._dataset_bytes:
+        for number, (disk, rule) in enumerate(zip(disks, rules, strict=True)):
+            chosen = left.copy()
+            if rule is Admission.EVERY:
                 chosen = new & ~disk.store.has(load.sample_ids)
-            elif holds_all and not disk.is_shared:
-                chosen = left.copy()
-            elif classes is not None:
-                chosen = left & (classes == number)
-            elif load.permanent or load.interim:
-                continue  # cached in memory; the space is for samples that do not fit there
-            else:
-                chosen = left.copy()
-            if not chosen.any():
+            elif rule is Admission.OF_CLASS:
+                chosen &= classes == number
+            if rule is Admission.NONE or not chosen.any():
                 continue
             lengths = load.lengths[chosen]
             put = functools.partial(self._put, disk, disk.store, load.sample_ids[chosen], lengths)
