@@ -123,7 +123,8 @@ class Counters:
         self.parts = 0
         self.remade = 0
         self.repeats = Repeats()
-        self._dropped: dict[int, bool] = {}  # block -> whether its bytes were needed; recent epochs only
+        # block -> whether its bytes were needed at its last drop, and its rows made before; recent epochs only
+        self._dropped: dict[int, tuple[bool, int]] = {}
         self.by_stream: dict[int, StreamCounts] = {}
         self.rows_made: dict[int, int] = {}
         self.worker_samples: Counter[str] = Counter()
@@ -180,7 +181,7 @@ class Counters:
         again = rows > end - first
         self.remade += again
         if again:
-            self.repeats += self._cause(block, meta.samples)
+            self.repeats += self._cause(block, rows, end - first, meta.samples)
         # Bad samples of a repeated part were counted before.
         if not again:
             self._leave_out(block, meta, order)
@@ -188,12 +189,12 @@ class Counters:
     def dropped(self, block: int, *, for_room: bool) -> None:
         """Record that a block is no longer staged, because its bytes were needed or all consumers had it."""
         if block in self.rows_made:  # otherwise it was never prepared, or is forgotten
-            self._dropped[block] = for_room
+            self._dropped[block] = for_room, self.rows_made[block]
 
-    def _cause(self, block: int, samples: int) -> Repeats:
-        # a block that was not dropped was lost
-        for_room = self._dropped.get(block)
-        if for_room is None:
+    def _cause(self, block: int, rows: int, block_rows: int, samples: int) -> Repeats:
+        for_room, rows_before = self._dropped.get(block, (False, 0))
+        # Since the last drop, each row is made once. A further time, as without a drop, the part was lost.
+        if rows - rows_before > block_rows:
             return Repeats(lost=samples)
         return Repeats(dropped=samples) if for_room else Repeats(passed=samples)
 

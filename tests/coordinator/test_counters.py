@@ -51,7 +51,7 @@ def test_a_sample_is_listed_once_with_how_often_it_was_left_out() -> None:
 
 
 def test_repeated_samples_are_counted_by_cause() -> None:
-    """Block 1 is lost, block 2 dropped for room, and block 3, of 5 samples, after all consumers had it."""
+    """Block 1 is lost, block 2 dropped for room. Block 3, of 5 samples, is dropped after all had it, and later lost."""
     kept = Counters()
     for block in (0, 1, 2, 3):
         kept.finished("prep-0", block, made(block), ORDER)
@@ -60,11 +60,29 @@ def test_repeated_samples_are_counted_by_cause() -> None:
     kept.dropped(3, for_room=False)
     for block in (1, 2, 3, 3):
         kept.finished("prep-0", block, made(block), ORDER)
-    assert kept.repeats == Repeats(lost=6, dropped=6, passed=10)
+    assert kept.repeats == Repeats(lost=11, dropped=6, passed=5)
     assert kept.remade == 4
     kept.forget(2)  # tried again because it lacked samples: not a repetition
     kept.finished("prep-0", 2, made(2), ORDER)
     assert kept.remade == 4
+
+
+def test_a_block_that_was_dropped_and_made_again_is_lost_the_next_time() -> None:
+    """Block 1 of two parts, 2 and 4 samples, is dropped and made again, and then loses its second part twice."""
+    kept = Counters()
+    parts = [structs.replace(made(1), samples=samples) for samples in (2, 4)]
+    for meta in parts:
+        kept.finished("prep-0", 1, meta, ORDER)
+    kept.dropped(1, for_room=True)
+    for meta in parts:
+        kept.finished("prep-0", 1, meta, ORDER)
+    assert kept.repeats == Repeats(dropped=6)
+    for _ in range(2):
+        kept.finished("prep-0", 1, parts[1], ORDER)
+    assert kept.repeats == Repeats(dropped=6, lost=8)
+    kept.dropped(1, for_room=False)
+    kept.finished("prep-0", 1, parts[0], ORDER)
+    assert kept.repeats == Repeats(dropped=6, lost=8, passed=2)
 
 
 def test_what_was_left_out_of_a_block_that_is_made_anew_is_tried_again_and_counted_again() -> None:
