@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ import ray
 from commandline import call, mbaas
 
 from mbaas.cli import console
-from mbaas.tools.doctor import collect
+from mbaas.tools.doctor import checks, collect
+from mbaas.tools.doctor.facts import StorageFacts
 from support import readers
 
 
@@ -62,15 +64,29 @@ def test_data_that_cannot_be_read_are_a_problem(tmp_path: Path) -> None:
     assert "cannot open" in collect.storage_of_path("nosuch://bucket").error
 
 
-def test_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_named_although_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of three mounted servers is dead: two reads from it do not end."""
+    monkeypatch.setattr(collect, "READ_S", 0.05)
+    ended = threading.Event()
+    dead = [(f"/mnt/dead/{number}.png", lambda: ended.wait(30)) for number in range(2)]
+    alive = [(f"/mnt/{name}/0.png", lambda: 1000) for name in ("one", "two")]
+    try:
+        facts = collect._timed(StorageFacts(where="/mnt"), [*dead, *alive])
+        (late,) = checks.storage(facts)
+        assert late.verdict is checks.Verdict.PROBLEM
+        assert late.found.startswith("/mnt: 2 of 4 reads did not end within 1")
+        assert late.found.endswith(" ms, such as /mnt/dead/1.png"), "one file of each folder"
+        (late,) = checks.storage(collect._timed(StorageFacts(where="/mnt"), dead[:1]))
+        assert "1 of 1 read did not end" in late.found
+    finally:
+        ended.set()
+
+
+def test_reads_are_bounded(tmp_path: Path) -> None:
     for number in range(100):
         (tmp_path / f"{number}.bin").write_bytes(np.zeros(1000, np.uint8).tobytes())
     facts = collect.storage_of_path(str(tmp_path))
     assert (facts.files, facts.read_bytes, facts.error) == (64, 64_000, "")
-    monkeypatch.setattr(collect, "READ_S", 0.05)
-    (tmp_path / "pipe").mkdir()
-    slow = collect._timed(facts, [lambda: __import__("time").sleep(9) or 1])
-    assert slow.error == "no read ended within 100 ms"
 
 
 def test_a_listing_that_does_not_end_and_a_large_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -35,6 +35,9 @@ SLOW_READ_S, SLOW_RATE = 0.2, 20e6
 
 DALI_CUDA = (12, 0)
 """CUDA version that the driver must support for the DALI package that mbaas requires."""
+
+NAMED = 5
+"""Number of unread files named in a finding."""
 
 CPU_SLACK = 0.5
 """CPUs by which counts may differ, because Ray counts only whole ones."""
@@ -350,6 +353,11 @@ def clock(node: NodeFacts) -> Finding:
 def storage(data: StorageFacts) -> Iterator[Finding]:
     """Judge the listing and the reads of the data."""
     name = "storage"
+    if data.late:
+        reads = counted(len(data.late) + data.failed + data.files, "read")
+        found = f"{data.where}: {len(data.late)} of {reads} did not end within {seconds(data.read_s)}, such as "
+        found += ", ".join(_of_each_folder(data.late)[:NAMED])
+        yield Finding(name, Verdict.PROBLEM, found, "servers and disks that all answer", "check those of these files")
     if data.error and not data.files:
         remedy = "check the path, credentials and permissions; each node needs them"
         yield Finding(name, Verdict.PROBLEM, _named(data, data.error), "data that can be listed and read", remedy)
@@ -357,6 +365,8 @@ def storage(data: StorageFacts) -> Iterator[Finding]:
     if data.failed:
         found = f"{data.where}: {data.failed} of {counted(data.failed + data.files, 'read')} failed: {data.error}"
         yield Finding(name, Verdict.PROBLEM, found, "samples that can all be read", "mbaas check FEED.yaml lists them")
+    if data.late:
+        return  # the rate of all reads together means nothing
     if not data.was_listed:
         yield Finding(
             name,
@@ -370,6 +380,11 @@ def storage(data: StorageFacts) -> Iterator[Finding]:
         yield Finding(name, Verdict.PROBLEM, _named(data, "no file was found to read"), "files", "check the path")
         return
     yield _reads(name, data)
+
+
+def _of_each_folder(files: Sequence[str]) -> list[str]:
+    """Return one file of each folder: folders may be on different servers."""
+    return [*{file.rpartition("/")[0]: file for file in files}.values()]
 
 
 def _named(data: StorageFacts, why: str) -> str:

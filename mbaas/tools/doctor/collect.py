@@ -331,8 +331,8 @@ def _feeds() -> Iterator[FeedFacts]:
 
 # ---- the data ----
 
-_Read = Callable[[], int]
-"""Reads one file or sample, and returns the number of bytes."""
+_Read = tuple[str, Callable[[], int]]
+"""Name of a file or sample, and a function that reads it and returns the number of bytes."""
 
 
 def storage_of_feed(where: str, read: Callable[[], Dataset]) -> StorageFacts:
@@ -356,7 +356,7 @@ def storage_of_feed(where: str, read: Callable[[], Dataset]) -> StorageFacts:
     from mbaas.tools.analysis.measuring.storage import local_spans
 
     facts = StorageFacts(where=where, list_s=list_s, samples=len(dataset), total_bytes=dataset.total_bytes)
-    reads = [partial(read_one, number) for number in ids.tolist()]
+    reads = [(dataset.uri(number), partial(read_one, number)) for number in ids.tolist()]
     return _timed(replace(facts, from_memory=_made_cold(local_spans(dataset, ids.tolist()))), reads)
 
 
@@ -382,7 +382,7 @@ def storage_of_path(path: str) -> StorageFacts:
 
         spans = [Span(file, 0, READ_BYTES // READERS) for file in files]
         facts = replace(facts, from_memory=_made_cold(spans))
-    return _timed(facts, [partial(read_one, file) for file in files])
+    return _timed(facts, [(file, partial(read_one, file)) for file in files])
 
 
 def _made_cold(spans: Sequence[Any]) -> float:
@@ -442,18 +442,22 @@ def _timed(facts: StorageFacts, reads: Sequence[_Read]) -> StorageFacts:
     times: list[float] = []
     sizes: list[int] = []
     errors: list[MbaasError] = []
+    running: dict[int, str] = {}  # thread -> its read
     todo = iter(reads)
 
     def work() -> None:
-        for read in todo:
+        thread = threading.get_ident()
+        for name, read in todo:
             if time.monotonic() > end or sum(sizes) > READ_BYTES:
                 return
-            began = time.perf_counter()
+            began, running[thread] = time.perf_counter(), name
             try:
                 nbytes = read()
             except MbaasError as error:
                 errors.append(error)
                 continue
+            finally:
+                del running[thread]
             times.append(time.perf_counter() - began)
             sizes.append(nbytes)
 
@@ -464,10 +468,14 @@ def _timed(facts: StorageFacts, reads: Sequence[_Read]) -> StorageFacts:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, end + READ_S - time.monotonic()))
-    took, error = time.perf_counter() - began, str(errors[0]) if errors else ""
-    if not times and not errors and reads:
-        return replace(facts, error=f"no read ended within {seconds(2 * READ_S)}")
-    read_s = median(times) if times else 0.0
+    took, late = time.perf_counter() - began, tuple(sorted(running.copy().values()))
     return replace(
-        facts, error=error, failed=len(errors), files=len(times), read_bytes=sum(sizes), read_s=took, latency_s=read_s
+        facts,
+        error=str(errors[0]) if errors else "",
+        failed=len(errors),
+        late=late,
+        files=len(times),
+        read_bytes=sum(sizes),
+        read_s=took,
+        latency_s=median(times) if times else 0.0,
     )

@@ -91,6 +91,7 @@ class StorageFacts:
         was_listed: whether the listing ended in time.
         samples, total_bytes: size of the dataset; None for a path without a feed file.
         files, failed: number of successful and failed reads of a file or sample.
+        late: files or samples whose reads had not ended when the time was up.
         read_bytes, read_s: bytes read, and the seconds that all threads together took.
         latency_s: median time of one read.
         from_memory: fraction of the bytes that were in the page cache, so that their rate is not one of storage.
@@ -104,6 +105,7 @@ class StorageFacts:
     total_bytes: int | None = None
     files: int = 0
     failed: int = 0
+    late: tuple[str, ...] = ()
     read_bytes: int = 0
     read_s: float = 0.0
     latency_s: float = 0.0
