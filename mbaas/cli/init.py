@@ -82,7 +82,9 @@ def _write(texts: dict[Path, str], *, force: bool) -> None:
     for file, text in texts.items():
         try:
             if not force and (there := [str(each) for each in texts if each.exists()]):
-                raise ConfigError(f"{' and '.join(there)} exists; --force overwrites it, --out writes another file")
+                exist, them = ("exist", "them") if len(there) > 1 else ("exists", "it")
+                text = f"{' and '.join(there)} {exist}; --force overwrites {them}, --out writes another file"
+                raise ConfigError(text)
             file.write_text(text)
         except OSError as error:
             raise ConfigError(f"cannot write {file}: {error.strerror}") from None

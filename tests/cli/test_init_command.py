@@ -173,6 +173,8 @@ def test_validation_data_get_a_file_of_their_own(tmp_path: Path) -> None:
     assert call("init", tmp_path / "set", "--out", tmp_path / "f.yaml").exit_code == 0
     train, validation = (feed_file.load(tmp_path / name) for name in ("f.yaml", "f-val.yaml"))
     assert [len(each.data.read()) for each in (train, validation)] == [31, 6]
+    said = call("init", tmp_path / "set", "--out", tmp_path / "f.yaml")
+    assert "f-val.yaml exist; --force overwrites them" in " ".join(said.stderr.split())
     assert (train.options.shuffle, validation.options.shuffle) == (True, False)
     assert [each.name for each in (train, validation)] == ["train", "val"]
 
