@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 NAMED = 3
-"""Number of folders named in messages."""
+"""Folders, and data that are not used, that are named in messages."""
 
 
 @console.command(console.app, console.FIRST)
@@ -68,7 +68,8 @@ def init(
     _write(texts, force=force)
     rows = [("found", found.train.what)]
     rows += [("", f"for validation: {found.validation.what}")] if found.validation is not None else []
-    rows += [("", f"not used: {other}") for other in found.others]
+    rows += [("", f"not used: {other}") for other in found.others[:NAMED]]
+    rows += [("", f"not used: {len(found.others) - NAMED} more")] if len(found.others) > NAMED else []
     rows += [("", f"may not be listed: {name}") for name in sight.tree.unreadable[:NAMED]]
     rows += [("wrote", " and ".join(map(str, texts)))]
     steps = [step.name for step in found.train.steps if not step.is_off]

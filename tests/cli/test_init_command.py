@@ -179,6 +179,22 @@ def test_validation_data_get_a_file_of_their_own(tmp_path: Path) -> None:
     assert [each.name for each in (train, validation)] == ["train", "val"]
 
 
+def test_tables_and_folders_that_are_not_used_are_named(tmp_path: Path) -> None:
+    names = ("train", "val", "extra", "a", "b", "c")
+    for name in names:
+        IMAGES.in_folders(tmp_path / "parts" / name)
+        (tmp_path / "tables").mkdir(exist_ok=True)
+        (tmp_path / "tables" / f"{name}.csv").write_text("uri\n0.png\n")
+    (tmp_path / "tables" / "0.png").write_bytes(IMAGES.encoded[0])
+    shown = " ".join(call("init", tmp_path / "tables", "--out", tmp_path / "t.yaml").stdout.split())
+    assert "found the table train.csv of images" in shown
+    assert "for validation: the table val.csv of images" in shown
+    assert [each.split()[0] for each in shown.split("not used: the table ")[1:]] == ["a.csv", "b.csv", "c.csv"]
+    assert "not used: 2 more" in shown, "the table extra.csv, and an image"
+    shown = call("init", tmp_path / "parts", "--out", tmp_path / "p.yaml").stdout
+    assert [line.split()[-1] for line in shown.splitlines() if "not used: the folder" in line] == ["a", "b", "c"]
+
+
 def test_photographs_are_cropped_at_random_for_training_only(tmp_path: Path) -> None:
     for part in ("train", "test"):
         for kind in ("a", "b"):

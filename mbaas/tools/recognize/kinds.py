@@ -126,10 +126,12 @@ def _parts(sight: Sight) -> Found | None:
         return None
     other = next((folders[name] for name in VALIDATION if name in folders), None)
     validation = None if other is None else recognize(sight.below(other))
+    used = (train,) if validation is None else (train, other)
+    others = (*found.others, *(f"the folder {name}" for name in sight.tree.folders if name not in used))
     feed = _moved(found.train, train)
     if validation is None or other is None:
-        return Found(feed)
-    return Found(feed, _moved(validation.train, other))
+        return Found(feed, others=others)
+    return Found(feed, _moved(validation.train, other), (*others, *validation.others))
 
 
 def _found_in(found: Found, folder: str) -> Found:
@@ -150,13 +152,13 @@ def mapped(data: Any, change: Callable[[Path], Any]) -> Any:
     return [mapped(each, change) for each in data] if isinstance(data, list) else data
 
 
-def _pair(feeds: Sequence[tuple[str, Feed]]) -> Feed | tuple[Feed, Feed]:
-    """Return the feeds named like parts for training and validation, or the first one."""
+def _paired(feeds: Sequence[tuple[str, Feed]]) -> Iterator[Feed | tuple[Feed, Feed]]:
+    """Yield the feeds named like parts for training and validation together, and then the others."""
     train = next((feed for name, feed in feeds if _is_named(name, TRAIN)), None)
     validation = next((feed for word in VALIDATION for name, feed in feeds if _is_named(name, (word,))), None)
-    if train is None:
-        return feeds[0][1]
-    return train if validation is None or validation is train else (train, validation)
+    if train is not None:
+        yield train if validation is None or validation is train else (train, validation)
+    yield from (feed for _, feed in feeds if train is None or (feed is not train and feed is not validation))
 
 
 def _is_named(name: str, words: Sequence[str]) -> bool:
@@ -264,8 +266,7 @@ def _saved(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         for name in splits.splits
         if (info := sight.peeks.get(f"{name}/dataset_info.json")) is not None
     ]
-    if feeds:
-        yield _pair(feeds)
+    yield from _paired(feeds)
 
 
 def _huggingface(info: Peek, split: str | None) -> Feed:
@@ -301,8 +302,7 @@ def _coco(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
             feeds.append((file, Feed(what, data, (decode, size, flip), (decode, size), boxes)))
     # Instances before keypoints and captions, whose files have the same images.
     feeds.sort(key=lambda each: "instances" not in each[0])
-    if feeds:
-        yield _pair(feeds)
+    yield from _paired(feeds)
 
 
 def _class_folders(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
@@ -391,8 +391,7 @@ def _tables(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         data = {"read_manifest": options if len(options) > 1 else options["path"]}
         labelled = f", labels in column {label}" if label is not None else ""
         feeds.append((file, Feed(f"the table {file} of {_PLURAL[kind]}s{labelled}", data, steps, plain, hints=hints)))
-    if feeds:
-        yield _pair(feeds)
+    yield from _paired(feeds)
 
 
 def _label_column(peek: Peek, uri: str) -> str | None:
@@ -431,8 +430,7 @@ def _parquets(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         hint = "unpacked: the images are written there once, because Parquet has no random access; all nodes read it"
         what = f"{_number_of(sight, files, 'Parquet file')} with images, {pattern}"
         feeds.append((pattern, Feed(what, {"read_parquet": options}, steps, plain, hints=(hint,))))
-    if feeds:
-        yield _pair(feeds)
+    yield from _paired(feeds)
 
 
 def _content(value: Any) -> Any:
@@ -473,8 +471,7 @@ def _tars(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         data = {"read_webdataset": options if len(options) > 1 else options["path"]}
         what = f"{_number_of(sight, files, 'tar shard')}, {pattern}, whose samples have {', '.join(peek.members)}"
         feeds.append((pattern, Feed(what, data, steps, plain, hints=hints)))
-    if feeds:
-        yield _pair(feeds)
+    yield from _paired(feeds)
 
 
 def _records(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
@@ -498,8 +495,7 @@ def _records(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         data = {"read_tfrecord": options if len(options) > 1 else options["path"]}
         what = f"{_number_of(sight, files, 'TFRecord file')}, {pattern}, with {', '.join(peek.columns)}"
         feeds.append((pattern, Feed(what, data, steps, plain, hints=hints)))
-    if feeds:
-        yield _pair(feeds)
+    yield from _paired(feeds)
 
 
 def _patterns(sight: Sight, kind: str) -> Iterator[tuple[str, list[str]]]:
