@@ -145,6 +145,7 @@ class CacheNode:
             raise ConfigError(f"the order must be of {len(dataset)} samples, got one of {order.num_samples}")
         # Random rather than counted, because no state survives a restart. Never 0, which is a reader's initial value.
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
+        self._noted = 0  # log lines that a coordinator has noted
         self._order = order
         self._placements = PlacementHistory(order, node, dataset.stored_ids)
         self._peers: dict[str, Any] = {}
@@ -434,8 +435,14 @@ class CacheNode:
             readahead_depth_bytes=planner.ahead.depth_bytes,
         )
 
-    async def flow(self, pace_per_s: float) -> Flow:
-        """Return measurements and log lines, and update the read-ahead depth; see `ReadAheadTuner.update`."""
+    async def flow(self, pace_per_s: float, noted: tuple[int, int] = (0, 0)) -> Flow:
+        """Return measurements and log lines, and update the read-ahead depth; see `ReadAheadTuner.update`.
+
+        ``noted`` is the incarnation that the caller knows, and how many of its log lines it has noted.
+        """
+        incarnation, lines = noted
+        if incarnation == self._incarnation:
+            self._noted = max(self._noted, lines)
         self._tuner.update(threads=self._pool.threads, pace_per_s=pace_per_s)
         now = time.monotonic()
         hanging = self._pool.replace_hanging()
@@ -454,6 +461,7 @@ class CacheNode:
             speeds=tuner.speeds,
             logged=tuner.logged,
             log=tuple(tuner.lines),
+            noted=self._noted,
             cpu_s=time.process_time(),
             used_bytes=minio.used_bytes,
             budget_bytes=minio.budget_bytes,

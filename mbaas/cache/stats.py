@@ -112,6 +112,7 @@ class Flow(Struct, frozen=True):
     # logged, log: number of lines logged so far, and the last lines
     logged: int
     log: tuple[str, ...]
+    noted: int = 0  # lines that a coordinator has noted; one that starts later continues there
     cpu_s: float = 0.0  # CPU seconds used by the process, all threads
     # used_bytes, budget_bytes: bytes cached or being read into the cache, and the capacity
     used_bytes: int = 0

@@ -85,14 +85,15 @@ class CacheMonitor:
         took_s = {worker: counters.worker_prep_s[worker] for worker in workers}
         capacity_per_s = sum(here[worker] / took_s[worker] for worker in workers if took_s[worker])
         share = polls.share(_Prepared(time.monotonic(), here, counters.samples))
-        flow = await self._supervision.caches.flow(node, min(capacity_per_s, demand_per_s * share))
+        noted = polls.incarnation, polls.noted
+        flow = await self._supervision.caches.flow(node, min(capacity_per_s, demand_per_s * share), noted)
         if flow is not None:
             self._note(node, polls, flow)
             counters.caches_cpu_s.enter((node, flow.incarnation), flow.cpu_s)
 
     def _note(self, node: str, polls: _NodePolls, flow: Flow) -> None:
         if flow.incarnation != polls.incarnation:
-            polls.incarnation, polls.noted = flow.incarnation, 0
+            polls.incarnation, polls.noted = flow.incarnation, flow.noted
         new = min(flow.logged - polls.noted, len(flow.log))
         for sentence in flow.log[len(flow.log) - new :]:
             self._counters.note(f"node {node[:8]}: {sentence}")

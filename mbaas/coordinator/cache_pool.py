@@ -252,10 +252,12 @@ class CachePool:
         found = await asyncio.gather(*(answer_or_none(self.actors[node].stats.remote(), ANSWER_S) for node in nodes))
         return {node: stats for node, stats in zip(nodes, found, strict=True) if stats is not None}
 
-    async def flow(self, node: str, pace_per_s: float) -> Flow | None:
-        """Return the measurements and decisions of a node's cache; None if it does not answer."""
+    async def flow(self, node: str, pace_per_s: float, noted: tuple[int, int]) -> Flow | None:
+        """Return the measurements and decisions of a node's cache; None if it does not answer. See `CacheNode.flow`."""
         cache = self.actors.get(node)
-        flow: Flow | None = None if cache is None else await answer_or_none(cache.flow.remote(pace_per_s), ANSWER_S)
+        if cache is None:
+            return None
+        flow: Flow | None = await answer_or_none(cache.flow.remote(pace_per_s, noted), ANSWER_S)
         if flow is not None and self.actors.get(node) is cache:
             self.kept[node] = flow.used_bytes, flow.budget_bytes
         return flow

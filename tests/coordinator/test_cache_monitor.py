@@ -22,23 +22,30 @@ class Feed:
         self.now, self.incarnation = 0.0, 1
         self.paces: dict[str, list[float]] = {"node-1": [], "node-2": []}
         self.log = list[str]()
-        self.counters = Counters()
+        self.noted: dict[int, int] = {}  # incarnation of the cache on node 1 -> lines noted
         self.workers = {
             name: SimpleNamespace(name=name, node=node)
             for name, node in (("one", "node-1"), ("two", "node-1"), ("three", "node-2"))
         }
+        monkeypatch.setattr(cache_monitor.time, "monotonic", lambda: self.now)
+        self.start_coordinator()
+
+    def start_coordinator(self) -> None:
+        """Start the first coordinator, or another one after its death."""
         nodes = {"node-1": 2, "node-2": 1}
         supervision: Any = SimpleNamespace(
             workers=SimpleNamespace(workers=self.workers, per_node=lambda: nodes),
             caches=SimpleNamespace(flow=self._flow),
         )
+        self.counters = Counters()
         self.monitor = CacheMonitor(supervision=supervision, counters=self.counters)
-        monkeypatch.setattr(cache_monitor.time, "monotonic", lambda: self.now)
 
-    async def _flow(self, node: str, pace_per_s: float) -> Flow:
+    async def _flow(self, node: str, pace_per_s: float, noted: tuple[int, int]) -> Flow:
         self.paces[node].append(pace_per_s)
         log = self.log if node == "node-1" else []
-        return Flow(self.incarnation, FetchSpeeds(), len(log), tuple(log[-2:]))
+        if node == "node-1":
+            self.noted[noted[0]] = max(noted[1], self.noted.get(noted[0], 0))
+        return Flow(self.incarnation, FetchSpeeds(), len(log), tuple(log[-2:]), self.noted.get(self.incarnation, 0))
 
     def second(self, demand_per_s: float, **samples: int) -> None:
         """Advance by one second, in which workers prepare samples."""
@@ -84,3 +91,15 @@ def test_what_a_cache_logs_is_noted_once_also_after_its_restart(monkeypatch: pyt
     assert [note.split(" ", 1)[1] for note in feed.counters.notes] == [
         f"node node-1: {text}" for text in ("first", "second", "third", "again")
     ]
+
+
+def test_a_restarted_coordinator_notes_only_new_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Feed(monkeypatch)
+    feed.log = ["first", "second"]
+    feed.second(0.0)
+    feed.second(0.0)
+    feed.log.append("third")
+    feed.start_coordinator()
+    feed.second(0.0)
+    feed.second(0.0)
+    assert [note.split(" ", 1)[1] for note in feed.counters.notes] == ["node node-1: third"]
