@@ -115,7 +115,8 @@ class Scheduler:
         consumers, tasks, window, keeping: tables of the staging core.
         turns: whose turn it is, if there are several streams.
         cut: cuts a block when its bytes are granted.
-        drop: drops a staged block, given its number and the reason.
+        drop: drops a staged block that is not needed any more, given its number and the reason.
+        evict: drops one because its bytes are needed.
 
     Attributes:
         leaves_idle: whether a worker was idle after all available work was assigned.
@@ -132,10 +133,12 @@ class Scheduler:
         turns: Turns,
         *,
         cut: Callable[[int], Sequence[BlockPart]],
-        drop: Callable[[int, str, bool], None],
+        drop: Callable[[int, str], None],
+        evict: Callable[[int, str], None],
     ) -> None:
         self._consumers, self._tasks, self._window, self._keeping = consumers, tasks, window, keeping
-        self._turns, self._block_bytes, self._cut, self._drop = turns, consumers.streams.bytes_of, cut, drop
+        self._turns, self._block_bytes, self._cut = turns, consumers.streams.bytes_of, cut
+        self._drop, self._evict = drop, evict
         self.leaves_idle = False
         self.starved: int | None = None
 
@@ -265,7 +268,7 @@ class Scheduler:
     def drop_unwanted(self) -> None:
         """Drop the blocks without a reason to stay."""
         for block in self._keeping.unwanted():
-            self._drop(block.number, WHY[Reason.UNWANTED], False)
+            self._drop(block.number, WHY[Reason.UNWANTED])
 
     def _make_room(self, nbytes: int, urgent: bool) -> bool:
         # Blocks that are prepared ahead go only for a cohort's slowest consumer while it waits. All others can wait
@@ -276,6 +279,6 @@ class Scheduler:
             if found is None:
                 return False
             block, reason = found
-            self._drop(block.number, f"its bytes are needed; it was staged because {WHY[reason]}", True)
+            self._evict(block.number, f"its bytes are needed; it was staged because {WHY[reason]}")
             self.drop_unwanted()  # newcomers and resting consumers need a block only together with the ones after it
         return True

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from mbaas.base import units
 from mbaas.core.cluster.supervisor import PROBE_S
@@ -129,6 +130,7 @@ class StagingState:
             self._turns,
             cut=self._begin_block,
             drop=self._drop,
+            evict=partial(self._drop, for_room=True),
         )
         self._moves = PartMoves(self.window, self.tasks)
         first_s = limits.timeouts.reservation_s
@@ -792,7 +794,7 @@ class StagingState:
             if self.consumers.needs_anew(number, block.given_as):
                 self._drop(number, "it lacks samples, which may be there in the next epoch", anew=True)
 
-    def _drop(self, block: int, why: str, for_room: bool = False, *, anew: bool = False) -> None:
+    def _drop(self, block: int, why: str, *, for_room: bool = False, anew: bool = False) -> None:
         self.window.drop(block, why)
         self.tasks.forget(block)
         self._out.append(ev.DropBlock(block, anew, for_room))
