@@ -129,7 +129,7 @@ class Loader:
         # totals for `report`
         self._id = uuid.uuid4().hex
         self._stats = StreamStats()
-        self._waits = MinibatchWaits(is_rank=name.world_size > 1, now=self._joined_at)
+        self._waits = MinibatchWaits(now=self._joined_at)
         self._samples = 0
         self._step_s = self._first_batch_s = 0.0
         self._unreported: list[EpochLedger] = []  # ledgers not yet acknowledged by the service
@@ -342,7 +342,8 @@ class Loader:
             self._samples += len(sample_ids)
             del started, sample_ids
             handed_out = time.perf_counter()
-            self._waits.hand_out(self._stats.wait_s, handed_out, step=self.epoch * len(self) + self.minibatches)
+            step = self.epoch * len(self) + self.minibatches if self._name.world_size > 1 else None
+            self._waits.hand_out(self._stats.wait_s, handed_out, step=step)
             self._first_batch_s = self._first_batch_s or handed_out - self._joined_at
             if is_over:  # now: many trainers count minibatches and never request one more
                 at_end = self.state_dict()

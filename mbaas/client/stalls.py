@@ -81,28 +81,28 @@ class MinibatchWaits:
     """The waits of a loader for its minibatches. The heartbeat thread reads them, too.
 
     A step ends when its minibatch is handed to the trial, and begins when the minibatch before it was. Only the steps
-    of a rank (``is_rank``) are kept one by one, until they are acknowledged.
+    of a rank are kept one by one, until they are acknowledged.
     """
 
-    def __init__(self, *, is_rank: bool, now: float) -> None:
+    def __init__(self, *, now: float) -> None:
         self._counts = [0] * CLASSES
-        self._is_rank, self._handed_out = is_rank, now
+        self._handed_out = now
         self._wait_s = 0.0  # all waits up to then
         self._steps: deque[StepWait] = deque(maxlen=MOST_WANTED)
         self._made = 0  # number of the last one in ``_steps``, from 1
         self._lock = threading.Lock()
 
-    def hand_out(self, wait_s: float, now: float, *, step: int) -> None:
+    def hand_out(self, wait_s: float, now: float, *, step: int | None) -> None:
         """Count a minibatch that is handed out.
 
         Args:
             wait_s: sum of all waits of the loader so far, in seconds.
             now: the time, on one clock.
-            step: number of the step among all steps of the trial.
+            step: number of the step among all steps of the trial; None for a single consumer.
         """
         waited_s, lasted_s = wait_s - self._wait_s, now - self._handed_out
         self._counts[wait_class(waited_s)] += 1
-        if self._is_rank:
+        if step is not None:
             percent = min(100, round(100 * waited_s / lasted_s)) if lasted_s > 0 else 0
             with self._lock:
                 self._steps.append((step, percent))

@@ -64,7 +64,7 @@ def handed_out(waits: MinibatchWaits, *steps: tuple[float, float]) -> None:
 
 
 def test_a_wait_counts_in_its_class_and_as_a_share_of_its_step() -> None:
-    waits = MinibatchWaits(is_rank=True, now=0.0)
+    waits = MinibatchWaits(now=0.0)
     handed_out(waits, (2.0, 2.0), (0.0, 0.5), (0.05, 0.2))
     assert {at: number for at, number in enumerate(waits.counts.counts) if number} == {
         wait_class(0.0): 1,
@@ -75,7 +75,7 @@ def test_a_wait_counts_in_its_class_and_as_a_share_of_its_step() -> None:
 
 
 def test_steps_are_reported_until_they_are_acknowledged() -> None:
-    waits = MinibatchWaits(is_rank=True, now=0.0)
+    waits = MinibatchWaits(now=0.0)
     handed_out(waits, *[(0.0, 1.0)] * 5)
     waits.acknowledge(2)
     waits.acknowledge(1)  # an answer that comes late
@@ -85,7 +85,7 @@ def test_steps_are_reported_until_they_are_acknowledged() -> None:
 
 
 def test_without_answers_the_last_steps_are_kept() -> None:
-    waits = MinibatchWaits(is_rank=True, now=0.0)
+    waits = MinibatchWaits(now=0.0)
     handed_out(waits, *[(0.0, 1.0)] * (MOST_WANTED + 3))
     first, steps = waits.unreported()
     assert (first, len(steps), steps[0]) == (3, MOST_WANTED, (4, 0))
@@ -94,7 +94,7 @@ def test_without_answers_the_last_steps_are_kept() -> None:
 
 
 def test_a_single_consumer_reports_no_steps() -> None:
-    waits = MinibatchWaits(is_rank=False, now=0.0)
-    handed_out(waits, (0.2, 1.0))
+    waits = MinibatchWaits(now=0.0)
+    waits.hand_out(0.2, 1.0, step=None)
     assert waits.unreported() == (0, ())
     assert waits.counts.total == 1
