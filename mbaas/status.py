@@ -102,6 +102,26 @@ class LendingStatus:
 
 
 @dataclass(frozen=True)
+class DiskStatus:
+    """One disk of a node.
+
+    Attributes:
+        path: its folder.
+        used_bytes, max_bytes: bytes of samples there, and their limit.
+        bytes_per_s: bytes/s that a thread gets from it; None before it is measured.
+        is_used: False while it is no faster than storage, and for good after it was dropped.
+        failure: why it was dropped or, while it is used, why it stores no further samples; "" without a failure.
+    """
+
+    path: str
+    used_bytes: int
+    max_bytes: int
+    bytes_per_s: float | None
+    is_used: bool
+    failure: str
+
+
+@dataclass(frozen=True)
 class NodeStatus:
     """One node.
 
@@ -114,6 +134,7 @@ class NodeStatus:
         fetch_threads: threads that may read storage at the same time.
         readahead_bytes: current upper bound on read-ahead.
         speeds: bytes/s that a thread gets from each tier, if measured.
+        disks: its disks, in the order of the feed's option.
     """
 
     node: str
@@ -127,6 +148,7 @@ class NodeStatus:
     fetch_threads: int
     readahead_bytes: int
     speeds: FetchSpeeds
+    disks: tuple[DiskStatus, ...] = ()
 
 
 @dataclass(frozen=True)

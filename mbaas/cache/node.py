@@ -433,6 +433,7 @@ class CacheNode:
             fetching_bytes=planner.transient_bytes - planner.ahead.used_bytes,
             peak_transient_bytes=self._peak_transient_bytes,
             readahead_depth_bytes=planner.ahead.depth_bytes,
+            disks=() if self._disk is None else self._disk.status(),
         )
 
     async def flow(self, pace_per_s: float, noted: tuple[int, int] = (0, 0)) -> Flow:

@@ -11,6 +11,7 @@ from time import perf_counter
 from msgspec import Struct
 
 from mbaas.model.tiers import FetchSpeeds
+from mbaas.status import DiskStatus
 from mbaas.wire.samples import Amount, FetchCounts, Sum
 
 RECENT_EPOCHS = 64
@@ -137,6 +138,7 @@ class CacheStats(Flow, frozen=True, kw_only=True):
     readahead_blocks: int  # blocks read ahead, including blocks that were already cached
     fetching_bytes: int  # bytes held for running fetches, outside the cache and read-ahead
     peak_transient_bytes: int  # peak of read-ahead and running fetches together
+    disks: tuple[DiskStatus, ...]
     readahead_depth_bytes: int  # part of the read-ahead budget that is useful according to the bandwidth model
 
 

@@ -21,7 +21,7 @@ from mbaas.model.sharing import words
 from mbaas.model.waits import CLASSES
 
 if TYPE_CHECKING:
-    from mbaas.status import ConsumerStatus, FeedStatus
+    from mbaas.status import ConsumerStatus, DiskStatus, FeedStatus
     from mbaas.wire.consumers import ConsumerReport
     from mbaas.wire.samples import FetchCounts
 
@@ -157,7 +157,8 @@ def feed(status: FeedStatus, flow: Flow) -> RenderableType:
     bad = _bad_samples(status) if status.skipped_total else None
     pipelines = _pipelines(status) if len(status.pipelines) > 1 else None
     changes = _worker_changes(status) if status.worker_changes else None
-    tables = _consumers(status), _waits(status), _ranks(status), pipelines, _workers(status), changes, _nodes(status)
+    nodes = _nodes(status), _disks(status)
+    tables = _consumers(status), _waits(status), _ranks(status), pipelines, _workers(status), changes, *nodes
     return stack([headline(status), _facts(status, flow), *tables, bad, notes])
 
 
@@ -452,6 +453,28 @@ def _nodes(status: FeedStatus) -> RenderableType:
         (">read ahead", lambda node: size(node.readahead_bytes)),
         (">storage/s", lambda node: size(node.speeds.storage) if node.speeds.storage is not None else "-"),
     )
+
+
+def _disks(status: FeedStatus) -> RenderableType | None:
+    """Return a table of the nodes' disks; None without any."""
+    found = [(node.node, disk) for node in status.nodes for disk in node.disks]
+    if not found:
+        return None
+    return Rows(found).table(
+        ("disk", lambda each: each[1].path),
+        ("node", lambda each: each[0][:8]),
+        (">used", lambda each: size(each[1].used_bytes)),
+        (">at most", lambda each: size(each[1].max_bytes)),
+        (">thread/s", lambda each: "-" if each[1].bytes_per_s is None else size(each[1].bytes_per_s)),
+        ("state", lambda each: _disk_state(each[1])),
+        text_folds=True,
+    )
+
+
+def _disk_state(disk: DiskStatus) -> Cell:
+    if disk.failure:
+        return f"{'stores no more' if disk.is_used else 'dropped'}: {disk.failure}", "yellow"
+    return "used" if disk.is_used else "not used: no faster than storage"
 
 
 def _bad_samples(status: FeedStatus) -> RenderableType:

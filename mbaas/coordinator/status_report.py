@@ -207,4 +207,5 @@ def _node(node: str, stats: CacheStats, workers: Mapping[str, int]) -> NodeStatu
         fetch_threads=stats.threads,
         readahead_bytes=stats.readahead_depth_bytes,
         speeds=stats.speeds,
+        disks=stats.disks,
     )

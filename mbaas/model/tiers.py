@@ -191,7 +191,9 @@ class UpcomingBytes(Struct, frozen=True, eq=False):
 
 
 @dataclass
-class _DiskState:
+class DiskState:
+    """The measured speed of a disk, and whether it is used."""
+
     name: str
     speed: float | None = None  # bytes/s of one thread
     is_used: bool = True  # False while it is no faster than storage
@@ -206,7 +208,10 @@ class DiskOrder:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._disks = [_DiskState(name) for name in names]
+        self._disks = [DiskState(name) for name in names]
+
+    def __getitem__(self, disk: int) -> DiskState:
+        return self._disks[disk]
 
     @property
     def used(self) -> list[int]:

@@ -100,6 +100,21 @@ def test_the_fastest_is_filled_first_and_no_sample_is_stored_twice(tmp_path: Pat
         assert len(tier.read(range(120))) >= 78, "both survive a restart, in any order"
 
 
+def test_the_status_has_the_bytes_the_speed_and_the_failure_of_each_disk(tmp_path: Path) -> None:
+    disks = [Disk(path=tmp_path / name, max_bytes=room_for(40)) for name in ("slow", "fast", "lost")]
+    with opened(*disks, speeds=(100, 900, 500)) as tier:
+        tier.write(range(30))
+        tier.tier.drop(2, "it was pulled out")
+        tier.tier.update(200 * MB)
+        slow, fast, lost = tier.tier.status()
+    assert [Path(each.path).name for each in (slow, fast, lost)] == ["slow", "fast", "lost"]
+    assert slow.used_bytes == lost.used_bytes == 0
+    assert LENGTHS[:30].sum() <= fast.used_bytes <= fast.max_bytes == room_for(40)
+    assert (slow.bytes_per_s, fast.bytes_per_s) == (100 * MB, 900 * MB)
+    assert [each.is_used for each in (slow, fast, lost)] == [False, True, False], "one is no faster than storage"
+    assert [each.failure for each in (slow, fast, lost)] == ["", "", "it was pulled out"]
+
+
 def test_what_memory_caches_is_stored_only_where_disks_together_hold_all(tmp_path: Path) -> None:
     small, large = (Disk(path=tmp_path / name, max_bytes=room_for(70)) for name in "ab")
     with opened(small, speeds=(100,)) as tier:

@@ -15,10 +15,11 @@ from mbaas.cli.status import to_json
 from mbaas.errors import FeedGoneError, FeedRestartingError
 from mbaas.model.costs import LoadingCosts
 from mbaas.model.gains import WorkerChange
+from mbaas.model.tiers import FetchSpeeds
 from mbaas.model.waits import RankSteps, WaitCounts
-from mbaas.status import ConsumerStatus, FeedStatus, LendingStatus, PipelineStatus
+from mbaas.status import ConsumerStatus, DiskStatus, FeedStatus, LendingStatus, NodeStatus, PipelineStatus
 from mbaas.wire.consumers import ConsumerReport
-from mbaas.wire.samples import FetchCounts
+from mbaas.wire.samples import Amount, FetchCounts
 
 WAIT = "prep-3 is being started, it needs 1 CPU (for 3 min 05 s so far)"
 WHY = "feed 'late' is still starting after 15 s: its 1 cache node did not answer"
@@ -53,6 +54,25 @@ def test_a_feed_in_which_nobody_works_waits_and_says_for_whom(serving: FeedStatu
     assert to_json("late", FeedRestartingError(WHY))["waits_for"] == [WHY]
     ended = to_json("gone", FeedGoneError("feed 'gone' was stopped"))
     assert (ended["state"], ended["waits_for"]) == ("ended", ["feed 'gone' was stopped"])
+
+
+def test_each_disk_has_a_line_with_the_reason_why_it_is_not_used(serving: FeedStatus) -> None:
+    disks = (
+        DiskStatus("/fast", 3 * 10**9, 10**10, 2e9, is_used=True, failure=""),
+        DiskStatus("/slow", 0, 10**10, 1e7, is_used=False, failure=""),
+        DiskStatus("/lost", 0, 10**10, None, is_used=False, failure="its folder was removed"),
+        DiskStatus("/full", 5, 10**10, None, is_used=True, failure="no space left"),
+    )
+    node = NodeStatus("a5022fda00", 1, 0, 0, Amount(), Amount(), 0, 0.0, 8, 0, FetchSpeeds(), disks)
+    with_disks = replace(serving, nodes=(node,))
+    table = shown(feed_view.feed(with_disks, feed_view.Flow.since_start(with_disks)))
+    lines = {words[0]: " ".join(words[1:]) for line in table.splitlines() if (words := line.split())}
+    assert lines["/fast"] == "a5022fda 3 GB 10 GB 2 GB used"
+    assert lines["/slow"] == "a5022fda 0 B 10 GB 10 MB not used: no faster than storage"
+    assert lines["/lost"] == "a5022fda 0 B 10 GB - dropped: its folder was removed"
+    assert lines["/full"] == "a5022fda 5 B 10 GB - stores no more: no space left"
+    assert to_json("train", with_disks)["nodes"][0]["disks"][2]["failure"] == "its folder was removed"
+    assert "disk " not in shown(feed_view.feed(serving, feed_view.Flow.since_start(serving)))
 
 
 def test_a_feed_that_serves_says_so_while_it_waits_for_another_worker(serving: FeedStatus) -> None:

@@ -49,6 +49,9 @@ def test_storage_is_not_read_again_in_two_lives_of_the_service(photos_data, feed
         status = feed.status()
         assert (status.fetched.storage.nbytes, status.fetched.storage.samples) == (0, 0)
         assert status.fetched.disk.nbytes > 0
+        (used,) = [disk for node in status.nodes for disk in node.disks]
+        assert (used.path, used.max_bytes, used.is_used, used.failure) == (str(tmp_path), 2 * total, True, "")
+        assert total / 2 < used.used_bytes <= used.max_bytes
 
 
 def test_a_disk_that_is_no_faster_than_storage_is_not_used(feed_name, tmp_path):

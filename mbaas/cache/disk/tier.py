@@ -28,6 +28,7 @@ from mbaas.model.tiers import Admission, DiskOrder, DiskRoom, admissions
 from mbaas.samples.order import Ids
 from mbaas.samples.placement import ENCODED, PlacementHistory
 from mbaas.settings import Disk
+from mbaas.status import DiskStatus
 from mbaas.wire.samples import Amount
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class DiskTier:
         classes: Classes = lambda _ids, _capacities: None,
     ) -> None:
         self._disks: dict[int, _Disk] = {}  # index in ``disks`` -> disk, if it could be opened
+        self._options = tuple(disks)
         self._lines: deque[str] = deque()
         self.order = DiskOrder([disk.path for disk in disks])
         opening = [
@@ -277,6 +279,23 @@ class DiskTier:
 
     def _drop_hanging(self, disk: _Disk) -> None:
         self.drop(disk.index, f"it did not finish a request for {seconds(HANG_S)}")
+
+    def status(self) -> tuple[DiskStatus, ...]:
+        """Return the state of each disk, also of those that could not be opened."""
+        return tuple(self._status(index, options) for index, options in enumerate(self._options))
+
+    def _status(self, index: int, options: Disk) -> DiskStatus:
+        state, disk = self.order[index], self._disks.get(index)
+        stores = [] if disk is None else [store.stats() for store in disk.stores]
+        write_failure = next((stats.write_failure for stats in stores if stats.write_failure), "")
+        return DiskStatus(
+            path=options.path,
+            used_bytes=sum(stats.used_bytes for stats in stores),
+            max_bytes=options.max_bytes,
+            bytes_per_s=state.speed,
+            is_used=state.is_used and not state.failure,
+            failure=state.failure or write_failure,
+        )
 
     def log(self) -> list[str]:
         """Return log lines about decisions and failures since the last call."""
