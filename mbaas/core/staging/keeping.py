@@ -156,7 +156,7 @@ class Keeping:
         if stream.keeps_all:
             return self._spans_of_epoch(stream, cohorts)
         if stream.number == FEED_STREAM and not self._consumers.cohorts:
-            # Short runs one after another would otherwise prepare a second time what was ready when one of them ended.
+            # Otherwise each of several short runs would prepare these blocks again for itself.
             start = stream.begin_of(self._consumers.epochs.next_epoch)
             return [(Reason.FRESH, range(start, start + max(2, stream.blocks_per_epoch)))]
         return [span for cohort in cohorts for span in self._spans_of(cohort)]

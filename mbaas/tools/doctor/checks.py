@@ -357,7 +357,7 @@ def storage(data: StorageFacts) -> Iterator[Finding]:
         reads = counted(len(data.late) + data.failed + data.files, "read")
         found = f"{data.where}: {len(data.late)} of {reads} did not end within {seconds(data.read_s)}, such as "
         found += ", ".join(_of_each_folder(data.late)[:NAMED])
-        yield Finding(name, Verdict.PROBLEM, found, "servers and disks that all answer", "check those of these files")
+        yield Finding(name, Verdict.PROBLEM, found, "servers and disks that all answer", "check where these files are")
     if data.error and not data.files:
         remedy = "check the path, credentials and permissions; each node needs them"
         yield Finding(name, Verdict.PROBLEM, _named(data, data.error), "data that can be listed and read", remedy)
