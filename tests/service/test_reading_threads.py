@@ -37,5 +37,4 @@ def test_all_threads_read_storage_that_answers_late(photos_data, feed_name):
             assert node.fetch_threads == threads.fetch
             took_s[threads.fetch] = min(epochs_s)
     assert took_s[32] < 0.7 * took_s[4]
-    assert took_s[4] > 0.7 * SAMPLES * LATE_S / 4
     assert node.speeds.storage == pytest.approx(photos_data.total_bytes / SAMPLES / LATE_S, rel=0.5)
