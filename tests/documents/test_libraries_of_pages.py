@@ -1,4 +1,4 @@
-"""Programs of pages that use libraries outside the test dependencies. Install torchvision and optuna to run them."""
+"""Programs of pages that use libraries which no other test needs. Torchvision must be installed for its test to run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def test_a_torchvision_loader_and_a_feed_have_equal_shapes(tmp_path: Path, monke
 def test_trials_of_an_optuna_study_share_a_feed(
     ray_clean: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     page_data.with_feed(tmp_path)
     try:
