@@ -1,11 +1,9 @@
 """Loaders in the Hugging Face Trainer, stopped in mid-epoch and resumed: python examples/train_transformers.py"""
 
-import json
 import tempfile
-from pathlib import Path
 
 from digit_feeds import CLASSES, digit_feeds
-from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
 
 import mbaas
 
@@ -13,30 +11,22 @@ COLUMNS = {"pixel_values": "image", "labels": "label"}  # as the model names the
 
 
 class LoaderTrainer(Trainer):
-    """Trains on mbaas loaders."""
+    """Trains on mbaas loaders, and resumes in mid-epoch."""
 
-    def __init__(self, model, options, loader, validation, **others):
-        super().__init__(model, options, eval_dataset=validation.dataset, **others)
+    def __init__(self, model, options, loader, validation):
+        super().__init__(model, options, eval_dataset="validation", callbacks=[mbaas.transformers_callback()])
         self.get_train_dataloader = lambda: loader
         self.get_eval_dataloader = lambda eval_dataset=None: validation
-
-
-class SaveLoader(TrainerCallback):
-    def on_save(self, args, state, control, train_dataloader, **others):
-        path = Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
-        path.write_text(json.dumps(train_dataloader.state_dict()))
 
 
 with tempfile.TemporaryDirectory() as folder, digit_feeds():
     size = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}
     model = ResNetForImageClassification(ResNetConfig(**size, num_labels=CLASSES))
     saving = {"output_dir": folder, "save_steps": 100, "eval_strategy": "epoch", "label_names": ["labels"]}
-    for saved, steps in ((None, 100), (Path(folder, "checkpoint-100"), 225)):  # an epoch has 45 steps
-        state = saved and json.loads((saved / "loader.json").read_text())
+    for saved, steps in ((None, 100), (f"{folder}/checkpoint-100", 225)):  # an epoch has 45 steps
         with (
-            mbaas.join("train", "me", columns=COLUMNS, state=state) as loader,
+            mbaas.join("train", "me", columns=COLUMNS) as loader,
             mbaas.join("validation", "me", columns=COLUMNS) as validation,
         ):
             options = TrainingArguments(max_steps=steps, use_cpu=True, report_to="none", learning_rate=0.01, **saving)
-            trainer = LoaderTrainer(model, options, loader, validation, callbacks=[SaveLoader()])
-            trainer.train(resume_from_checkpoint=saved and str(saved))
+            LoaderTrainer(model, options, loader, validation).train(resume_from_checkpoint=saved)

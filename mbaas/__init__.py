@@ -31,6 +31,7 @@ from mbaas.errors import (
 )
 
 if TYPE_CHECKING:
+    from mbaas.client.trainers import transformers_callback
     from mbaas.dataset import (
         Dataset,
         concat,
@@ -91,6 +92,7 @@ __all__ = [
     "read_webdataset",
     "serve",
     "stop",
+    "transformers_callback",
 ]
 
 _public = imported_late(
@@ -114,6 +116,7 @@ _public = imported_late(
         "join": "mbaas.feed",
         "serve": "mbaas.serving",
         "stop": "mbaas.feed",
+        "transformers_callback": "mbaas.client.trainers",
         "Loader": "mbaas.loader",
         "Disk": "mbaas.settings",
         "Lending": "mbaas.settings",

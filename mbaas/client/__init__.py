@@ -10,7 +10,7 @@
 `sharding`      ends of minibatches, and the share of a rank in each
 `batches`       cuts minibatches out of blocks, as views where possible, and reuses private memory
 `convert`       minibatches as NumPy views, private tensors, or tensors on a device; fields that differ in length
-`trainers`      iterators over an epoch, also for trainers of accelerate and Hugging Face
+`trainers`      iterators over an epoch, also for accelerate; a callback for the Hugging Face Trainer
 `heartbeat`     renews leases and reports
 `saved_state`   the JSON schema of a loader's state, and its checks
 `ledger`        proof that an epoch was exact

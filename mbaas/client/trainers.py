@@ -1,4 +1,4 @@
-"""Iterators over a loader's epoch, for loops and trainers.
+"""Iterators over a loader's epoch, for loops and trainers, and a callback for the Hugging Face Trainer.
 
 `EpochLoop` survives errors. Trainers need more than an iterator. The Hugging Face Trainer resumes within an epoch with
 `accelerate.skip_first_batches`, which takes minibatches by number: it builds a DataLoader from a loader's `dataset`,
@@ -136,6 +136,32 @@ def check_is_read_once(loader: object, name: ConsumerName) -> None:
             f"loader of consumer {str(name)!r} has a rank's share of {name.world_size} already, and accelerate would "
             "divide it again: prepare the loader itself, not a DataLoader around it"
         )
+
+
+def transformers_callback() -> Any:
+    """Return a callback of the Hugging Face Trainer that keeps the train loader's state in the trainer's checkpoints.
+
+    ``train(resume_from_checkpoint=...)`` then continues after the checkpoint's last minibatch. The state is in
+    ``trainer_state.json``, so it is also in the checkpoints that ``hyperparameter_search(backend="ray")`` reports to
+    Ray Tune. Written for transformers 5.
+
+    Example:
+        >>> trainer = transformers.Trainer(..., callbacks=[mbaas.transformers_callback()])
+        >>> trainer.get_train_dataloader = lambda: mbaas.join("train", consumer="me")
+    """
+    from transformers import TrainerCallback
+
+    class LoaderState(TrainerCallback):
+        def on_train_begin(self, _args: Any, state: Any, _control: Any, train_dataloader: Any, **_: Any) -> None:
+            if saved := state.stateful_callbacks.get(type(self).__name__):
+                train_dataloader.load_state_dict(saved["loader"])
+
+        def on_step_end(self, _args: Any, state: Any, _control: Any, train_dataloader: Any, **_: Any) -> None:
+            # After each step: the trainer calls `on_save` only after it has written a checkpoint, and not at all for
+            # Tune's. Entries under the name of a callback's class raise no warning.
+            state.stateful_callbacks[type(self).__name__] = {"loader": train_dataloader.state_dict()}
+
+    return LoaderState()
 
 
 def _data_loader() -> Any:

@@ -1,10 +1,8 @@
-"""A recording model, a `Trainer` with mbaas loaders, and a callback that saves loader state in checkpoints."""
+"""A recording model, and a `Trainer` with mbaas loaders that a step may stop."""
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,8 +35,9 @@ class Net(torch.nn.Module):
 class FeedTrainer(Trainer):
     """A subclass as users write it; the example replaces the two methods on the instance instead."""
 
-    def __init__(self, loader: mbaas.Loader, validation: mbaas.Loader, **options: Any) -> None:
-        super().__init__(eval_dataset=validation.dataset, **options)
+    def __init__(self, loader: mbaas.Loader, validation: mbaas.Loader, *, stop_at: int = 0, **options: Any) -> None:
+        callbacks = [StopAt(stop_at), mbaas.transformers_callback()]
+        super().__init__(eval_dataset=validation.dataset, callbacks=callbacks, **options)
         self._loaders = loader, validation
 
     def get_train_dataloader(self) -> Any:
@@ -48,17 +47,12 @@ class FeedTrainer(Trainer):
         return self._loaders[1]
 
 
-class SaveLoader(TrainerCallback):
-    """Saves the loader's state in the trainer's checkpoint, and stops the run at a step."""
+class StopAt(TrainerCallback):
+    """Saves a checkpoint at a step, and stops the run."""
 
-    def __init__(self, stop_at: int = 0) -> None:
-        self._stop_at = stop_at
+    def __init__(self, step: int) -> None:
+        self._step = step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if state.global_step == self._stop_at:
+        if state.global_step == self._step:
             control.should_save = control.should_training_stop = True
-
-    def on_save(self, args: Any, state: Any, control: Any, train_dataloader: Any, **others: Any) -> None:
-        if args.should_save:  # true on one rank only
-            path = Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
-            path.write_text(json.dumps(train_dataloader.state_dict()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from rank_processes import SHARES, notes, run
-from trainer_feeds import EVERY, SAMPLES, STEPS, finished, ids_of, join, loss_of, model
+from trainer_feeds import EVERY, SAMPLES, STEPS, finished, ids_of, join, loss_of, model, run_block
 
 import mbaas
-from support.pages import ROOT, block_with
 from support.waiting import wait_until
 
 pytestmark = [
@@ -145,10 +143,9 @@ def test_a_run_resumes_between_two_epochs(training, validation, trainer, tmp_pat
     with join(training, "between") as loader:
         with pytest.raises(EndOfRunError):
             trainer(callbacks=[Save(path, *place)]).fit(nets[0], loader, validation)
-    shown = block_with(ROOT / "docs" / "how-to" / "trainers.md", "last.ckpt")
-    names = {"mbaas": mbaas, "torch": torch}
+    names: dict[str, Any] = {}
     monkeypatch.chdir(tmp_path)
-    replace(shown, text=shown.text.replace('"train"', repr(training.name))).run(names)
+    run_block("last.ckpt", names, {'"train"': repr(training.name)})
     with names["loader"] as loader:
         trainer().fit(nets[1], loader, validation, ckpt_path=path)
         assert loader.epoch == EPOCHS

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+import torch
 from torch.utils.data import DataLoader
-from trainer_feeds import BATCH, EVERY, SAMPLES, STEPS, finished, ids_of, join, read
+from trainer_feeds import BATCH, EVERY, SAMPLES, STEPS, finished, ids_of, join, read, run_block
 
 import mbaas
 from support.waiting import wait_until
+from tune_integration import get_loader
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
@@ -38,6 +41,24 @@ def test_a_dataloader_around_it_goes_on_where_a_state_was_saved(training):
     with join(training, "wrapped", state=state) as loader:
         assert sorted(before + read(DataLoader(loader, batch_size=None))) == EVERY
         assert loader.ledger.exact
+
+
+def test_a_trainer_of_pairs_reads_each_epoch(training, validating):
+    """The program of the page for timm, whose train.py also uses these attributes of a loader."""
+    names: dict[str, Any] = {"args": SimpleNamespace(batch_size=25), "get_loader": get_loader}
+    changes = {'"train"': repr(training.name), '"validation"': repr(validating.name)}
+    run_block("loader_eval", names, changes)
+    with names["loader_train"] as loader, names["loader_eval"] as validation:
+        for epoch in range(2):
+            loader.sampler.set_epoch(epoch)
+            sizes = []
+            for number, (images, labels) in enumerate(loader):  # noqa: B007
+                assert (images.dtype, images.shape[1:], labels.dtype) == (torch.float32, (3, 8, 8), torch.int64)
+                sizes.append(len(labels))
+            assert number == len(loader) - 1
+            assert sizes == [25] * 8 + [3]
+            assert loader.ledger.exact
+            assert sum(len(labels) for _, labels in validation) == SAMPLES
 
 
 def test_a_dataloader_may_not_stack_minibatches(training):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hugging_face import FeedTrainer, Net, SaveLoader
+from hugging_face import FeedTrainer, Net
 from rank_processes import SHARES, notes, run
 from trainer_feeds import BATCH, EVERY, SAMPLES, STEPS, finished, join
-from transformers import TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import mbaas
 from support.waiting import wait_until
+from tune_integration import get_loader
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
 
@@ -40,7 +40,7 @@ def trainer(tmp_path: Path, validation: mbaas.Loader) -> Callable[..., FeedTrain
             **options,
         }
         settings = TrainingArguments(str(tmp_path), per_device_train_batch_size=loader.batch_size, **given)
-        return FeedTrainer(loader, validation, model=net, args=settings, callbacks=[SaveLoader(stop_at)])
+        return FeedTrainer(loader, validation, model=net, args=settings, stop_at=stop_at)
 
     return make
 
@@ -72,8 +72,7 @@ def test_a_run_resumes_exactly_where_it_was_saved(training, trainer, tmp_path, p
     with join(training, "resumed") as loader:
         trainer(nets[0], loader, stop_at=stop_at, gradient_accumulation_steps=accumulated).train()
     saved = tmp_path / f"checkpoint-{stop_at}"
-    state = json.loads((saved / "loader.json").read_text())
-    with join(training, "resumed", state=state) as loader:
+    with join(training, "resumed") as loader:
         runs = trainer(nets[1], loader, gradient_accumulation_steps=accumulated)
         runs.train(resume_from_checkpoint=str(saved))
         assert runs.state.global_step == EPOCHS * updates
@@ -99,8 +98,7 @@ def test_a_run_resumes_between_two_epochs(training, trainer, validation, tmp_pat
         runs.add_callback(StopAfterEpoch())
         runs.train()
     saved = tmp_path / f"checkpoint-{STEPS}"
-    state = json.loads((saved / "loader.json").read_text())
-    with join(training, "between", state=state) as loader:
+    with join(training, "between") as loader:
         trainer(nets[1], loader, **often).train(resume_from_checkpoint=str(saved))
         assert loader.epoch == EPOCHS
     assert [len(net.trained) for net in nets] == [STEPS, 2 * STEPS]
@@ -108,18 +106,66 @@ def test_a_run_resumes_between_two_epochs(training, trainer, validation, tmp_pat
     assert sorted(net.evaluated for net in nets) == sorted([EVERY, EVERY * 2])
 
 
+def test_a_run_resumes_from_a_checkpoint_for_ray_tune(training, trainer, tmp_path):
+    """As in `hyperparameter_search`, where the Trainer writes such a checkpoint for each report, and calls no hook."""
+    nets = Net(), Net()
+    with join(training, "tuned") as loader:
+        runs = trainer(nets[0], loader, stop_at=STEPS + 3)
+        runs.train()
+        runs._tune_save_checkpoint(str(tmp_path / "tune"))
+    with join(training, "tuned") as loader:
+        trainer(nets[1], loader).train(resume_from_checkpoint=str(tmp_path / "tune" / f"checkpoint-{STEPS + 3}"))
+        assert loader.epoch == EPOCHS
+        assert loader.ledger.exact
+    assert sorted_epochs(*nets) == [EVERY] * EPOCHS
+
+
 def test_a_run_that_so_many_steps_ended_goes_on_in_the_middle_of_its_epoch(training, trainer, tmp_path):
     nets, steps = (Net(), Net()), STEPS + 3
     with join(training, "counted") as loader:
         trainer(nets[0], loader, max_steps=steps, stop_at=steps).train()
     saved = tmp_path / f"checkpoint-{steps}"
-    state = json.loads((saved / "loader.json").read_text())
-    with join(training, "counted", state=state) as loader:
+    with join(training, "counted") as loader:
         trainer(nets[1], loader, max_steps=2 * STEPS).train(resume_from_checkpoint=str(saved))
         assert loader.epoch == 2
         assert loader.ledger.exact
     assert [len(net.trained) for net in nets] == [steps, 2 * STEPS - steps]
     assert sorted_epochs(*nets) == [EVERY] * 2
+
+
+def test_trials_of_an_optuna_study_join_one_after_the_other(training, validating, tmp_path):
+    """In one process, so that a trial's loader takes the place of the one before."""
+    from optuna.samplers import GridSampler  # imported here because it takes a second
+
+    nets: list[Net] = []
+
+    def make() -> Net:
+        nets.append(Net())
+        return nets[-1]
+
+    quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "use_cpu": True}
+    options = TrainingArguments(
+        str(tmp_path), num_train_epochs=2, label_names=["label"], eval_strategy="epoch", **quiet
+    )
+    trainer = Trainer(args=options, model_init=make, eval_dataset=validating.name)
+    trainer.get_train_dataloader = lambda: get_loader(training.name, batch_size=trainer.args.train_batch_size)
+    trainer.get_eval_dataloader = lambda feed: get_loader(feed)
+    sizes = [16, 21]
+    best = trainer.hyperparameter_search(
+        hp_space=lambda trial: {"per_device_train_batch_size": trial.suggest_categorical("size", sizes)},
+        backend="optuna",
+        n_trials=2,
+        sampler=GridSampler({"size": sizes}),
+    )
+    assert best.hyperparameters["size"] in sizes
+    trained = [net for net in nets if net.trained]
+    assert sorted(len(net.trained[0]) for net in trained) == sizes
+    for net in trained:
+        steps = len(net.trained) // 2
+        assert [sorted(chain.from_iterable(part)) for part in (net.trained[:steps], net.trained[steps:])] == [EVERY] * 2
+        assert sorted(net.evaluated) == sorted(EVERY * 2)
+    for loader in (trainer.callback_handler.train_dataloader, trainer.callback_handler.eval_dataloader):
+        loader.close()
 
 
 def test_it_trains_twice_on_the_same_loader(training, trainer):

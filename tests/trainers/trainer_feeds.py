@@ -1,13 +1,15 @@
-"""Feed sizes, model and result helpers for tests of trainers."""
+"""Feed sizes, model and result helpers for tests of trainers, and the programs of docs/how-to/trainers.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 import mbaas
+from support.pages import ROOT, block_with
 
 SAMPLES, BATCH = 203, 16
 STEPS = -(-SAMPLES // BATCH)
@@ -47,3 +49,13 @@ def finished(feed: mbaas.Feed, consumer: str) -> list[tuple[int, bool]]:
     table = feed.ledger()
     rows = zip(*(table[name].to_pylist() for name in ("consumer", "epoch", "exact")), strict=True)
     return [(epoch, exact) for name, epoch, exact in rows if name == consumer]
+
+
+def run_block(text: str, names: dict[str, Any], changes: Mapping[str, str]) -> None:
+    """Run the block of the page that contains ``text``, with its feeds and other pieces replaced."""
+    block = block_with(ROOT / "docs" / "how-to" / "trainers.md", text)
+    program = block.text
+    for old, new in changes.items():
+        assert old in program
+        program = program.replace(old, new)
+    replace(block, text=program).run(names)

@@ -51,16 +51,15 @@ def own_loop(training: str, validating: str, folder: str) -> dict[str, Any]:
 
 def trainer(training: str, validating: str, folder: str) -> dict[str, Any]:
     """Train with the Hugging Face `Trainer` for 18 steps (an epoch and 5), restart, and finish the second epoch."""
-    from hugging_face import FeedTrainer, Net, SaveLoader  # imported here, because it adds seconds to `own_loop`
+    from hugging_face import FeedTrainer, Net  # imported here, because it adds seconds to `own_loop`
     from transformers import TrainingArguments
 
     quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
     ranks = {"rank": torch.distributed.get_rank(), "world_size": RANKS}
     saved, nets = Path(folder, "checkpoint-18"), (Net(), Net())
     for net, path in zip(nets, (None, saved), strict=True):
-        state = path and json.loads((path / "loader.json").read_text())
         with (
-            join_feed(training, "trainer", state=state, **ranks) as loader,
+            join_feed(training, "trainer", **ranks) as loader,
             join_feed(validating, "trainer", **ranks) as validation,
         ):
             options = TrainingArguments(
@@ -72,8 +71,7 @@ def trainer(training: str, validating: str, folder: str) -> dict[str, Any]:
                 use_cpu=True,
                 **quiet,
             )
-            stop = SaveLoader(0 if path else 18)
-            runs = FeedTrainer(loader, validation, model=net, args=options, callbacks=[stop])
+            runs = FeedTrainer(loader, validation, model=net, args=options, stop_at=0 if path else 18)
             runs.train(resume_from_checkpoint=path and str(path))
             exact = loader.ledger.exact and validation.ledger.exact
     return {
