@@ -19,7 +19,9 @@ SCALE = T.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 def training(ray_session: None) -> Iterator[mbaas.Feed]:
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip(), SCALE])
     data = synthetic(SAMPLES, height=SIDE, width=SIDE)
-    with mbaas.serve("training", data, pipeline, batch_size=BATCH, prep_workers=1, staging_bytes=1 << 20) as feed:
+    options = {"batch_size": BATCH, "prep_workers": 1, "staging_bytes": 1 << 20}
+    timeouts = mbaas.Timeouts(reservation_s=60.0)  # a trial that imports a trainer starts slowly on a busy machine
+    with mbaas.serve("training", data, pipeline, **options, timeouts=timeouts) as feed:
         yield warm(feed)
 
 
