@@ -349,6 +349,24 @@ def nodes(
 
 
 @command(app)
+def predictions(images: Images = 1000, rounds: Rounds = 2, as_json: AsJson = False) -> None:
+    """Grade the predictions of `mbaas analyze`: measure once, then run other storage, nodes, networks and pipelines.
+
+    Takes about 20 minutes, needs root rights for the networks, and a machine with nothing else running.
+
+    Examples:
+        python -m benchmarks predictions
+    """
+    check_installed()
+    from benchmarks.predictions.points import figures, table
+    from benchmarks.predictions.runs import run
+    from mbaas.tools.bench.rows import BenchSettings
+
+    options: Any = {"cache_dir": BenchSettings().cache_dir, "report": _progress}
+    _show(lambda: run(images=images, rounds=rounds, seed=0, **options), table, as_json, figures)
+
+
+@command(app)
 def ladder(
     storage: Annotated[
         str | None,

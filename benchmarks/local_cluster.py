@@ -14,6 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas.errors import MbaasError
+from mbaas.tools.chaos.network import Network
 from mbaas.tools.chaos.nodes import Nodes, address_kept_in, environment
 
 SETTINGS = {
@@ -38,8 +39,11 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def local_cluster(number: int, *, store_bytes: int) -> Iterator[LocalCluster]:
-    """Start nodes of one CPU with an object store each, and a head without CPUs for this program."""
+def local_cluster(number: int, *, store_bytes: int, mbit_per_s: int | None = None) -> Iterator[LocalCluster]:
+    """Start nodes of one CPU with an object store each, and a head without CPUs for this program.
+
+    With ``mbit_per_s``, each node has a network of this rate in each direction, which requires root rights.
+    """
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     with contextlib.ExitStack() as stack:
@@ -47,11 +51,14 @@ def local_cluster(number: int, *, store_bytes: int) -> Iterator[LocalCluster]:
         made = tempfile.TemporaryDirectory(prefix="mbaas-", dir="/tmp", ignore_cleanup_errors=True)
         folder = stack.enter_context(made)
         stack.enter_context(environment(address_kept_in(folder)))
-        nodes = Nodes(folder, store_bytes=store_bytes)
+        nodes = (Nodes if mbit_per_s is None else Network)(folder, store_bytes=store_bytes)
         stack.callback(nodes.end)
         added = [nodes.add(wait=False) for _ in range(number)]
         nodes.connect()
         nodes.wait_for_all()
+        if isinstance(nodes, Network) and mbit_per_s is not None:
+            for node in added:
+                nodes.limit(node, mbit_per_s)
         yield LocalCluster(Path(folder), tuple(sorted(node.node_id for node in added)))
 
 

@@ -17,11 +17,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from mbaas.model.tiers import COPIES
+
 ACTIVE_FETCHES = 256
 """A pipeline is forgotten this many fetches after its own last one."""
-
-SPREAD = 1.25
-"""Copies get room for the spread of positions times this factor, because it varies."""
 
 STEADY_FETCHES = 256
 """Copies get room for the largest spread of at least this many fetches. Otherwise copies and samples cached for good
@@ -112,7 +111,7 @@ def sharing_group(positions: Mapping[str, Span], fits: float) -> SharingGroup:
             first = ordered[begin][0]
             largest = max(largest, first.end - first.begin)
             # One more part, because a part's copies stay until the last pipeline has passed all of them.
-            spread = SPREAD * (last.end - first.begin + largest)
+            spread = COPIES * (last.end - first.begin + largest)
             if spread >= fits:  # the whole cache is too small for the copies
                 break
             read = (1 - fits) / (1 - spread) * (1 + len(ordered) - (end - begin))

@@ -200,7 +200,7 @@ def _notes(rates: Rates, setup: Setup) -> list[str]:
 
 PARAMETERS = (
     *("cache_bytes", "disk_bytes", "dram_bytes", "cores", "prep_workers", "readers", "storage_factor"),
-    *("network_bytes_per_s", "accelerator_factor", "accelerators", "nodes", "trials", "batch_size"),
+    *("network_bytes_per_s", "accelerator_factor", "accelerators", "nodes", "trials", "pipelines", "batch_size"),
 )
 """Numeric fields of `Setup`, which a curve can follow."""
 

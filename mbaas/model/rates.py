@@ -278,6 +278,8 @@ class Setup(AsJson):
         network_bytes_per_s: rate of each node's network in each direction.
         accelerators: accelerators of each node; None: one for each trial.
         trials: number of trials, spread evenly over the nodes.
+        pipelines: number of different pipelines among the trials of a shared feed. Samples are fetched once for all
+            and prepared once for each pipeline. More pipelines than trials count as one for each trial.
         data_parallel: each trial has a rank on every node, which first takes the samples prepared there. The step's
             rate is then that of all its ranks together. Otherwise a trial trains on one node.
         sharing: all trials share one feed, which fetches and prepares a sample once per epoch. Otherwise each trial
@@ -300,13 +302,14 @@ class Setup(AsJson):
     accelerator_factor: float = 1.0
     accelerators: int | None = None
     trials: int = 1
+    pipelines: int = 1
     data_parallel: bool = False
     sharing: bool = True
     batch_size: int | None = None
     cpu_price_per_h: float | None = None
 
     def __post_init__(self) -> None:
-        counts = ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "batch_size")
+        counts = ("nodes", "cores", "prep_workers", "readers", "accelerators", "trials", "pipelines", "batch_size")
         check_fields(self, "at least 1", *counts)
         check_fields(self, "0 or more and finite", "cache_bytes", "disk_bytes", "dram_bytes", "cpu_price_per_h")
         check_fields(self, "above 0 and finite", "storage_factor", "accelerator_factor")
@@ -323,9 +326,24 @@ class Setup(AsJson):
         return self.node_trials / self.nodes if self.data_parallel else self.node_trials
 
     @property
+    def times_made(self) -> int:
+        """Times that a fetched sample is prepared."""
+        return min(self.pipelines, self.trials) if self.sharing else 1
+
+    @property
+    def forms_received(self) -> int:
+        """Prepared forms of a sample that a node receives: one for each pipeline of its trials."""
+        return self.times_made if self.data_parallel else min(self.times_made, self.node_trials)
+
+    @property
+    def fetched_on_node(self) -> float:
+        """Samples that a node fetches for one sample of every trial."""
+        return 1 / self.nodes if self.sharing else self.taken_on_node
+
+    @property
     def made_on_node(self) -> float:
         """Samples that a node prepares for one sample of every trial."""
-        return 1 / self.nodes if self.sharing else self.taken_on_node
+        return self.fetched_on_node * self.times_made
 
     def cores_of(self, measured: int) -> int:
         return measured if self.cores is None else self.cores

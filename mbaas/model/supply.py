@@ -1,8 +1,9 @@
 """The seconds that each resource needs for one sample of every trial: the arithmetic of every prediction.
 
 All trials advance together: each receives one sample in the time in which every resource has met that sample's demand,
-demand / capacity. The slowest resource sets the pace (an asymptotic bound). With T trials, n nodes, K = ceil(T / n)
-trials on a node, a share v = (n - 1) / n of samples from other nodes, and shared feeds:
+demand / capacity. The slowest resource sets the pace (an asymptotic bound). With T trials that have p different
+pipelines, n nodes, K = ceil(T / n) trials on a node, a share v = (n - 1) / n of samples from other nodes, and shared
+feeds:
 
 ===============  ==========================================================  =========
 resource         seconds for a sample of every trial                         part of
@@ -10,22 +11,23 @@ resource         seconds for a sample of every trial                         par
 ``step``         1 / G                                                       compute
 ``accelerators`` K / (accelerators G)                                        compute
 ``steps' cores`` K step_cpu / free cores                                     compute
-``prep``         (1 / P(workers) + serving / workers) / n                    prep
-``cores``        ((prep_cpu + staging_cpu) / n                               prep
+``prep``         p (1 / P(workers) + serving / workers) / n                  prep
+``cores``        (p (prep_cpu + staging_cpu) / n                             prep
                  + K (delivery_cpu + step_cpu)) / free cores
-``network``      pixel_bytes v / network                                     prep
+``network``      pixel_bytes v min(p, K) / network                           prep
 ``memory``       x b / (n C), x cached encoded in memory                     fetch
 ``disk``         y b / (n disk), y cached on disk                            fetch
 ``storage``      z / S, z = 1 - x - y; / n if each node has its own storage  fetch
 ===============  ==========================================================  =========
 
-The parts of fetch add up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021). The parts of prep overlap, and so
-do the parts of compute. Free cores exclude ``background_cores``. Reading needs cores too: fetch takes at least the time
-of ``cores`` plus (y + z) read_cpu / (n free cores).
+With several pipelines, some samples that are not cached are read more than once (`times_read`). The parts of fetch add
+up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021). The parts of prep overlap, and so do the parts of
+compute. Free cores exclude ``background_cores``. Reading needs cores too: fetch takes at least the time of
+``cores`` plus (y + z) read_cpu / (n free cores).
 
 A data-parallel trial has a rank on every node, which takes 1 / n of the trial's samples and first those of its node.
 Then K = T / n, except that all T ranks share a node's accelerators. Only the imbalance between nodes travels, beta of
-`mbaas.model.balance.travelling_share`: v = beta / n.
+`mbaas.model.balance.travelling_share`: v = beta / n, for each of the p pipelines.
 
 Without sharing, a node prepares and fetches K times, no samples travel between nodes, and each trial has its part of
 the node's cache. With decoded samples, 1 / P, prep_cpu, and b on disk are sums over both forms, weighted by their
@@ -45,6 +47,7 @@ from mbaas.model.forms import FormPlan, SampleCosts, plan_forms
 from mbaas.model.page_cache import first_epoch_hits, page_cache_hits
 from mbaas.model.quantity import OPPOSITE, Bound
 from mbaas.model.rates import Rates, Setup
+from mbaas.model.tiers import COPIES
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def resource_times(
     those of ``step`` for training, ``prep`` for prep and cores, ``supply`` for memory, disk and storage; "low" is slow.
     """
     shares, cost = read_shares(rates, setup, steady=steady), OPPOSITE[prep]
-    made, taken = setup.made_on_node, setup.taken_on_node
+    fetched_once, made, taken = setup.fetched_on_node, setup.made_on_node, setup.taken_on_node
     free_cores = rates.free_cores(setup.cores_of(rates.cores), prep)
     # P was measured without training, so it includes no waits for a core: the work of cores is a resource in addition
     # to the workers. Prep, serving, delivery and steps compete for it.
@@ -124,16 +127,17 @@ def resource_times(
     }
     encoded_on_disk = (shares.disk - shares.decoded_disk) * rates.sample_bytes
     disk_bytes = encoded_on_disk + shares.decoded_disk * (rates.decoded_bytes or 0.0)
+    stored = shares.storage * (times_read(rates, setup) if steady else 1.0)
     # Reading from disk costs as much CPU time per byte as reading from storage.
-    read_cpu_s = made * (shares.storage + disk_bytes / rates.sample_bytes) * rates.read_cpu_s.at(cost)
+    read_cpu_s = fetched_once * (stored + disk_bytes / rates.sample_bytes) * rates.read_cpu_s.at(cost)
     # Decoded samples in memory take no fetch time: prep reads them there, as it did when its rate was measured.
     memory_bytes = (shares.memory - shares.decoded_memory) * rates.sample_bytes
-    fetched = {"memory": made * memory_bytes / rates.cache.at(supply)}
+    fetched = {"memory": fetched_once * memory_bytes / rates.cache.at(supply)}
     if rates.disk is not None:
-        fetched["disk"] = made * disk_bytes / rates.disk.at(supply)
+        fetched["disk"] = fetched_once * disk_bytes / rates.disk.at(supply)
     elif setup.disk_bytes:
         raise ConfigError(f"disk_bytes of {size(setup.disk_bytes)} needs the rate of the disk, and rates have none")
-    fetched["storage"] = shares.storage * storage_s(rates, setup, supply)
+    fetched["storage"] = stored * storage_s(rates, setup, supply)
     # Without reads the cores only prepare; counting them in fetch would give a fetch stall without a fetch.
     cores_s = prepared["cores"] + read_cpu_s / free_cores if read_cpu_s else 0.0
     return ResourceTimes(_compute(rates, setup, step), prepared, fetched, cores_s)
@@ -147,7 +151,7 @@ def _received_share(rates: Rates, setup: Setup) -> float:
     share = travelling_share(
         setup.nodes, local_batch=setup.batch_of(rates.batch_size) / setup.nodes, locality=setup.data_parallel
     )
-    return share / setup.nodes if setup.data_parallel else share
+    return setup.forms_received * (share / setup.nodes if setup.data_parallel else share)
 
 
 def _compute(rates: Rates, setup: Setup, bound: Bound) -> dict[str, float]:
@@ -176,12 +180,25 @@ def node_prep_rate(rates: Rates, setup: Setup, bound: Bound = "value", *, decode
 
 
 def storage_s(rates: Rates, setup: Setup, bound: Bound = "value") -> float:
-    made, readers = setup.made_on_node, rates.storage.most if setup.readers is None else setup.readers
+    fetched, readers = setup.fetched_on_node, rates.storage.most if setup.readers is None else setup.readers
     if setup.storage_shared:  # one storage serves the reads and readers of all nodes
-        made, readers = (1 if setup.sharing else setup.trials), readers * setup.nodes
+        fetched, readers = (1 if setup.sharing else setup.trials), readers * setup.nodes
     # More readers than measured are not assumed to be faster, because the spare capacity of the storage is unknown. If
     # many readers are slower than few, only few read (`Setup.readers`), so this is the best rate up to that number.
-    return made / (rates.storage.best_rate(min(readers, rates.storage.most), bound) * setup.storage_factor)
+    return fetched / (rates.storage.best_rate(min(readers, rates.storage.most), bound) * setup.storage_factor)
+
+
+def times_read(rates: Rates, setup: Setup) -> float:
+    """Return how often a sample that is not cached is read in a later epoch, for all pipelines together.
+
+    The copies that pipelines share take a part of the cache (`mbaas.cache.shared_reads`). In measurements pipelines
+    were about one block apart, so there are copies of one block for each pipeline, and of one more. If memory has no
+    room for them, each pipeline reads alone.
+    """
+    alone = float(setup.times_made)
+    fits = (setup.cache_bytes + setup.dram_bytes) * setup.nodes / rates.dataset_bytes
+    spread = COPIES * (alone + 1) * setup.batch_of(rates.batch_size) / rates.samples
+    return alone if alone == 1 or spread >= min(1.0, fits) else min(alone, 1 / (1 - spread))
 
 
 @dataclass(frozen=True)
@@ -244,9 +261,10 @@ def form_plan(rates: Rates, setup: Setup) -> FormPlan | None:
     costs = SampleCosts(
         encoded_bytes=rates.sample_bytes,
         decoded_bytes=rates.decoded_bytes,
-        encoded_s=workers * copies / node_prep_rate(rates, setup),
-        decoded_s=workers * copies / node_prep_rate(rates, setup, decoded=1.0),
-        storage_s=storage_s(rates, setup) / setup.made_on_node,
+        # For a fetched sample, which is prepared once for each pipeline.
+        encoded_s=setup.times_made * workers * copies / node_prep_rate(rates, setup),
+        decoded_s=setup.times_made * workers * copies / node_prep_rate(rates, setup, decoded=1.0),
+        storage_s=storage_s(rates, setup) / setup.fetched_on_node * times_read(rates, setup),
         disk_bytes_per_s=rates.disk.value / copies if rates.disk is not None else None,
     )
     return plan_forms(

@@ -137,6 +137,9 @@ def _never_waits(read_before: Floats, consumed_before: Floats, depth: int) -> bo
 MEMORY_GUESS = 5e9
 """Speed of memory in bytes/s until it is measured; far above storage in any case."""
 
+COPIES = 1.25
+"""Copies for other pipelines get room for the spread of positions times this factor, because it varies."""
+
 AGAIN = 1.25
 """An unused disk is used again when it is this many times as fast as storage; near 1 the decision would oscillate."""
 

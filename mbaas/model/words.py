@@ -78,7 +78,7 @@ def setting(parameter: str, value: float) -> str:
 def amount(parameter: str, value: float) -> str:
     """Format a `Setup` field for a sentence: "4 prep workers", "2 times the measured speed"."""
     # counts need a noun; bytes and factors are clear without one
-    things = {"prep_workers": "prep worker", "trials": "trial", "nodes": "node"}
+    things = {"prep_workers": "prep worker", "trials": "trial", "pipelines": "pipeline", "nodes": "node"}
     if parameter in things:
         return units.counted(round(value), things[parameter])
     return setting(parameter, value) + (" the measured speed" if parameter.endswith("_factor") else "")

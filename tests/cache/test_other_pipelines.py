@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from played_node import FORM, SMALLER, Node
 
-from mbaas.cache.shared_reads import ACTIVE_FETCHES, SPREAD
+from mbaas.cache.shared_reads import ACTIVE_FETCHES
+from mbaas.model.tiers import COPIES
 from mbaas.samples.placement import PartRequest, StreamKey
 
 SAMPLES, BYTES = 2400, 10
@@ -37,7 +38,7 @@ def read_together(of: Node, epochs: range, behind: dict[int, float]) -> None:
 
 def shared(share: float, spread: float) -> float:
     """The formula of `mbaas.cache.shared_reads`, for positions within ``spread``, and parts of 24 samples."""
-    return (1 - share) / (1 - SPREAD * (spread + 2 * 24 / SAMPLES))
+    return (1 - share) / (1 - COPIES * (spread + 2 * 24 / SAMPLES))
 
 
 def read_in(of: Node, epoch: int) -> float:

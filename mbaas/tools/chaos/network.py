@@ -26,6 +26,17 @@ CLONE_NEWNET = 0x40000000
 
 LOOK_S = 0.05
 
+_LIMIT = (
+    "qdisc root handle 1: htb default 10",
+    "class parent 1: classid 1:1 htb rate {rate}mbit",
+    "class parent 1:1 classid 1:5 htb rate 1mbit ceil {rate}mbit prio 0",
+    "class parent 1:1 classid 1:10 htb rate {most}mbit ceil {rate}mbit prio 1",
+    "filter protocol ip parent 1: prio 1 u32 match u16 0 0xfc00 at 2 flowid 1:5",
+)
+"""Changes with ``tc`` that limit a link, each a kind and its arguments. Packets below 1 KiB go first. If requests and
+acknowledgements waited behind the data of their direction, as in a single queue, transfers in both directions would
+slow each other down. The fair queues of usual Linux kernels have the same effect; not all kernels have them."""
+
 
 def why_not() -> str | None:
     """Return the reason why network namespaces are not available, or None if they are."""
@@ -47,14 +58,14 @@ class Network(Nodes):
     The head runs in this machine's namespace. The last number of a node's address also names its namespace and link.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, **options: Any) -> None:
         clear_leftovers()
         self._newest = HEAD
         _ip(f"link add {BRIDGE} type bridge")
         _ip(f"link set {BRIDGE} alias {os.getpid()}@{psutil.Process().create_time()}")
         _ip(f"addr add {_address(HEAD)}/24 dev {BRIDGE}")
         _ip(f"link set {BRIDGE} up")
-        super().__init__(folder, node_ip_address=_address(HEAD))
+        super().__init__(folder, node_ip_address=_address(HEAD), **options)
 
     def add(self, cpus: int = 1, *, wait: bool = True, **options: Any) -> Any:
         # Numbers are not reused: Ray may still list the earlier, dead node at a reused address.
@@ -96,14 +107,16 @@ class Network(Nodes):
     def limit(self, node: Any, mbit_per_s: int) -> Callable[[], None]:
         """Limit a node's bandwidth, each way. Return a function that lifts the limit."""
         number = _number(node)
-        ends = (f"tc qdisc {{}} dev {_link(number)}", f"ip netns exec {_space(number)} tc qdisc {{}} dev eth0")
-        for end in ends:
-            _run(f"{end.format('replace')} root tbf rate {mbit_per_s}mbit burst 256kb latency 100ms")
+        ends = (("tc", _link(number)), (f"ip netns exec {_space(number)} tc", "eth0"))
+        for tc, link in ends:
+            for change in _LIMIT:
+                kind, _, rest = change.partition(" ")
+                _run(f"{tc} {kind} replace dev {link} {rest.format(rate=mbit_per_s, most=0.9 * mbit_per_s)}")
 
         def lift() -> None:
             with contextlib.suppress(ResourceError):  # the node is gone, or another limit has been lifted
-                for end in ends:
-                    _run(f"{end.format('del')} root")
+                for tc, link in ends:
+                    _run(f"{tc} qdisc del dev {link} root")
 
         return lift
 

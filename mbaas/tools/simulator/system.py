@@ -209,7 +209,11 @@ def system_of(
 
     The simulator spreads a trial's samples over all workers, while here a trial trains on one node at G, unless it is
     data-parallel. Each simulated worker therefore trains at G / nodes, which gives the same epoch time.
+
+    With several pipelines, a sample is simulated as taking as long and having as many pixels as all of its prepared
+    forms together. Copies in the cache that pipelines share are not simulated.
     """
+    times, forms = setup.times_made, setup.forms_received
     part, nbytes = min(1.0, MOST_SAMPLES / rates.samples), rates.sample_bytes
     workers, cores = setup.workers_of(rates.cores), setup.cores_of(rates.cores)
     made_per_s = node_prep_rate(rates, setup)
@@ -225,7 +229,7 @@ def system_of(
         name=name,
         machine=Machine(
             compute_bytes_per_s=rates.step.value * setup.accelerator_factor / setup.nodes * nbytes,
-            prep_bytes_per_s=made_per_s * nbytes / workers,
+            prep_bytes_per_s=made_per_s / times * nbytes / workers,
             network_bytes_per_s=setup.network_bytes_per_s,
             storage=ThroughputCurve.through({min(round(readers), workers): storage_per_s * nbytes}),
             staging=StagingClass(capacity_bytes=math.inf, threads=workers),
@@ -241,18 +245,18 @@ def system_of(
             cores=Cores(
                 count=cores,
                 background=cores - rates.free_cores(cores),
-                prep_cpu_s=rates.prepared_cpu_s.value,
-                staging_cpu_s=rates.staging_cpu_s.value,
+                prep_cpu_s=times * rates.prepared_cpu_s.value,
+                staging_cpu_s=times * rates.staging_cpu_s.value,
                 delivery_cpu_s=rates.delivery_cpu_s.value,
                 step_cpu_s=rates.step_cpu_s.value / setup.accelerator_factor,
                 read_cpu_s=rates.read_cpu_s.value,
-                decoded_cpu_s=rates.cpu_s(1.0).value,
+                decoded_cpu_s=times * rates.cpu_s(1.0).value,
             ),
         ),
         dataset=DatasetShape(
             samples=round(rates.samples * part),
             sample_bytes=nbytes,
-            pixel_bytes=rates.pixel_bytes,
+            pixel_bytes=forms * rates.pixel_bytes,
             decoded_bytes=rates.decoded_bytes if setup.decoded else None,
             decoded_speedup=node_prep_rate(rates, setup, decoded=1.0) / made_per_s,
         ),

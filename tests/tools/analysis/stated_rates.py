@@ -92,6 +92,7 @@ def any_setup(draw: st.DrawFn, *, nodes: int = 4) -> Setup:
         storage_shared=draw(st.booleans()),
         accelerators=draw(st.none() | st.integers(1, 4)),
         trials=draw(st.integers(1, 9)),
+        pipelines=draw(st.integers(1, 9)),
         data_parallel=draw(st.booleans()),
         sharing=draw(st.booleans()),
         decoded=draw(st.booleans()),

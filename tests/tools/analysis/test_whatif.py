@@ -93,6 +93,34 @@ def test_nodes_add_up_and_pixels_travel() -> None:
     assert steady(nodes=2, trials=3, sharing=False, network_bytes_per_s=1).bounds["prep"].value == pytest.approx(400)
 
 
+def test_trials_with_several_pipelines_share_what_is_fetched() -> None:
+    """4 trials with 2 pipelines and minibatches of 8 of 1,000 samples: prep 2 x 1.25 ms, storage 4 ms.
+
+    Copies take 1.25 x 3 x 8 / 1,000 = 0.03 of the samples. With half of them cached, 0.5 / 0.97 are read. On 2 nodes
+    with 2 trials each, half of each pipeline's 150 kB travels to each node.
+    """
+    rates = round_rates(batch_size=8)
+    shared = {"trials": 4, "pipelines": 2}
+    assert steady(rates, **shared, cache_bytes=100e6).epoch_s.value == pytest.approx(2.5)
+    half = steady(rates, **shared, cache_bytes=50e6)
+    assert half.bounds["fetch"].value == pytest.approx(1e3 / (0.5 * 0.1 + 0.5 / 0.97 * 4))
+    wide = steady(rates, **shared, nodes=2, cache_bytes=50e6, network_bytes_per_s=100e6)
+    assert wide.bounds["network"].value == pytest.approx(1e3 / 1.5)
+
+
+def test_pipelines_read_alone_where_the_cache_has_no_room_for_copies() -> None:
+    """1.25 x 3 x 64 / 1,000 = 0.24 of the samples; 2 x 4 ms without a cache. An empty cache has room for all copies."""
+    found = predict(round_rates(), Setup(trials=4, pipelines=2))
+    assert (found.first.epoch_s.value, found.steady.epoch_s.value) == pytest.approx((4.0, 8.0))
+    cached = steady(trials=4, pipelines=2, cache_bytes=23e6).bounds["fetch"].value
+    assert cached == pytest.approx(1e3 / (0.23 * 0.1 + 2 * 0.77 * 4))
+
+
+def test_more_pipelines_than_trials_are_one_for_each() -> None:
+    assert steady(trials=3, pipelines=8) == steady(trials=3, pipelines=3)
+    assert steady(trials=3, pipelines=8, sharing=False) == steady(trials=3, sharing=False)
+
+
 def test_data_parallel_trials_take_the_samples_of_their_node() -> None:
     """2 nodes, minibatches of 64: 0.0497 of a minibatch travels, half to each node. 3.73 kB take 3.73 ms at 1 MB/s.
 
@@ -402,7 +430,8 @@ def test_more_never_slows_down(rates: Rates, setup: Setup, factor: float) -> Non
     ):
         changed: dict[str, Any] = changes
         then = predict(rates, replace(setup, **changed))
-        assert then.steady.epoch_s.value <= now.steady.epoch_s.value * CLOSE
+        # With more cores, fewer samples may be cached decoded, which is chosen by the time of prep alone.
+        assert then.steady.epoch_s.value <= now.steady.epoch_s.value * (1.01 if "cores" in changes else CLOSE)
         assert then.first.epoch_s.value <= now.first.epoch_s.value * CLOSE
 
 

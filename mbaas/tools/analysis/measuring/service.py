@@ -393,7 +393,7 @@ def _trials(workload: Workload, count: int) -> Iterator[list[Any]]:
     # One OpenMP thread each: otherwise every trial's tensors would use all cores, which they share with prep.
     options = {"num_gpus": workload.gpus_per_trial, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     made = [
-        _TrialActor.options(**options).remote(step, workload.options.batch_size, workload.device) for _ in range(count)
+        TrialActor.options(**options).remote(step, workload.options.batch_size, workload.device) for _ in range(count)
     ]
     try:
         yield made
@@ -413,8 +413,8 @@ class _Trial:
         made = partial(synthetic_batch, spec, normalize=pipeline.normalize, has_images=pipeline.has_images)
         return [step_rate(self._step, made(size, device=self._device), effort) for size in batch_sizes]
 
-    def join(self, feed: str, consumer: str) -> None:
-        self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device)
+    def join(self, feed: str, consumer: str, **options: Any) -> None:
+        self._loader = mbaas.join(feed, consumer=consumer, batch_size=self._batch_size, device=self._device, **options)
 
     def epochs(self, count: int) -> Iterator[EpochRun]:
         """Train for ``count`` epochs without a pause; yield each when it has finished."""
@@ -431,7 +431,7 @@ class _Trial:
 
 
 # No CPU is reserved: prep workers reserve one each, and a small machine would have none left for trials.
-_TrialActor: Any = ray.remote(num_cpus=0)(_Trial)
+TrialActor: Any = ray.remote(num_cpus=0)(_Trial)
 
 
 def gpu_rates(

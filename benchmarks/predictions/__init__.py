@@ -1,0 +1,1 @@
+"""Predictions of `mbaas analyze` for other storage, batch sizes, nodes, networks and pipelines, against real feeds."""
