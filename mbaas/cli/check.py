@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mbaas.samples.order import Ids
     from mbaas.tools.check.scan import Totals
     from mbaas.transforms import Pipeline
+    from mbaas.wire.samples import BadSample
 
 SHOWN = 20
 """Bad samples on the page; all are counted, and --json has up to 10,000."""
@@ -247,26 +248,24 @@ class _Report:
             rows += [("bytes", f"{size(totals.nbytes)}, {each}"), ("time", speed)]
         rows += self._sizes_row() + self._classes_row()
         table = console.facts(((name, Text(text)) for name, text in rows), Column(overflow="fold"))
-        return Group(*([self._bad_lines()] if bad else []), *self._unread_lines(), table)
+        return Group(*self._bad_lines(), *self._unread_lines(), table)
 
     def _unread_lines(self) -> list[RenderableType]:
-        shown = sorted(self.totals.unread, key=lambda each: each.sample_id)[:SHOWN]
-        if not shown:
+        if not self.totals.unread:
             return []
-        rows = [(Text(str(each.sample_id)), Text(f"{each.uri}: {each.reason}")) for each in shown]
-        lines: list[RenderableType] = ["not returned by storage:", console.facts(rows, Column(overflow="fold"))]
-        if (more := self.totals.unread_count - len(shown)) > 0:
+        lines: list[RenderableType] = ["not returned by storage:", _listed(self.totals.unread)]
+        if (more := self.totals.unread_count - SHOWN) > 0:
             lines.append(Text(f"  and {counted(more, 'more sample')}"))
         return [*lines, ""]
 
-    def _bad_lines(self) -> RenderableType:
-        shown = sorted(self.totals.bad, key=lambda each: each.sample_id)[:SHOWN]
-        rows = [(Text(str(each.sample_id)), Text(f"{each.uri}: {each.reason}")) for each in shown]
-        lines = [console.facts(rows, Column(overflow="fold"))]
-        if (more := len(self.totals.bad_ids) - len(shown)) > 0:
+    def _bad_lines(self) -> list[RenderableType]:
+        if not self.totals.bad:
+            return []
+        lines = [_listed(self.totals.bad)]
+        if (more := len(self.totals.bad_ids) - SHOWN) > 0:
             frequent = self.totals.reasons.most_common(1)[0]
             lines.append(Text(f"  and {counted(more, 'more bad sample')}; {count(frequent[1])} with: {frequent[0]}"))
-        return Group(*lines, "")
+        return [*lines, ""]
 
     def _sizes_row(self) -> list[tuple[str, str]]:
         from mbaas.tools.check.scan import MOST_SIZES, most_frequent
@@ -298,6 +297,13 @@ class _Report:
         if lost := [name for name, checked, flawed in zip(names, counts, bad, strict=True) if checked == flawed > 0]:
             text += f"; without a good sample: {', '.join(lost[:SHOWN])}"
         return [("classes", text)]
+
+
+def _listed(samples: Iterable[BadSample]) -> RenderableType:
+    """Return a line for each of the first samples, in the order of their ids."""
+    shown = sorted(samples, key=lambda each: each.sample_id)[:SHOWN]
+    rows = [(Text(str(each.sample_id)), Text(f"{each.uri}: {each.reason}")) for each in shown]
+    return console.facts(rows, Column(overflow="fold"))
 
 
 def _write_excluded(file: Path, data: FeedData, whole: Dataset, listed: Dataset, found: _Report) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -219,7 +220,7 @@ def _arrays(peeks: Sequence[Peek]) -> tuple[tuple[Step, ...], tuple[Step, ...], 
     if not known:
         return (Step("DecodeArray"),), (Step("DecodeArray"),), ()
     # The array with the most numbers is the sample; others are usually labels.
-    key = max(known[0], key=lambda name: _numbers(known[0][name][1]))
+    key = max(known[0], key=lambda name: math.prod(known[0][name][1]))
     if key:
         options["format"] = "npz"
     if len(known[0]) > 1:
@@ -239,13 +240,6 @@ def _arrays(peeks: Sequence[Peek]) -> tuple[tuple[Step, ...], tuple[Step, ...], 
     size = "lengths along the first axes; shorter arrays are padded with zeros"
     decode = Step("DecodeArray", options or None)
     return (decode, Step("RandomCrop", least, size)), (decode, Step("CropOrPad", least, size)), hints
-
-
-def _numbers(shape: Sequence[int]) -> int:
-    total = 1
-    for length in shape:
-        total *= length
-    return total
 
 
 # ---- kinds of data ----
@@ -442,9 +436,7 @@ def _is_encoded(values: Sequence[Any]) -> bool:
 
 
 def _is_image(content: Any) -> bool:
-    return (isinstance(content, bytes) and content[:4] in (b"\x89PNG", b"RIFF")) or (
-        isinstance(content, bytes) and content[:2] in (b"\xff\xd8", b"BM")
-    )
+    return isinstance(content, bytes) and content.startswith((b"\x89PNG", b"RIFF", b"\xff\xd8", b"BM"))
 
 
 def _size_in(values: Sequence[Any]) -> tuple[int, int] | None:

@@ -309,11 +309,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _features(features: dict[str, Any]) -> dict[str, str]:
-    return {
-        name: str(each.get("_type", "") if isinstance(each, dict) else "")
-        + str(each.get("dtype", "") if isinstance(each, dict) and each.get("_type") == "Value" else "")
-        for name, each in features.items()
-    }
+    return {name: str(each.get("_type", "")) if isinstance(each, dict) else "" for name, each in features.items()}
 
 
 def _head(file: Path, nbytes: int = HEAD_BYTES) -> bytes:
