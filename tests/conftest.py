@@ -34,6 +34,7 @@ import logging
 import tempfile
 import uuid
 from collections.abc import Generator, Iterator
+from functools import partialmethod
 from typing import Any
 
 import cv2
@@ -41,6 +42,7 @@ import hypothesis
 import numpy as np
 import pytest
 import ray
+from ray._private.parameter import RayParams
 from xdist.scheduler import LoadFileScheduling
 
 import mbaas
@@ -54,6 +56,8 @@ LOG_TAIL = 8000
 
 NOT_QUICK = ("slow", "chaos", "long", "alone", "gpu")
 """Markers of tests that are left out of the quick part."""
+
+FORKED_WORKER = str(TESTS / "support" / "forked_worker.py")
 
 BUGS = (INTERNAL_ERROR, BROKEN)
 """Log texts of a coordinator that met a bug in mbaas."""
@@ -177,17 +181,22 @@ def ray_folder() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ray_session(ray_folder: str) -> None:
-    """A running Ray of 8 CPUs, shared by all modules unless a test shut it down to start its own cluster."""
+    """A running Ray of 8 CPUs, shared by all modules unless a test shut it down to start its own cluster.
+
+    Its workers are forked, which takes a third of the CPU time. Clusters that tests start themselves have Ray's own.
+    """
     if not ray.is_initialized():
-        ray.init(
-            num_cpus=8,
-            include_dashboard=False,
-            object_store_memory=512 << 20,
-            _temp_dir=ray_folder,
-            namespace="mbaas",
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
+        with pytest.MonkeyPatch.context() as patch:  # not a public option
+            patch.setattr(RayParams, "__init__", partialmethod(RayParams.__init__, worker_path=FORKED_WORKER))
+            ray.init(
+                num_cpus=8,
+                include_dashboard=False,
+                object_store_memory=512 << 20,
+                _temp_dir=ray_folder,
+                namespace="mbaas",
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
         # No process reads the log monitor's output, and its CPU use grows with every worker log.
         ray._private.worker._global_node.kill_log_monitor(check_alive=False)
 

@@ -1,0 +1,32 @@
+"""The forked workers of the shared Ray are processes like Ray's own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import psutil
+import ray
+
+from support import forked_worker
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def drawn(self) -> tuple[int, int, str, float]:
+        """Process id, process group, an id drawn by Ray, and a number drawn by NumPy."""
+        import numpy as np
+
+        return os.getpid(), os.getpgid(0), ray.ObjectRef.from_random().hex(), float(np.random.random())
+
+
+def test_workers_share_nothing_but_the_process_that_imported(ray_clean: None) -> None:
+    """With equal ids, workers would take each other's objects. The raylet kills the process group of a dead worker."""
+    workers: list[Any] = [Worker.remote() for _ in range(4)]  # type: ignore[attr-defined]
+    pids, groups, ids, numbers = zip(*ray.get([each.drawn.remote() for each in workers], timeout=60), strict=True)
+    assert len({*pids}) == len({*ids}) == len({*numbers}) == 4
+    assert groups == pids
+    nurseries = {psutil.Process(pid).ppid() for pid in pids}
+    assert all(forked_worker.__file__ in " ".join(psutil.Process(pid).cmdline()) for pid in nurseries)
+    for worker in workers:
+        ray.kill(worker)
