@@ -18,6 +18,8 @@ from commandline import call, mbaas
 from mbaas.cli import excluded, feed_file
 from support import readers
 
+pytestmark = pytest.mark.slow  # a check starts processes, which import mbaas
+
 PIPELINE = "batch_size: 4\npipeline: [DecodeImage]\n"
 
 

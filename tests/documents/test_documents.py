@@ -233,6 +233,6 @@ def test_the_table_of_packages_has_each_once() -> None:
 def test_all_tests_of_the_readme_are_those_of_ci() -> None:
     """Both also install with the same options. In CI pip is quiet and runs in another environment."""
     readme, ci = (ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()
-    for shared in ("-m pytest -n 2", '-c constraints.txt -e ".[test]"'):
+    for shared in ("-m pytest -n ", '-c constraints.txt -e ".[test]"'):
         assert shared in readme
         assert shared in ci

@@ -7,10 +7,12 @@ Later ones give it their arguments, environment and output files, and end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,21 +22,33 @@ PRELOADED = ("mbaas.cache.node", "mbaas.coordinator.coordinator", "mbaas.loader"
 LOOK_S = 1.0
 """Period of a nursery's check of whether its raylet has ended."""
 
+AGAIN_S = 0.01
+"""Pause before another attempt to reach a nursery."""
+
 
 def main() -> None:
     del sys.path[0]  # this folder: its modules have common names
     with socket.socket(socket.AF_UNIX) as listener:
         # Abstract, so it ends with its process. Ray reads both variables when it is imported, and never again.
         address = f"\0mbaas-workers-{os.environ['RAY_RAYLET_PID']}-{os.environ['RAY_JOB_ID']}"
-        try:
-            listener.bind(address)
-        except OSError:
-            hand_over(address)
-            return
+        while not is_bound(listener, address):
+            with contextlib.suppress(ConnectionRefusedError):  # it does not listen yet, or has just ended
+                hand_over(address)
+                return
+            time.sleep(AGAIN_S)
         listener.listen()
         is_worker = forks(listener)
     if is_worker:
         run_worker()
+
+
+def is_bound(listener: socket.socket, address: str) -> bool:
+    """Bind the socket to the address, unless another process has it."""
+    try:
+        listener.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def hand_over(address: str) -> None:
@@ -67,7 +81,7 @@ def forks(listener: socket.socket) -> bool:
     gc.freeze()
     if os.fork() == 0:
         return True
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes ended workers
     listener.settimeout(LOOK_S)
     while os.getppid() == raylet:
         try:

@@ -28,6 +28,8 @@ from mbaas.tools.check.scan import MOST_NAMED, Totals, chosen_ids, pieces_of, pr
 from mbaas.transforms import Pipeline
 from support import readers
 
+pytestmark = pytest.mark.slow  # a check starts processes, which import mbaas
+
 
 def crop() -> Pipeline:
     return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(8, scale=(0.01, 0.02))])
