@@ -25,6 +25,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return find_data(settings, lambda _: None)
 
 
+@pytest.mark.slow
 def test_the_engine_alone_says_how_its_time_divides(photos: Data) -> None:
     row = engine_row(photos, 1, 2, gpu=False, window_s=0.2)
     assert row.name == "engine, 1 worker, 2 in flight"
@@ -33,6 +34,7 @@ def test_the_engine_alone_says_how_its_time_divides(photos: Data) -> None:
     assert set(row.notes) == {*STEPS}
 
 
+@pytest.mark.slow
 def test_dali_alone_has_a_rate_and_is_in_the_table(photos: Data) -> None:
     row = dali_row(photos, 1, gpu=False, window_s=0.2)
     assert row.per_s > 0
