@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -46,7 +47,13 @@ def read_in(of: Node, epoch: int) -> float:
     return of.reads[epoch] / SAMPLES
 
 
-@pytest.mark.parametrize(("share", "readahead"), [(0.35, 4000), (0.5, 400), (0.75, 0)])
+QUICK_CASES = [(0.35, 4000), (0.5, 400), (0.75, 0)]
+OTHER_CASES = [pair for pair in product((0.35, 0.5, 0.75), (0, 400, 4000)) if pair not in QUICK_CASES]
+
+
+@pytest.mark.parametrize(
+    ("share", "readahead"), [*QUICK_CASES, *(pytest.param(*pair, marks=pytest.mark.long) for pair in OTHER_CASES)]
+)
 def test_pipelines_at_one_position_read_each_sample_from_storage_once(share: float, readahead: int) -> None:
     """However far the node reads ahead. Positions differ by up to a part of 24 samples."""
     of = node(share, readahead=readahead)
