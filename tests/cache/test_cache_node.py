@@ -573,7 +573,7 @@ def test_a_part_that_waits_for_storage_holds_nobody_and_comes_whole(
     assert (flow.used_bytes > 0) == (share > 0), "awaited samples count, too"
     assert min(flow.cpu_s, stats.cpu_s) > 0
     calls = (flow.incarnation + 1, 99), (flow.incarnation, flow.logged), (0, 0)
-    later = ray.get([node.flow.remote(0.0, noted) for noted in calls], timeout=DEADLINE_S)
+    later = [ray.get(node.flow.remote(0.0, noted), timeout=DEADLINE_S) for noted in calls]  # one after the other
     assert [each.noted for each in later] == [0, flow.logged, flow.logged], "another coordinator continues there"
     switch.unlink()
     eventually(lambda: not reader.read(PartRequest(2))[0].errors, "block 2 comes")

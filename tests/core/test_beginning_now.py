@@ -160,7 +160,7 @@ def test_who_lacks_the_rest_of_an_epoch_that_is_another_here_gets_it_aside_and_t
     (refused,) = kinds(feed.ask("b", 8 + by), ev.Refuse)
     assert refused.consumer == "b"
     assert "b" not in feed.core.consumers.by_name
-    assert feed.core.epochs.next_epoch == 1, "a side epoch does not count as one of the feed's"
+    assert feed.core.next_epoch == 1, "a side epoch does not count as one of the feed's"
 
 
 def test_newcomers_do_not_follow_into_epochs_aside() -> None:

@@ -341,7 +341,7 @@ def test_if_the_next_epoch_is_cut_for_the_other_answer_already_it_goes_on_alone(
     done = feed.send(ev.Ask("rests", session, first + 1, first + 1, first + 1, number=91, began=first))
     assert [refusal.consumer for refusal in kinds(done, ev.Refuse)] == ["rests"]
     assert "rests" not in feed.core.consumers.by_name
-    assert feed.core.epochs.next_epoch < ASIDE
+    assert feed.core.next_epoch < ASIDE
 
 
 @pytest.mark.parametrize("began", [9, 100, 2**61])

@@ -71,23 +71,6 @@ def test_a_block_of_which_a_worker_makes_a_part_stays():
     assert table.unwanted() == []
 
 
-def test_the_epoch_that_the_next_consumer_begins_stays_when_all_have_left():
-    """Block 3 was delivered, and nothing of epoch 1; block 6 of it is not finished."""
-    table = Table()
-    table.consumers.epochs.note_delivered(3)
-    table.stage(3, 4, 5, 8)
-    table.window.grant(6, 10, [WHOLE])
-    assert table.unwanted() == [3, 8, 6]
-    for number in (3, 8, 6):
-        table.window.drop(number, "no cohort wants it")
-    assert table.reasons() == {4: Reason.FRESH, 5: Reason.FRESH}
-    found = table.keeping.weakest(Reason.JOINABLE)
-    assert found is not None
-    assert found[0].number == 5, "the last one goes first"
-    table.join("restored", 20)
-    assert table.unwanted() == [4, 5], "newcomers begin where that consumer is"
-
-
 def test_newcomers_can_start_the_epoch_while_all_of_its_blocks_are_staged():
     table = Table()
     table.join("ann", 6)

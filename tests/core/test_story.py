@@ -156,7 +156,7 @@ def test_one_that_comes_back_goes_on_with_its_story(core):
     core.handle(ev.Leave("ann"), 5.0)
     core.handle(ev.Join("ann", 2), 6.0)
     states = [line.split("  ")[1] for line in core.story("ann")]
-    assert states[2:] == ["WAITING -> GONE: it left", "BUSY: session 2, from block 0 on, in cohort 1"]
+    assert states[2:] == ["WAITING -> GONE: it left", "BUSY: session 2, from block 4 on, in cohort 1"]
 
 
 def test_a_reason_that_looks_like_a_format_is_only_text(core):

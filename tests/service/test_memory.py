@@ -16,7 +16,6 @@ from mbaas.coordinator import kept_claims
 from mbaas.ray_cluster import resources
 from mbaas.samples.order import SampleOrder, Shuffle, id_hash
 from mbaas.tools.chaos.participants import paused
-from support.feeds import all_staged_is_ahead
 from support.processes import coordinator_pid
 from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
@@ -140,7 +139,7 @@ def test_minibatches_that_cross_blocks_need_no_more_than_the_budget(narrow, batc
 def test_what_a_consumer_gave_back_is_free_again(narrow):
     with mbaas.join(narrow.name, consumer="me", format="numpy") as loader:
         record_epoch(loader)
-    wait_until(lambda: all_staged_is_ahead(narrow.status()), "all bytes that the consumer held are given back")
+    wait_until(lambda: narrow.status().staged_bytes == 0, "all staged bytes are given back")
 
 
 @pytest.mark.parametrize(

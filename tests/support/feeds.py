@@ -9,7 +9,6 @@ import ray
 
 import mbaas
 from mbaas.ray_cluster import actor_names
-from mbaas.status import FeedStatus
 from support.trials import record_epoch
 
 EPOCHS = 40
@@ -28,11 +27,6 @@ def warm(feed: mbaas.Feed) -> mbaas.Feed:
                 return feed
             kept = status.cached_bytes
     raise AssertionError(f"the cache of {feed.name} still changes after {EPOCHS} epochs: {feed.status()}")
-
-
-def all_staged_is_ahead(status: FeedStatus) -> bool:
-    """Return whether no consumer has received, and so may hold, one of the staged blocks."""
-    return status.samples_ahead > (status.staged_blocks - 1) * status.block_samples
 
 
 def through_objects(feed: mbaas.Feed) -> mbaas.Feed:

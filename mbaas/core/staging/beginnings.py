@@ -14,7 +14,7 @@ otherwise                                             where it waits least: at t
                                                       or at that cohort's next one
 without others with its pipeline                      at the beginning of an epoch that is nearest to the others, or
                                                       with ``now`` at their position
-without other consumers                               at the first epoch of which no block was delivered
+without other consumers                               at the first epoch that was never begun
 ====================================================  ==================================================================
 
 Consumers that rested, and those that move to the cohort of others, begin their next epoch by the same rules.
@@ -41,8 +41,8 @@ class Beginnings:
     def of(self, event: ev.Join, place: Consumer | None, fresh: int) -> tuple[Cohort, int, OwnEpoch]:
         """Return the cohort, the first block and the own epoch of a consumer that joins.
 
-        ``place`` is the reservation held for it; ``fresh`` the first block of the first epoch of which nothing was
-        delivered, in its stream.
+        ``place`` is the reservation held for it; ``fresh`` the first block of the first epoch that was never begun, in
+        its stream.
         """
         if place is not None and stream_number(place.cursor) != event.stream:
             place = None

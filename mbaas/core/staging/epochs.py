@@ -41,10 +41,6 @@ class EpochTable:
         streams: the feed's streams.
         is_shuffled: whether epochs are shuffled; otherwise all have the same order, and consumers may start anywhere.
         written: epoch -> shuffle, as persisted by an earlier coordinator; None if shuffles are not persisted.
-
-    Attributes:
-        next_epoch: first epoch without a delivered block, and after those of ``written``; where a feed without
-            consumers continues.
     """
 
     def __init__(
@@ -57,7 +53,6 @@ class EpochTable:
         self._are_written = written is not None
         self._unwritten: set[int] = set()
         self._changed: set[int] = set()  # pages
-        self.next_epoch = max([number + 1 for number in self._shuffles if number < ASIDE], default=0)
 
     # ---- epochs of consumers ----
 
@@ -86,11 +81,6 @@ class EpochTable:
     def is_aside(self, block: int) -> bool:
         """Return whether the block belongs to a side epoch."""
         return self.number_of(block) >= ASIDE
-
-    def note_delivered(self, block: int) -> None:
-        """Record the delivery of a block: consumers may have seen a part of its epoch."""
-        if not self.is_aside(block):
-            self.next_epoch = max(self.next_epoch, self.number_of(block) + 1)
 
     # ---- shuffles ----
 

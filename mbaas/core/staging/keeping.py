@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
-from mbaas.core.staging.streams import FEED_STREAM, Stream, stream_number
+from mbaas.core.staging.streams import Stream, stream_number
 from mbaas.core.staging.transitions import BlockState
 from mbaas.core.staging.window import StagedBlock, Window
 
@@ -24,21 +24,19 @@ class Reason(enum.IntEnum):
 
     UNWANTED = 0
     # Newcomers may never come, and resting consumers do not wait.
-    FRESH = 1
-    JOINABLE = 2
-    RESTING = 3
-    USEFUL = 4
-    AHEAD = 5
+    JOINABLE = 1
+    RESTING = 2
+    USEFUL = 3
+    AHEAD = 4
     # Otherwise two waiting cohorts would repeatedly drop each other's block; this way the longer-waiting one keeps it.
-    AWAITED = 6
+    AWAITED = 5
     # Its memory stays in use until the consumer releases it, so dropping it would free nothing.
-    HELD = 7
-    IN_PREPARATION = 8
+    HELD = 6
+    IN_PREPARATION = 7
 
 
 WHY = {
     Reason.UNWANTED: "no cohort wants it",
-    Reason.FRESH: "the next consumer begins with it",
     Reason.JOINABLE: "newcomers can start the slowest consumer's epoch",
     Reason.RESTING: "a consumer that pauses between epochs continues there",
     Reason.USEFUL: "a cohort reaches it later",
@@ -70,7 +68,7 @@ class Keeping:
 
     def unwanted(self) -> list[StagedBlock]:
         """Return the blocks to drop now."""
-        return [block for _, block in self._weaker(Reason.FRESH)]
+        return [block for _, block in self._weaker(Reason.JOINABLE)]
 
     def _weaker(self, than: Reason) -> list[tuple[Reason, StagedBlock]]:
         """Return the blocks with a weaker reason, at most AWAITED, and their reasons; see `reason`."""
@@ -155,10 +153,6 @@ class Keeping:
         cohorts = [cohort for cohort in self._consumers.cohorts.values() if cohort.stream is stream]
         if stream.keeps_all:
             return self._spans_of_epoch(stream, cohorts)
-        if stream.number == FEED_STREAM and not self._consumers.cohorts:
-            # Otherwise each of several short runs would prepare these blocks again for itself.
-            start = stream.begin_of(self._consumers.epochs.next_epoch)
-            return [(Reason.FRESH, range(start, start + max(2, stream.blocks_per_epoch)))]
         return [span for cohort in cohorts for span in self._spans_of(cohort)]
 
     def _spans_of_epoch(self, stream: Stream, cohorts: Sequence[Cohort]) -> list[tuple[Reason, range]]:
@@ -193,6 +187,6 @@ def _by_position(block: StagedBlock, spans: list[tuple[Reason, range]]) -> Reaso
         if reason is Reason.AHEAD:  # no position gives a stronger one, and most blocks have it
             return reason
         # A block that is only useful later is not worth preparing to its end, nor is its error worth keeping.
-        if reason not in (Reason.FRESH, Reason.USEFUL) or block.state is BlockState.READY:
+        if reason is not Reason.USEFUL or block.state is BlockState.READY:
             strongest = max(strongest, reason)
     return strongest

@@ -63,7 +63,7 @@ inconsistent by a bug), and such a worker would fail every block. A single error
 
 
 MOST_AHEAD_EPOCHS = 1 << 20
-"""Largest lead of a consumer over the newest delivered epoch; one further ahead starts where the others are."""
+"""Largest lead of a consumer over the newest started epoch; one further ahead starts where the others are."""
 
 UNUSED_S = 60.0
 """A stream ends after this time without consumers. Trials that a search restarts find it within that time."""
@@ -89,6 +89,7 @@ class StagingState:
         written: epoch -> shuffle, as persisted by an earlier coordinator; None if shuffles are not persisted.
 
     Attributes:
+        next_epoch: first epoch that was never started; where a feed without consumers continues.
         failed: reason why the feed failed; the state is frozen afterwards.
     """
 
@@ -117,6 +118,7 @@ class StagingState:
         self.beginnings = Beginnings(self.consumers, self.window)
         self._regrouping = Regrouping(self.consumers, self.beginnings)
         self._keeping = Keeping(self.consumers, self.window, self.beginnings)
+        self.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
         self.failed: str | None = None
         self._cut = cut
         self._turns = Turns(self.consumers.trials_in)
@@ -301,11 +303,12 @@ class StagingState:
 
     def out_of_reach(self, stream: int = FEED_STREAM) -> range:
         """Return the block numbers within a stream where no consumer may be: far beyond it, below the side epochs."""
-        first, length = self.epochs.next_epoch + MOST_AHEAD_EPOCHS + 1, self.streams[stream].blocks_per_epoch
+        first, length = self.next_epoch + MOST_AHEAD_EPOCHS + 1, self.streams[stream].blocks_per_epoch
         return range(first * length, ASIDE * length)
 
     def _fresh_start(self, stream: int = FEED_STREAM) -> int:
-        return self.streams[stream].begin_of(self.epochs.next_epoch)
+        # First block of the first epoch that was never started. Consumers may have seen parts of earlier epochs.
+        return self.streams[stream].begin_of(self.next_epoch)
 
     def _open_stream(self, stream: Stream, now: float) -> None:
         if stream.number not in self.streams:
@@ -756,7 +759,6 @@ class StagingState:
                     self.window.blocks[number].told.add(consumer.name)
                 idle_s = self._peer_idle.given(consumer, now)
                 new = self.window.hand_out(blocks)
-                self.epochs.note_delivered(self.window.staged_as(blocks[-1]))
                 self._out.append(ev.Deliver(consumer.name, consumer.session, blocks, idle_s, holdable < 1, new))
                 first, last = shown_block(consumer.cursor), shown_block(end - 1)
                 consumer.transition(ConsumerState.BUSY, "it is given blocks {} to {}", first, last)
@@ -801,6 +803,10 @@ class StagingState:
 
     def _assign(self, assignment: Assignment, now: float) -> None:
         worker, number, part = assignment
+        # An epoch counts as started from its first block. A consumer that joins after all others left gets the next
+        # one.
+        if not self.epochs.is_aside(number):
+            self.next_epoch = max(self.next_epoch, self.epochs.number_of(number) + 1)
         task = self.tasks.assign(worker, number, part, now)
         block = self.window.blocks[number]
         self._charged[task.number] = self._turns.assigned(stream_number(number), self._progress_of(block))
