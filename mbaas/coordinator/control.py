@@ -25,6 +25,12 @@ from mbaas.wire.samples import LedgerEntry
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
 
+STARTED_HERE = (
+    'this program started the cluster: serve the feed in it, or call ray.init("auto") first to join the cluster of '
+    "`mbaas serve`"
+)
+"""Advice if a program looks for a feed on an empty cluster of its own."""
+
 CALL_S = START_TIMEOUT_S + CALL_TIMEOUT_S
 """Time limit for calls to the coordinator, which may be starting."""
 
@@ -176,7 +182,8 @@ def find(name: str) -> Any:
 
     Raises:
         ConfigError: ``name`` is not a string.
-        FeedNotFoundError: no feed with this name runs; the message lists the running feeds.
+        FeedNotFoundError: no feed with this name runs; the message lists the running feeds, or explains that this
+            program started an empty cluster.
     """
     if not isinstance(name, str):
         raise ConfigError(f"a feed's name must be text, got {shown(name)}")
@@ -184,7 +191,9 @@ def find(name: str) -> Any:
     coordinator = actor_names.find_coordinator(name)
     if coordinator is None:
         running = ", ".join(map(repr, actor_names.feed_names())) or "none"
-        raise FeedNotFoundError(f"no feed {name!r} runs on this cluster; running: {running}")
+        # Tune starts a cluster if the program has joined none, also next to one that `mbaas serve` started.
+        hint = f"; {STARTED_HERE}" if running == "none" and connection.owns_ray() else ""
+        raise FeedNotFoundError(f"no feed {name!r} runs on this cluster; running: {running}{hint}")
     return coordinator
 
 
