@@ -331,7 +331,7 @@ def _advise(exclude: Path | None, wanted: FeedConfig) -> None:
         console.say_note(f"to leave them out, add this line to {file}: exclude: {json.dumps(named)}")
     elif wanted.options.on_bad_sample == "raise":
         console.say_note(
-            "each is an error in trials; repair or remove the files, add on_bad_sample: skip to "
-            f"{file}, or leave them out: --exclude bad.txt"
+            f"each is an error in trials; repair or remove the files, add on_bad_sample: skip to {file}, or list them "
+            f"for its key exclude: mbaas check {file} --exclude bad.txt"
         )
     sys.stderr.flush()

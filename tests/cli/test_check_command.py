@@ -54,6 +54,11 @@ def test_bad_samples_are_listed_and_can_be_left_out(feed: Path) -> None:
     assert "all 10x8 pixels" in clean.stdout
 
 
+def test_the_advice_is_a_command_that_can_be_copied(feed: Path) -> None:
+    said = call("check", feed, "--processes", 1)
+    assert f"mbaas check {feed} --exclude bad.txt" in said.stderr
+
+
 def test_each_sample_of_a_table_is_checked_once_although_it_is_drawn_often(feed: Path) -> None:
     names = [str(file.relative_to(feed.parent)) for file in sorted((feed.parent / "data").rglob("*.png"))]
     rows = [f"{name},{int(name.endswith('7.png'))}" for name in names]
