@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import time
 from collections import defaultdict
@@ -75,7 +76,7 @@ def top(
 
     Args:
         name: Name of a feed. Default: all feeds.
-        html: Also write a page that a browser reloads every second, until Ctrl-C.
+        html: Also write a page that a browser reloads every second, until Ctrl-C even without a terminal.
 
     Examples:
         mbaas top            [dim]all running feeds[/]
@@ -88,10 +89,11 @@ def top(
     seen = console.statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
     windows: dict[str, RateWindow] = defaultdict(RateWindow)
     with console.updated_page(live=True) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
-        while True:
+        for look in itertools.count():
             began = time.monotonic()
             shown = _snapshots(seen, windows)
-            show(page(shown, lines=console.out.height if console.out.is_terminal else None))
+            if console.out.is_terminal or look == 0:  # a log file would grow by a page each second
+                show(page(shown, lines=console.out.height if console.out.is_terminal else None))
             if html is not None:
                 write_html(page(shown, lines=None), html)
             elif not console.out.is_terminal:
@@ -176,7 +178,9 @@ def _figures(status: FeedStatus, flow: Flow) -> RenderableType:
         ("bytes", Text.assemble(read or "nothing read", f", cache hits {hits}", (f"  {workers}", "dim"))),
         ("memory", memory),
     )
-    return console.facts(rows, Column(no_wrap=True, overflow="ellipsis"))
+    for _, text in rows:  # not a property of the column, or a narrow terminal would also cut the names
+        text.no_wrap, text.overflow = True, "ellipsis"
+    return console.facts(rows, Column())
 
 
 def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: int | None) -> RenderableType:

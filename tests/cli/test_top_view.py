@@ -56,6 +56,34 @@ def test_rates_are_those_between_two_snapshots() -> None:
     assert "no consumer has joined" in text
 
 
+def test_a_narrow_terminal_cuts_the_figures_and_not_their_names() -> None:
+    now = at(20, prepared_samples=1_000, delivered_samples=3_000, staged_bytes=50)
+    lines = shown(("train", now, now), width=40).splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["samples", "bytes", "memory"]
+    assert max(map(len, lines)) <= 40
+
+
+def test_a_page_for_browsers_is_updated_and_a_log_file_gets_one_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[object] = []
+    looks = iter(range(2))
+
+    def sleep(_: float) -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(top, "write_html", lambda page, path: pages.append(page))
+    monkeypatch.setattr(top.time, "sleep", sleep)
+    monkeypatch.setattr(top.console, "join_cluster", lambda address: None)
+    monkeypatch.setattr(top.console, "statuses", lambda name, within_s: {"train": at(3)})
+    printed = io.StringIO()
+    monkeypatch.setattr(top.console, "out", Console(file=printed, width=80))
+    top.top(html=tmp_path / "top.html")
+    assert len(pages) == 3
+    assert printed.getvalue().count("train serving") == 1
+
+
 def test_the_first_look_shows_the_means_since_the_start() -> None:
     now = at(20, prepared_samples=1_000, delivered_samples=3_000)
     assert "50/s prepared, 150/s delivered, each 3 times  since the start" in shown(("train", now, now))
