@@ -81,7 +81,7 @@ def any_rates(draw: st.DrawFn) -> Rates:
 
 
 @st.composite
-def any_setup(draw: st.DrawFn, *, nodes: int = 4) -> Setup:
+def any_setup(draw: st.DrawFn, *, nodes: int = 4, pipelines: int = 1) -> Setup:
     return Setup(
         nodes=draw(st.integers(1, nodes)),
         cores=draw(st.none() | st.integers(1, 32)),
@@ -92,7 +92,7 @@ def any_setup(draw: st.DrawFn, *, nodes: int = 4) -> Setup:
         storage_shared=draw(st.booleans()),
         accelerators=draw(st.none() | st.integers(1, 4)),
         trials=draw(st.integers(1, 9)),
-        pipelines=draw(st.integers(1, 9)),
+        pipelines=draw(st.integers(1, pipelines)) if pipelines > 1 else 1,
         data_parallel=draw(st.booleans()),
         sharing=draw(st.booleans()),
         decoded=draw(st.booleans()),

@@ -92,7 +92,7 @@ def test_both_models_agree_on_decoded_samples(cache_bytes: float, epoch_s: float
 
 
 @settings(max_examples=25, deadline=None)
-@given(rates=any_rates(), setup=any_setup(nodes=3), rounds=st.integers(1, 3))
+@given(rates=any_rates(), setup=any_setup(nodes=3, pipelines=9), rounds=st.integers(1, 3))
 def test_both_models_agree_on_any_shared_feed(rates: Rates, setup: Setup, rounds: int) -> None:
     """Limited to effects in both: all in fast memory, small minibatches, many steps, as many trials on each node."""
     rates = replace(rates, samples=16_384, batch_size=16, overlap=1.0, cache=about(1e12, unit="bytes/s"))
