@@ -68,17 +68,20 @@ class BadSampleError(MbaasError):
     Attributes:
         uri: source of the sample's bytes.
         reason: one clause that describes the problem.
+        remedy: what the user can do about it, or "".
     """
 
-    def __init__(self, uri: str, reason: str) -> None:
+    def __init__(self, uri: str, reason: str, remedy: str = "") -> None:
         # a name with a line break could forge a log line
-        super().__init__(f"cannot prepare {uri if uri.isprintable() else ascii(uri)}: {reason}")
+        what = f"cannot prepare {uri if uri.isprintable() else ascii(uri)}: {reason}"
+        super().__init__(f"{what}; {remedy}" if remedy else what)
         self.uri = uri
         self.reason = reason
+        self.remedy = remedy
 
-    def __reduce__(self) -> tuple[type[BadSampleError], tuple[str, str], dict[str, object]]:
+    def __reduce__(self) -> tuple[type[BadSampleError], tuple[str, str, str], dict[str, object]]:
         # Errors cross processes, and the default pickle has only the message.
-        return type(self), (self.uri, self.reason), vars(self)
+        return type(self), (self.uri, self.reason, self.remedy), vars(self)
 
 
 class FeedNotFoundError(MbaasError):

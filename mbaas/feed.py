@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import ray
 
-from mbaas.base.notebook import table
+from mbaas.base.notebook import sentence, table
 from mbaas.base.validation import takes
 from mbaas.calls.client import CALL_TIMEOUT_S, call
 from mbaas.client.join import JoinOptions
 from mbaas.client.ledger_table import to_table
 from mbaas.coordinator.control import CALL_S, FeedControl, checked_names, find, successor
 from mbaas.core.staging import calls
-from mbaas.errors import ConfigError, MbaasError
+from mbaas.errors import ConfigError, MbaasError, last_line
 from mbaas.loader import Loader
 from mbaas.model.costs import LoadingCosts
 from mbaas.ray_cluster import actor_names, connection, leftovers
@@ -42,10 +42,9 @@ class Feed:
 
     The feed ends with `stop`, or with the program that served it unless it is detached."""
 
-    def __init__(self, name: str, coordinator: Any, draw: Callable[[], str] = str) -> None:
+    def __init__(self, name: str, coordinator: Any) -> None:
         self._control = FeedControl(name, coordinator)
         self._is_stopped = False
-        self._draw = draw
 
     @property
     def name(self) -> str:
@@ -130,23 +129,30 @@ class Feed:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_draw": str}  # without the dataset that it draws from: it may be large
-
     def __repr__(self) -> str:
         return f"Feed({self.name!r})"
 
     def _repr_html_(self) -> str:
         """Return the HTML for notebooks: a status table, and the first samples if they are images.
 
-        The samples are prepared in this process, as by `mbaas show`, without involving the feed. Only the program that
-        serves the feed has its dataset and pipeline; a feed found by `connect` shows only the table.
+        The samples are prepared in this process, as by `mbaas show`.
         """
         try:
             status = self.status(timeout_s=SHOWN_WITHIN_S)
         except MbaasError as error:  # a notebook cell may end with a stopped feed
             return table(f"Feed {self.name}", {"state": str(error)})
-        return f"<div>{status._repr_html_()}{self._draw()}</div>"
+        return f"<div>{status._repr_html_()}{first_images(self._control)}</div>"
+
+
+def first_images(control: FeedControl) -> str:
+    """Return a picture of a feed's first samples as HTML, or the reason for its absence; "" if they are not images."""
+    from mbaas.pictures.samples import html_of  # here: most programs never draw
+
+    try:
+        info, dataset, pipeline = control.contents(timeout_s=SHOWN_WITHIN_S)
+    except (MbaasError, ray.exceptions.RayError) as error:  # Ray's: a module of the dataset or pipeline is missing here
+        return sentence(f"no picture of the first samples: {last_line(error)}")
+    return html_of(dataset, pipeline, seed=info.settings.seed, shuffle=info.settings.shuffle)
 
 
 def feeds() -> list[Feed]:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import field
-from functools import partial
 from typing import Annotated, Any
 
 import ray
@@ -178,8 +177,8 @@ def _replace_or_refuse(name: str, replace: bool) -> None:
         raise FeedExistsError(f"a feed {name!r} is already running{whose}; use another name, or have that feed stopped")
     if not replace:
         raise FeedExistsError(
-            f"a feed {name!r} is already running{whose}; use another name, or end that feed with mbaas.stop({name!r}) "
-            "or mbaas.serve(..., replace=True)"
+            f"a feed {name!r} is already running{whose}; use another name, or end that feed with `mbaas stop {name}`, "
+            f"mbaas.stop({name!r}) or mbaas.serve(..., replace=True)"
         )
     with suppress(FeedNotFoundError, FeedFailedError):  # it has just ended
         stop(name)
@@ -285,13 +284,7 @@ def _start(fill_in: Callable[[], FeedSettings], dataset: Dataset, pipeline: Pipe
         raise
     if not settings.detached:
         SERVED[settings.name] = coordinator
-    return Feed(settings.name, coordinator, partial(_picture, dataset, pipeline, settings))
-
-
-def _picture(dataset: Dataset, pipeline: Pipeline, settings: FeedSettings) -> str:
-    from mbaas.pictures.samples import html_of  # here: most programs never draw
-
-    return html_of(dataset, pipeline, seed=settings.seed, shuffle=settings.shuffle)
+    return Feed(settings.name, coordinator)
 
 
 def _registered(settings: FeedSettings, pipeline: Pipeline, choice: EngineChoice) -> Any:

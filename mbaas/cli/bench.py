@@ -26,7 +26,7 @@ def check_installed(task: str = "images") -> None:
     needed = NEEDED.get(task, {})  # `BenchSettings` rejects unknown tasks
     missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise MbaasError(f"mbaas bench needs {' and '.join(missing)}; install them with: pip install 'mbaas[bench]'")
+        raise MbaasError(f"mbaas bench needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:

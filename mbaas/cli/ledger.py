@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from mbaas.base.units import count, counted, duration
+from mbaas.base.units import count, counted, duration, seconds
 from mbaas.cli.console import FEEDS, Address, AsJson, Cell, Rows, app, command, join_cluster, out, say_note, write_json
 from mbaas.errors import ConfigError
 
@@ -82,12 +82,16 @@ def _write(found: pa.Table, path: Path) -> None:
         raise ConfigError(f"--parquet {path} cannot be written: {error}") from None
 
 
+def _time(value: float) -> str:
+    return duration(value) if value >= 60 else seconds(value)
+
+
 def _by_consumer(rows: list[dict[str, Any]]) -> Table:
     by_name = {name: [row for row in rows if row["consumer"] == name] for name in (row["consumer"] for row in rows)}
 
     def took(own: list[dict[str, Any]]) -> str:
-        seconds = [row["seconds"] for row in own if row["seconds"]]
-        return duration(sum(seconds) / len(seconds)) if seconds else "-"
+        times = [row["seconds"] for row in own if row["seconds"]]
+        return _time(sum(times) / len(times)) if times else "-"
 
     def matching(own: list[dict[str, Any]]) -> Cell:
         wrong = sum(not row["exact"] for row in own)
@@ -115,7 +119,7 @@ def _by_epoch(rows: list[dict[str, Any]]) -> Table:
         (">feed epoch", lambda row: row["feed_epoch"]),
         (">from", lambda row: count(row["begin"])),
         (">samples", lambda row: count(row["samples"])),
-        (">took", lambda row: duration(row["seconds"]) if row["seconds"] else "-"),
+        (">took", lambda row: _time(row["seconds"]) if row["seconds"] else "-"),
         ("ledger", matching),
         ("~shuffled as", lambda row: row["shuffled"]),
         *own,

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -52,9 +53,9 @@ HTML = f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="{round(POLL_S)}">
 <title>mbaas top</title>
 <style>:root {{{{ color-scheme: light dark }}}} pre {{{{ font: 14px/1.3 monospace }}}}</style>
-</head><body><pre>{{code}}</pre></body></html>
+</head><body><pre>{{text}}</pre>{{pictures}}</body></html>
 """
-"""The page for browsers, with a place for the text."""
+"""The page for browsers, with places for the text and for pictures of samples."""
 
 LEAST_CONSUMERS = 3
 """Consumers of each feed that are shown even on a small terminal."""
@@ -76,7 +77,8 @@ def top(
 
     Args:
         name: Name of a feed. Default: all feeds.
-        html: Also write a page that a browser reloads every second, until Ctrl-C even without a terminal.
+        html: Also write a page, with each feed's first images, that a browser reloads every second, until Ctrl-C even
+            without a terminal.
 
     Examples:
         mbaas top            [dim]all running feeds[/]
@@ -88,6 +90,7 @@ def top(
     console.join_cluster(address)
     seen = console.statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
     windows: dict[str, RateWindow] = defaultdict(RateWindow)
+    pictures: dict[str, str] = {}
     with console.updated_page(live=True) as show, suppress(KeyboardInterrupt, FeedNotFoundError):  # the feed may end
         for look in itertools.count():
             began = time.monotonic()
@@ -95,7 +98,8 @@ def top(
             if console.out.is_terminal or look == 0:  # a log file would grow by a page each second
                 show(page(shown, lines=console.out.height if console.out.is_terminal else None))
             if html is not None:
-                write_html(page(shown, lines=None), html)
+                draw_new(seen, pictures)
+                write_html(page(shown, lines=None), html, "".join(pictures[feed] for feed in seen if feed in pictures))
             elif not console.out.is_terminal:
                 return
             time.sleep(max(0.0, POLL_S - (time.monotonic() - began)))
@@ -113,13 +117,25 @@ def _snapshots(seen: console.Statuses, windows: dict[str, RateWindow]) -> list[S
     return shown
 
 
-def write_html(shown: RenderableType, path: Path) -> None:
-    """Write a page for browsers, which replaces the last one as a whole."""
+def draw_new(seen: console.Statuses, pictures: dict[str, str]) -> None:
+    """Draw the first images of feeds that have just appeared: ``pictures``, by feed."""
+    from mbaas.coordinator.control import FeedControl
+    from mbaas.feed import first_images
+
+    for feed, status in seen.items():
+        if feed not in pictures and not isinstance(status, MbaasError):
+            with suppress(FeedNotFoundError):  # it has just ended
+                drawn = first_images(FeedControl.of(feed))
+                pictures[feed] = f"<h4>{escape(feed)}</h4>{drawn}" if drawn else ""
+
+
+def write_html(shown: RenderableType, path: Path, pictures: str = "") -> None:
+    """Write a page for browsers, which replaces the last one as a whole; ``pictures`` are HTML."""
     recorder = Console(record=True, file=io.StringIO(), width=HTML_WIDTH, highlight=False)
     recorder.print(shown)
-    code = recorder.export_html(code_format=HTML, inline_styles=True)
+    text = recorder.export_html(code_format="{code}", inline_styles=True)
     written = path.with_name(f".{path.name}.{os.getpid()}")
-    written.write_text(code)
+    written.write_text(HTML.format(text=text, pictures=pictures))
     written.replace(path)
 
 

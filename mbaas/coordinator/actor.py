@@ -14,6 +14,7 @@ CALLS = (
     "announce",
     "ask",
     "claims",
+    "contents",
     "costs",
     "demand_report",
     "enlist_rank",

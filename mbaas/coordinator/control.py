@@ -23,7 +23,9 @@ from mbaas.wire.consumers import START_TIMEOUT_S, Claims, FeedInfo, Leave
 from mbaas.wire.samples import LedgerEntry
 
 if TYPE_CHECKING:
+    from mbaas.dataset import Dataset
     from mbaas.status import FeedStatus
+    from mbaas.transforms import Pipeline
 
 STARTED_HERE = (
     'this program started the cluster: serve the feed in it, or call ray.init("auto") first to join the cluster of '
@@ -101,6 +103,15 @@ class FeedControl:
         """
         lines: list[str] = self._call("story", thing)
         return lines
+
+    def contents(self, *, timeout_s: float = CALL_S) -> tuple[FeedInfo, Dataset, Pipeline]:
+        """Return the feed's constants, its dataset and its pipeline.
+
+        Raises:
+            ray.exceptions.RayError: this process cannot read the dataset or the pipeline.
+        """
+        info, dataset, pipeline = self._call("contents", timeout_s=timeout_s)
+        return info, connection.get(dataset, timeout_s), pipeline
 
     def info(self) -> FeedInfo:
         """Return the constants of the feed: settings, order, shape of a sample."""

@@ -55,6 +55,7 @@ from mbaas.ray_cluster.metrics import FeedMetrics
 from mbaas.samples.placement import PlacementUpdate
 from mbaas.settings import FeedSettings
 from mbaas.status import FeedStatus
+from mbaas.transforms import Pipeline
 from mbaas.wire.consumers import START_TIMEOUT_S, TICK_S, Claims, ConsumerReport, FeedInfo, fingerprint_of
 from mbaas.wire.ranks import RankCall, RankOrders, RankReport
 from mbaas.wire.samples import LedgerEntry
@@ -517,6 +518,11 @@ class FeedCoordinator(ConsumerApi):
         lines = story_of(core.stories, running.supervision.state.stories, thing)
         reason = "" if number is None else core.why_kept(number)
         return [*lines, f"staged now, {reason}"] if reason else lines
+
+    async def contents(self) -> tuple[FeedInfo, ray.ObjectRef[Dataset], Pipeline]:
+        """Return the feed's description, a reference to its dataset, and its pipeline."""
+        running = await self._until_running(STATUS_S)
+        return running.info, running.supervision.caches.dataset_ref, self._pipeline
 
     async def ledgers(self, page: int) -> tuple[LedgerEntry, ...]:
         """Return a page of the ledgers, 0 for the oldest; () after the last one."""

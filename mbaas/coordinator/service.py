@@ -57,6 +57,13 @@ MOVE_S = 40.0
 ANSWER_S = 1.0
 """Timeout for the second result of a failed task, which arrives together with the first."""
 
+JOINED_ELSEWHERE = (
+    "joined again elsewhere; trials that run at the same time need names of their own: call mbaas.get_loader in each "
+    "trial, or mbaas.join with another name"
+)
+
+IF_BAD = 'serve the feed with on_bad_sample="skip" to leave out such samples, or list them all with mbaas check'
+
 
 class StagedPart(Struct, frozen=True):
     """A part of a staged block; all but ``memory`` is as in `DeliveredPart`."""
@@ -190,7 +197,7 @@ class ConsumerService:
         event = calls.join(request, session, order=info.order, out_of_reach=reach, stream=stream.number)
         self._sessions, consumer = session, event.consumer
         # A pending call under this name belongs to the session that ends now, possibly in another program.
-        self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} joined again elsewhere")))
+        self._answer(consumer, Delivery(error=StateError(f"consumer {consumer!r} {JOINED_ELSEWHERE}")))
         for instruction in self.send(in_core(event, stream)):
             if isinstance(instruction, ev.Admitted):
                 cursor, own_epoch = stream.local(instruction.cursor), instruction.own_epoch.moved(-stream.first)
@@ -316,7 +323,7 @@ class ConsumerService:
         consumer = instruction.consumer
         member = self.core.consumers.by_name.get(consumer)
         if member is not None and member.session > instruction.session:
-            return StateError(f"consumer {consumer!r} joined again elsewhere: {instruction.reason}")
+            return StateError(f"consumer {consumer!r} {JOINED_ELSEWHERE}")
         return ConsumerRemovedError(f"consumer {consumer!r}: {instruction.reason}")
 
     def _expel(self, consumer: str, session: int, error: MbaasError) -> None:
@@ -431,7 +438,7 @@ class ConsumerService:
         self._counters.finished(order.worker, order.block, meta, info.order)
         staged, error = self._staged.setdefault(order.block, StagedBlock()), None
         if meta.bad and self._info.settings.on_bad_sample == "raise":
-            staged.failures[order.part] = failure = BadSampleError(meta.bad[0].uri, meta.bad[0].reason)
+            staged.failures[order.part] = failure = BadSampleError(meta.bad[0].uri, meta.bad[0].reason, IF_BAD)
             error = str(failure)
         else:
             node = self.core.tasks.workers[order.worker].node

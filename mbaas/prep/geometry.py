@@ -350,7 +350,7 @@ def _counts_of_polygons(polygons: list[Any], height: int, width: int) -> NDArray
     try:
         from pycocotools import mask  # lazy: an optional package, for masks only
     except ModuleNotFoundError:
-        wanted = "prep workers draw masks with pycocotools: pip install 'mbaas[coco]' on their nodes, too"
+        wanted = "prep workers draw masks with pycocotools: pip install pycocotools on their nodes, too"
         raise ResourceError(wanted) from None
     for polygon in polygons:
         corners = np.array(polygon, np.float64)

@@ -34,7 +34,7 @@ def sound_libraries() -> tuple[Any, Any]:
         import soxr
     except (ImportError, OSError) as error:  # OSError: soundfile is installed, libsndfile is not
         raise ConfigError(
-            f'DecodeAudio needs soundfile and soxr on every node: pip install "mbaas[audio]" ({error})'
+            f"DecodeAudio needs soundfile and soxr on every node: pip install soundfile soxr ({error})"
         ) from error
     return soundfile, soxr
 

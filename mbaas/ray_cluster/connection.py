@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -261,7 +262,7 @@ def _connect(address: str, **options: Any) -> None:
         # a cluster without tokens can run code as the user.
         os.environ["RAY_AUTH_MODE"] = "token"
         reread_token()
-    with _kept_sigterm(), _deferred_interrupt():
+    with _kept_sigterm(), _deferred_interrupt(), _private_token():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
 
 
@@ -326,6 +327,17 @@ def _ends_within_a_bound() -> Callable[[int, Any], None]:
         sys.exit(number)
 
     return handle
+
+
+@contextlib.contextmanager
+def _private_token() -> Iterator[None]:
+    """Let only the user read a token that Ray creates in the block; Ray 2.60 leaves the file's mode to the umask."""
+    path = Path("~/.ray/auth_token").expanduser()
+    existed = path.exists()
+    yield
+    if not existed:
+        with contextlib.suppress(OSError):  # Ray created none
+            path.chmod(0o600)
 
 
 def _use_own_token() -> None:

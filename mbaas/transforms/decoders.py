@@ -76,8 +76,8 @@ class DecodeAudio(Decoder):
     """Decode WAV, FLAC, Ogg, MP3 and other libsndfile formats to sound of one rate: float32, full scale is [-1, 1].
 
     The shape is [time] for one channel and [time, channels] for several. Time is the first axis, because its length
-    differs between samples. soundfile decodes, soxr resamples (quality "HQ"); ``pip install "mbaas[audio]"`` installs
-    both.
+    differs between samples. soundfile decodes, soxr resamples (quality "HQ"); mbaas's extra "audio"
+    installs both.
 
     Args:
         rate: sample rate in Hz; audio of other rates is resampled.

@@ -70,8 +70,7 @@ class Map(Transform):
             raise self._refused("longest", "is for lists among its fields, of which it has none")
         if not callable(self.fn):
             raise self._refused("fn", "must be a function fn(image, rng)")
-        if self.deterministic:
-            _check_takes_one(self.fn)
+        _check_arguments(self.fn, with_rng=not self.deterministic)
         check_pickles("Map's fn", self.fn)
 
     @property
@@ -129,18 +128,20 @@ def name_of(fn: object) -> str:
     return f"{getattr(named, '__module__', None) or 'builtins'}.{getattr(named, '__qualname__', repr(named))}"
 
 
-def _check_takes_one(fn: SampleFunction) -> None:
+def _check_arguments(fn: SampleFunction, *, with_rng: bool) -> None:
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some builtins have no signature
         return
     try:
-        signature.bind(object())
+        signature.bind(*(object(),) * (1 + with_rng))
     except TypeError as error:
-        raise ConfigError(
-            f"a deterministic Map calls fn(image), without a generator, but {name_of(fn)} takes {signature}",
-            option="fn",
-        ) from error
+        called = (
+            "Map calls fn(image, rng), and fn(image) if deterministic=True"
+            if with_rng
+            else "a deterministic Map calls fn(image), without a generator"
+        )
+        raise ConfigError(f"{called}, but {name_of(fn)} takes {signature}", option="fn") from error
 
 
 def check_pickles(where: str, value: object) -> None:

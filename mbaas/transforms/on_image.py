@@ -149,7 +149,7 @@ class Masks:
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("pycocotools") is None:
-            raise ConfigError("Masks needs pycocotools: pip install 'mbaas[coco]'")
+            raise ConfigError("Masks needs pycocotools: pip install pycocotools")
 
     def made(
         self, fields: tuple[Field, ...], boxes: Boxes, size: Size | None, most_pixels: int = 0

@@ -126,7 +126,7 @@ def test_help_of_analyze_names_no_time_that_it_takes() -> None:
 def test_bench_without_its_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "NEEDED", {"images": {}, "audio": {"no_such_module": "some-package"}})
     bench.check_installed("images")
-    with pytest.raises(MbaasError, match=r"needs some-package; install them with: pip install 'mbaas\[bench\]'"):
+    with pytest.raises(MbaasError, match=r"needs some-package: pip install some-package"):
         bench.check_installed("audio")
     assert "needs some-package" in CliRunner().invoke(app, ["bench", "--task", "audio"]).stderr
 

@@ -234,6 +234,7 @@ def test_top_on_a_terminal_looks_again_until_ctrl_c(trial: dict[str, object], cl
 def test_the_ledger_of_a_feed(trial: dict[str, object], cluster: str, tmp_path: Path) -> None:
     shown = call("ledger", "train", "--address", cluster, columns=100)
     assert re.search(rf"ann +2 +{2 * SAMPLES} .*all match", shown.stdout), shown.output
+    assert " 0 s " not in shown.stdout  # an epoch takes milliseconds
     path = tmp_path / "ledgers.parquet"
     written = call("ledger", "train", "ann", "--address", cluster, "--parquet", path)
     assert (written.exit_code, written.stdout) == (0, ""), written.output

@@ -66,21 +66,22 @@ def test_a_narrow_terminal_cuts_the_figures_and_not_their_names() -> None:
 def test_a_page_for_browsers_is_updated_and_a_log_file_gets_one_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages: list[object] = []
+    pages: list[tuple[object, str]] = []
     looks = iter(range(2))
 
     def sleep(_: float) -> None:
         if next(looks, None) is None:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(top, "write_html", lambda page, path: pages.append(page))
+    monkeypatch.setattr(top, "write_html", lambda page, path, pictures: pages.append((page, pictures)))
+    monkeypatch.setattr(top, "draw_new", lambda seen, pictures: pictures.setdefault("train", "<img/>"))
     monkeypatch.setattr(top.time, "sleep", sleep)
     monkeypatch.setattr(top.console, "join_cluster", lambda address: None)
     monkeypatch.setattr(top.console, "statuses", lambda name, within_s: {"train": at(3)})
     printed = io.StringIO()
     monkeypatch.setattr(top.console, "out", Console(file=printed, width=80))
     top.top(html=tmp_path / "top.html")
-    assert len(pages) == 3
+    assert [pictures for _, pictures in pages] == ["<img/>"] * 3
     assert printed.getvalue().count("train serving") == 1
 
 
@@ -195,10 +196,11 @@ def test_a_page_for_browsers_is_replaced_as_a_whole_and_text_in_it_is_escaped(tm
     path = tmp_path / "top.html"
     for name in ("<b>one</b>", "<i>two</i>"):
         status = feed_status(name=name, consumers=(consumer("<script>"),))
-        top.write_html(top.page([(name, status, status)], lines=None), path)
+        top.write_html(top.page([(name, status, status)], lines=None), path, "<img src='{x}'/>")
     assert [each.name for each in tmp_path.iterdir()] == ["top.html"]
     html = path.read_text()
     assert '<meta http-equiv="refresh" content="1">' in html
     assert "&lt;i&gt;two&lt;/i&gt;" in html
+    assert "</pre><img src='{x}'/></body>" in html
     assert "&lt;script&gt;" in html
     assert not re.search("<script|<i>|<b>|&gt;one", html)

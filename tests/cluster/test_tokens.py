@@ -110,4 +110,6 @@ def test_a_ray_that_mbaas_starts_itself_wants_a_token_where_nobody_spoke_of_one(
         assert done.returncode == 0, done.stderr
         told = told_by(done.stdout)
         assert re.fullmatch(rf"no feed runs on this cluster\n({REFUSED}){{2}}", told), told
-        assert (Path(folder) / ".ray" / "auth_token").read_text()
+        token = Path(folder) / ".ray" / "auth_token"
+        assert token.read_text()
+        assert oct(token.stat().st_mode & 0o777) == "0o600"

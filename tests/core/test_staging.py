@@ -586,12 +586,13 @@ def test_calls_of_an_old_session_are_refused():
     assert "is now in session 2, this call is from session 1" in kinds(done, ev.Refuse)[0].reason
 
 
-def test_a_bad_block_reaches_its_consumers_as_an_error_and_takes_no_bytes():
+def test_a_bad_block_reaches_its_consumers_as_an_error_and_the_log_and_takes_no_bytes():
     feed = Feed(ahead=1)
     feed.join("a")
     feed.ask("a", 0)
     done = feed.send(ev.TaskEnded(feed.tasks.pop(0).task, "cannot prepare x.jpg: truncated"))
     assert delivered(done) == {"a": (0,)}
+    assert kinds(done, ev.Note)[0].text == "cannot prepare x.jpg: truncated"
     assert feed.core.window.blocks[0].nbytes == 0
 
 

@@ -632,7 +632,7 @@ def test_a_worker_that_does_not_answer_is_told_again_and_so_is_one_that_could_no
     version = feed.supervisor.homes.current.version
     feed.send(ev.WorkerBehind(name))
     assert feed.wait(BRIEFING_S - 1) == [
-        ev.Note(f"the feed waits: {name} is being told where samples have their homes (for 29 s so far)")
+        ev.Note(f"the feed waits: {name} is being told which nodes cache and prepare which samples (for 29 s so far)")
     ]
     assert feed.wait(1.0) == [ev.BriefWorker(name, version)]
     assert feed.send(ev.BriefingFailed(name, "it does not answer")) == [ev.BriefWorker(name, version)]
@@ -811,7 +811,7 @@ def test_who_has_which_part_of_the_samples_is_told():
     assert not feed.kinds(ev.Note)
     feed.move_homes()
     assert feed.only(ev.Note).text == (
-        "samples have homes on 2 nodes: 01234567 (2 prep workers, 67 %), fedcba98 (1 prep worker, 33 %)"
+        "samples are cached and prepared on 2 nodes: 01234567 (2 prep workers, 67 %), fedcba98 (1 prep worker, 33 %)"
     )
 
 

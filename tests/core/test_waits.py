@@ -73,14 +73,16 @@ def test_on_its_way_to_work_a_worker_waits_for_its_cache_then_for_homes_and_to_b
     feed.start("prep-0", "node-1234")
     assert feed.waits() == ("the cache of node node-123 is being started (for 0 s so far)",)
     feed.send(ev.CacheStarted("node-1234", 1))
-    assert feed.waits() == ("samples are being given homes where workers are (for 0 s so far)",)
+    assert feed.waits() == ("the samples are being divided among the nodes with workers (for 0 s so far)",)
     (move,) = [each for each in feed.said if isinstance(each, ev.MovePlacement)]
     feed.send(ev.PlacementFailed(move.version, "a cache does not answer"))
-    assert feed.waits() == ("samples are to be given, after a pause, homes where workers are (for 0 s so far)",)
+    assert feed.waits() == (
+        "the samples are to be divided, after a pause, among the nodes with workers (for 0 s so far)",
+    )
     feed.wait(RETRY_S)
     (move,) = [each for each in feed.said if isinstance(each, ev.MovePlacement)]
     feed.send(ev.PlacementMoved(move.version, frozenset()))
-    assert feed.waits() == ("prep-0 is being told where samples have their homes (for 0 s so far)",)
+    assert feed.waits() == ("prep-0 is being told which nodes cache and prepare which samples (for 0 s so far)",)
     feed.send(ev.WorkerBriefed("prep-0", move.version))
     assert feed.waits() == ()
 

@@ -181,6 +181,8 @@ def test_a_bad_sample_that_is_not_skipped_is_raised_in_every_consumer_with_file_
         assert errors[0].uri in reasons
         assert reasons[errors[0].uri] in errors[0].reason
         assert errors[0].uri in str(errors[0])
+        assert 'on_bad_sample="skip"' in str(errors[0])
+        assert any(str(errors[0]) in note for note in feed.status().notes)
         assert str(errors[1]) == str(errors[0])
 
 

@@ -35,6 +35,10 @@ def adder(value, *, scale=1):
     return lambda image, rng: image * scale + value
 
 
+def added(value, image, rng, *, scale=1):
+    return image * scale + value
+
+
 def countdown(depth):
     def recurse(image, rng):
         return recurse(image, rng) if depth else image
@@ -61,7 +65,7 @@ def test_the_repr_names_the_function():
         lambda: adder({"a": [1, 2], "b": {3}}),
         lambda: Add(4),
         lambda: Add(4).__call__,
-        lambda: functools.partial(adder, 5),
+        lambda: functools.partial(added, 5),
         lambda: np.rot90,
         lambda: countdown(2),
         lambda: adder(brighten),
@@ -87,10 +91,10 @@ def test_code_constants_defaults_closure_and_state_all_count():
         Add(3),
         Add(4),
         Add(3).__call__,
-        functools.partial(adder, 3),
+        functools.partial(added, 3),
     ]
     made += [
-        functools.partial(adder, 3, scale=2),
+        functools.partial(added, 3, scale=2),
         countdown(0),
         countdown(1),
         adder("3"),
@@ -180,6 +184,16 @@ def test_a_deterministic_function_takes_the_sample_alone(fn, takes):
         ConfigError, match=rf"^a deterministic Map calls fn\(image\), without a generator, but .*{takes}"
     ):
         T.Map(fn, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("fn", "takes"), [(turned, r"turned takes \(image\)"), (lambda image, rng, by: image, r"takes \(image, rng, by\)")]
+)
+def test_a_function_that_is_not_deterministic_takes_the_sample_and_a_generator(fn, takes):
+    with pytest.raises(
+        ConfigError, match=rf"^Map calls fn\(image, rng\), and fn\(image\) if deterministic=True, .*{takes}"
+    ):
+        T.Map(fn)
 
 
 @pytest.mark.parametrize("fn", [turned, np.abs, lambda image, by=2: image, functools.partial(np.roll, shift=1)])

@@ -676,7 +676,8 @@ class Supervisor:
             return  # a late report of a failed move
         placement = self.homes.current
         self._out.append(ev.UsePlacement(placement.version))
-        self._note(f"samples have homes on {counted(len(placement.weights), 'node')}: {self._described(placement)}")
+        where = counted(len(placement.weights), "node")
+        self._note(f"samples are cached and prepared on {where}: {self._described(placement)}")
         for worker in list(self.workers.values()):
             if worker.phase is WorkerPhase.WORKING and worker.node in self.draining:
                 self._let_go(worker, worker.owner)  # it finishes its tasks; its cache is still there

@@ -89,10 +89,10 @@ def awaited(
             found[f"cache {node}"] = f"the cache of node {node[:8]} {what}"
     told = [worker.name for worker in workers.values() if worker.stays and worker.deadline is not None]
     if told:
-        found["told"] = f"{_are(told)} being told where samples have their homes"
+        found["told"] = f"{_are(told)} being told which nodes cache and prepare which samples"
     if homes.lacks_homes():  # moves between nodes that all have homes delay no consumer
-        how = "to be given, after a pause," if homes.move is None else "being given"
-        found["homes"] = f"samples are {how} homes where workers are"
+        how = "to be divided, after a pause," if homes.move is None else "being divided"
+        found["homes"] = f"the samples are {how} among the nodes with workers"
     return found
 
 

@@ -565,6 +565,7 @@ class StagingState:
         # Only with on_bad_sample="raise". The block fails as a whole: a minibatch may contain samples of all parts.
         block.reopen(task.part, "a sample is bad")
         if block.state is not BlockState.FAILED:
+            self._out.append(ev.Note(event.error))
             self.window.fail(task.block, event.error, may_mend=True)
 
     def _put_off(self, event: ev.PutOff, now: float) -> None:

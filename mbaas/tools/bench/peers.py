@@ -116,6 +116,6 @@ def _look(peer: Peer, python: str) -> tuple[str, str]:
 def _left_out(peer: Peer, lacks: str, python: Path | None) -> str:
     where = "this environment" if python is None else python
     return (
-        f"{peer.name} is left out, because {where} has {lacks}: pip install 'mbaas[bench,peers]' here, or in another "
-        "environment whose interpreter --peers-python names"
+        f"{peer.name} is left out, because {where} has {lacks}: install mbaas's extras bench and peers here, or "
+        "in another environment whose interpreter --peers-python names"
     )

@@ -206,7 +206,7 @@ def _sound(peeks: Sequence[Peek]) -> tuple[tuple[Step, ...], tuple[Step, ...], t
     masks = Step(
         "SpecAugment", {"n_time_masks": 2, "time_mask_param": 20, "n_freq_masks": 2, "freq_mask_param": 8}, is_off=True
     )
-    hints = () if known else ('Sound needs the extra mbaas[audio]: pip install "mbaas[audio]"',)
+    hints = () if known else ("Sound needs soundfile and soxr: pip install soundfile soxr",)
     return (
         (decode, Step("RandomCrop", window, length), *rest, masks),
         (decode, Step("CropOrPad", window, length), *rest),

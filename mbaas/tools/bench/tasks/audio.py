@@ -82,7 +82,7 @@ def _write_tree(count: int, seed: int, folder: Path) -> None:
     try:
         import soundfile
     except ModuleNotFoundError:
-        raise DatasetError("the benchmark's recordings are written by soundfile: pip install 'mbaas[audio]'") from None
+        raise DatasetError("the benchmark's recordings are written by soundfile: pip install soundfile") from None
 
     def write(file: Path, index: int, rng: np.random.Generator) -> None:
         sound = draw_sound(pitches[index % len(pitches)], rng)
