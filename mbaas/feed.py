@@ -22,7 +22,7 @@ from mbaas.coordinator.control import CALL_S, FeedControl, checked_names, find, 
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, MbaasError, last_line
 from mbaas.loader import Loader
-from mbaas.model.costs import LoadingCosts
+from mbaas.model.sharing import LoadingCosts
 from mbaas.ray_cluster import actor_names, connection, leftovers
 from mbaas.wire.consumers import ConsumerName
 

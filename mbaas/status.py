@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from mbaas.base import units
 from mbaas.base.notebook import some, table
-from mbaas.model.costs import LoadingCosts
 from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.forms import SampleCosts
 from mbaas.model.gains import WorkerChange
-from mbaas.model.sharing import Repeats, Sharing, words
+from mbaas.model.sharing import LoadingCosts, Repeats, Sharing, words
 from mbaas.model.tiers import FetchSpeeds
 from mbaas.model.waits import RankSteps
 from mbaas.wire.consumers import Claims, ConsumerReport

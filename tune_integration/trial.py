@@ -222,7 +222,7 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
 
 
 def _costs(known: Any, delivered: list[tuple[int, str]]) -> dict[str, float]:
-    """Return the costs of samples of some pipelines, by the feed's `mbaas.model.costs.LoadingCosts`."""
+    """Return the costs of samples of some pipelines, by the feed's `mbaas.model.sharing.LoadingCosts`."""
     cpu_s = {"": sum(known.cpu_s_of(samples, pipeline) for samples, pipeline in delivered)}
     if alone_s := known.alone_cpu_s_of(sum(samples for samples, _ in delivered)):  # 0 means unknown
         cpu_s["dataloader_"] = alone_s

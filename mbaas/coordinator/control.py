@@ -17,7 +17,7 @@ from mbaas.coordinator.served_by import check_version
 from mbaas.core.cluster.events import FeedEnd
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedNotFoundError, shown
-from mbaas.model.costs import LoadingCosts
+from mbaas.model.sharing import LoadingCosts
 from mbaas.ray_cluster import actor_names, connection
 from mbaas.wire.consumers import START_TIMEOUT_S, Claims, FeedInfo, Leave
 from mbaas.wire.samples import LedgerEntry

@@ -43,12 +43,12 @@ from mbaas.core.staging import events as ev
 from mbaas.core.staging.streams import FEED_STREAM, block_number, stream_number
 from mbaas.dataset import Dataset
 from mbaas.errors import FeedFailedError, FeedRestartingError, ResourceError
-from mbaas.model.costs import LoadingCosts
 from mbaas.model.curves import MOST_COUNT
 from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.gains import GainLog, WorkerCounts
 from mbaas.model.lending import DemandReport
 from mbaas.model.scaling import Observation, Scaler
+from mbaas.model.sharing import LoadingCosts
 from mbaas.model.waits import WAIT_BOUNDS_S
 from mbaas.ray_cluster import resources
 from mbaas.ray_cluster.metrics import FeedMetrics

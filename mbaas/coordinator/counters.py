@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from mbaas.base.units import percent, seconds
 from mbaas.core.ledgers import LedgerBook
 from mbaas.core.staging.streams import FEED_STREAM, stream_number
-from mbaas.model.costs import LoadingCosts, PipelineCosts
-from mbaas.model.sharing import Repeats
+from mbaas.model.sharing import LoadingCosts, PipelineCosts, Repeats
 from mbaas.model.waits import UnevenSteps
 from mbaas.samples.order import SampleOrder
 from mbaas.status import SkippedSample

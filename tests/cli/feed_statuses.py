@@ -6,8 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from mbaas.memory.budgets import MemoryClaim
-from mbaas.model.costs import LoadingCosts
-from mbaas.model.sharing import Repeats
+from mbaas.model.sharing import LoadingCosts, Repeats
 from mbaas.status import ConsumerStatus, FeedStatus
 from mbaas.wire.consumers import Claims, ConsumerReport
 from mbaas.wire.samples import Amount, FetchCounts

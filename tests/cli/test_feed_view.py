@@ -13,8 +13,8 @@ from rich.console import Console
 from mbaas.cli import feed_view
 from mbaas.cli.status import to_json
 from mbaas.errors import FeedGoneError, FeedRestartingError
-from mbaas.model.costs import LoadingCosts
 from mbaas.model.gains import WorkerChange
+from mbaas.model.sharing import LoadingCosts
 from mbaas.model.tiers import FetchSpeeds
 from mbaas.model.waits import RankSteps, WaitCounts
 from mbaas.status import ConsumerStatus, DiskStatus, FeedStatus, LendingStatus, NodeStatus, PipelineStatus

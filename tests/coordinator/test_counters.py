@@ -12,8 +12,7 @@ from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters, Reports, Sums
 from mbaas.coordinator.status_report import metric_values
 from mbaas.core.staging.streams import STREAM_BITS
-from mbaas.model.costs import PipelineCosts
-from mbaas.model.sharing import Repeats
+from mbaas.model.sharing import PipelineCosts, Repeats
 from mbaas.ray_cluster.metrics import METRICS
 from mbaas.samples.order import ASIDE, SampleOrder
 from mbaas.wire.blocks import BlockMeta

@@ -11,7 +11,7 @@ from ray._private.dict import flatten_dict
 from ray.tune.experimental.output import _infer_user_metrics
 
 import mbaas
-from mbaas.model.costs import LoadingCosts
+from mbaas.model.sharing import LoadingCosts
 from mbaas.model.waits import WaitCounts
 from mbaas.wire.consumers import ConsumerReport
 from tune_integration import trial

@@ -15,10 +15,10 @@ from mbaas.base.units import BYTES, BytesPerS
 from mbaas.base.validation import options
 from mbaas.errors import ConfigError
 from mbaas.model import words
-from mbaas.model.costs import HOUR_S, LoadingCosts
 from mbaas.model.pace import Epoch, Waits, fewest_prep_cores, predict, smallest_cache, speedup, stall_range
 from mbaas.model.quantity import BOUNDS, OPPOSITE, AsJson, Bound, Quantity, spanning, stated
 from mbaas.model.rates import Rates, Setup
+from mbaas.model.sharing import HOUR_S, LoadingCosts
 from mbaas.model.supply import read_shares, resource_times
 from mbaas.tools.analysis.decoding import decoding
 

@@ -10,12 +10,12 @@ from typing import Literal, cast
 from mbaas.base import units
 from mbaas.errors import ConfigError
 from mbaas.model import words
-from mbaas.model.costs import HOUR_S
 from mbaas.model.curves import MeasuredCurve, ThroughputCurve
 from mbaas.model.forms import WORTHWHILE
 from mbaas.model.lending import Job, JobWorkers, allocate
 from mbaas.model.quantity import AsJson, spanning
 from mbaas.model.scaling import bounded_workers
+from mbaas.model.sharing import HOUR_S
 from mbaas.model.supply import ResourceTimes
 from mbaas.model.threads import ThreadSplit, divide_threads, split_threads
 from mbaas.tools.plan.jobs import Cluster, Samples, TrainingJob

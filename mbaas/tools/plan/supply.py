@@ -13,10 +13,10 @@ from mbaas.base import units
 from mbaas.core.layout import wanted_staging
 from mbaas.memory.budgets import STORE_SHARE, default_staging
 from mbaas.model.balance import travelling_share
-from mbaas.model.costs import HOUR_S
 from mbaas.model.curves import ROUNDING, ThroughputCurve
 from mbaas.model.forms import WORTHWHILE
 from mbaas.model.lending import Job, fair_shares
+from mbaas.model.sharing import HOUR_S
 from mbaas.model.threads import TierBytes
 from mbaas.tools.plan.jobs import Cluster, Samples, TrainingJob
 

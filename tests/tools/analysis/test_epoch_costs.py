@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from stated_rates import any_rates, any_setup, round_rates
 
-from mbaas.model.costs import LoadingCosts
 from mbaas.model.quantity import Quantity, stated
 from mbaas.model.rates import Rates, Setup
+from mbaas.model.sharing import LoadingCosts
 from mbaas.tools.analysis.advice import EpochCosts, costs_so_far, epoch_costs
 
 MS = 1e-3

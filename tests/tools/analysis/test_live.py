@@ -15,10 +15,10 @@ from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.errors import StateError
 from mbaas.memory.budgets import MemoryClaim
-from mbaas.model.costs import LoadingCosts
 from mbaas.model.forms import SampleCosts
 from mbaas.model.pace import Waits, predict
 from mbaas.model.rates import Rates
+from mbaas.model.sharing import LoadingCosts
 from mbaas.status import ConsumerStatus, FeedStatus, WorkerStatus
 from mbaas.tools.analysis.decoding import decoding
 from mbaas.tools.analysis.whole import analyze_feed, rates_of, sample_bytes, seen_by_loaders, setup_of, simulate_feed
