@@ -60,7 +60,7 @@ from mbaas.samples.fields import Arrays, Field
 from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.samples.placement import BlockPart
 from mbaas.settings import FeedSettings
-from mbaas.tools.plan import file as plan_file
+from mbaas.tools.plan import jobs as plan_jobs
 from mbaas.transforms.base import DrawInputs, WindowTransform
 from mbaas.wire.blocks import ROW, DeliveredBlock, DeliveredPart, PartMeta, UnreadablePart
 from mbaas.wire.consumers import (
@@ -439,7 +439,7 @@ def files(folder: Path) -> Case:
 
     readers: list[tuple[Path, Callable[[Path], object]]] = [
         (_ROOT / "examples/feed.yaml", feed_file.load),
-        (_ROOT / "examples/plan/jobs.yaml", plan_file.load),
+        (_ROOT / "examples/plan/jobs.yaml", plan_jobs.load),
         (_ROOT / "mbaas/tools/simulator/presets/mnist.yaml", catalog.read),
         (_ROOT / "mbaas/tools/simulator/presets/machines/reference.yaml", what_if.read_machines),
     ]

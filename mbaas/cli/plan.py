@@ -34,9 +34,10 @@ def plan(
         mbaas plan examples/plan/jobs.yaml
         mbaas plan jobs.yaml --json | jq '.jobs\\[] | {job, workers, limit}'
     """
-    from mbaas.tools.plan import file, planner
+    from mbaas.tools.plan import planner
+    from mbaas.tools.plan.jobs import load
 
-    made = planner.plan(*file.load(jobs))
+    made = planner.plan(*load(jobs))
     write_result(made.to_json(), lambda: page(made), as_json=as_json)
 
 

@@ -12,7 +12,7 @@ import pytest
 from mbaas.cli.plan import plan
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve
-from mbaas.tools.plan.file import load
+from mbaas.tools.plan.jobs import load
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan" / "jobs.yaml"
 
@@ -48,7 +48,7 @@ def test_a_file(write: Write) -> None:
     assert (job.name, job.dataset.samples, job.dataset.dataset_bytes) == ("search", 24001, 2_400_000_000)
     assert (medians(job.prep), job.step_per_s, job.trials) == ([(1, 100), (2, 195.5)], 250, 2)
     assert medians(cluster.storage) == [(1, 10_000_000), (4, 40_000_000)]
-    assert (cluster.least_nodes, cluster.most_nodes, cluster.storage_shared) == (1, 3, True)
+    assert (cluster.nodes.least, cluster.nodes.most, cluster.storage_shared) == (1, 3, True)
     assert cluster.node.network_bytes_per_s == 1_000_000_000
 
 
@@ -56,7 +56,7 @@ def test_short_forms(write: Write) -> None:
     text = GOOD.replace("{least: 1, most: 3}", "2").replace("[[1, 100], [2, 195.5]]", "120")
     (job,), cluster = load(write(text))
     assert medians(job.prep) == [(1, 120)]
-    assert (cluster.least_nodes, cluster.most_nodes) == (2, 2)
+    assert (cluster.nodes.least, cluster.nodes.most) == (2, 2)
 
 
 @pytest.mark.parametrize(

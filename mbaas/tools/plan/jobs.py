@@ -1,19 +1,23 @@
-"""Inputs of a plan: a cluster, datasets, and the searches and jobs that train on them."""
+"""Inputs of a plan and their file: a cluster, datasets, and the searches and jobs on them (docs/plan.md)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from mbaas.base import files, validation
 from mbaas.base.units import Bytes, BytesPerS, exact
 from mbaas.base.validation import options
 from mbaas.errors import ConfigError
 from mbaas.model.curves import MeasuredCurve, ThroughputCurve
-from mbaas.model.quantity import Quantity, check_fields
+from mbaas.model.quantity import Quantity, check_fields, stated
+from mbaas.model.rates import Rates
 
 RAY_STORE_SHARE = 0.3
 """Share of a node's memory that Ray's object store takes by default."""
@@ -21,8 +25,34 @@ RAY_STORE_SHARE = 0.3
 RAY_STORE_MOST_BYTES = 200 * 10**9
 """Largest default size of Ray's object store."""
 
+MEASURED = ("step_per_s", "prep", "batch_size", "pixel_bytes")
+"""Required keys of a job, unless a file of measured rates contains them."""
+
 AtLeast1 = Annotated[int, Field(ge=1)]
 Above0 = Annotated[BytesPerS, Field(gt=0)]
+Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+FiniteRate = Annotated[BytesPerS, Field(gt=0, allow_inf_nan=False)]
+
+
+def _curve(said: float | tuple[tuple[float, float], ...], *, unit: str) -> MeasuredCurve:
+    return MeasuredCurve.of(said if isinstance(said, tuple) else ((1.0, said),), unit=unit)
+
+
+def _points(rate: Any, *, unit: str) -> Any:
+    """Return the type of a curve that a file gives as pairs of a count and a rate, or as one rate."""
+    return Annotated[
+        Annotated[rate, Tag("value")] | Annotated[tuple[tuple[Finite, rate], ...], Tag("list")],
+        Discriminator(files.shape),
+        AfterValidator(partial(_curve, unit=unit)),
+    ]
+
+
+if TYPE_CHECKING:
+    PrepRates = MeasuredCurve
+    StorageRates = MeasuredCurve
+else:
+    PrepRates = _points(Finite, unit="samples/s")  # one rate is that of each worker
+    StorageRates = _points(FiniteRate, unit="bytes/s")  # one rate is that of any number of readers
 
 
 @options()
@@ -61,23 +91,38 @@ class Node:
         return min(RAY_STORE_MOST_BYTES, int(RAY_STORE_SHARE * self.memory_bytes))
 
 
+class Bounds(files.Section):
+    """The autoscaler's smallest and largest number of nodes."""
+
+    least: int
+    most: int
+
+
+if TYPE_CHECKING:
+    Nodes = Bounds
+else:
+    Nodes = Annotated[
+        Annotated[int, AfterValidator(lambda nodes: Bounds(least=nodes, most=nodes)), Tag("value")]
+        | Annotated[Bounds, Tag("mapping")],
+        Discriminator(lambda said: "mapping" if isinstance(said, dict) else "value"),
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Nodes, within the autoscaler's bounds, and their storage.
+    """Equal nodes, within the autoscaler's bounds, and their storage.
 
     ``storage`` is bytes/s against readers, of all nodes if shared; a single point applies to any number of readers.
     """
 
+    nodes: Nodes
     node: Node
-    least_nodes: int
-    most_nodes: int
-    storage: MeasuredCurve
+    storage: Annotated[StorageRates, Field(alias="storage_bytes_per_s")]
     storage_shared: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least_nodes <= self.most_nodes:
-            bounds = f"least {self.least_nodes}, most {self.most_nodes}"
-            # named as in the file, so that the file reader can add the line
+        if not 1 <= self.nodes.least <= self.nodes.most:
+            bounds = f"least {self.nodes.least}, most {self.nodes.most}"
             raise ConfigError(f"nodes must be 1 <= least <= most, got {bounds}", option="nodes")
 
     @cached_property
@@ -107,19 +152,37 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingJob:
-    """A search or a single training job: trials that share one feed.
+class JobOptions:
+    """Optional keys of a job.
 
     Attributes:
-        step: samples/s of each trial if it never waits.
-        prep, decoded_prep: samples/s against workers, with the data in memory, for encoded and decoded samples; one
-            point is a line.
-        prep_cores: cores of the machine where `prep` was measured; None for as many as a node has.
         cores_per_trial, gpus_per_trial: reservation of each trial.
         data_parallel: each trial has a rank on every node, which first takes the samples prepared there. Otherwise a
             trial trains on one node.
         reserved_workers: prep workers that it keeps when other jobs need some too.
         staging_bytes: staging budget of its feed on each node; None for the default of `mbaas.serve`.
+        prep_cores: cores of the machine where prep was measured; None for as many as a node has.
+        decoded_prep: samples/s against workers, for decoded samples in memory; one point is a line.
+    """
+
+    trials: int = 1
+    cores_per_trial: float = 1.0
+    gpus_per_trial: float = 0.0
+    data_parallel: bool = False
+    reserved_workers: int = 1
+    staging_bytes: Bytes | None = None
+    prep_cores: int | None = None
+    decoded_prep: PrepRates | None = None
+    decoded_bytes: Bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob(JobOptions):
+    """A search or a single training job: trials that share one feed.
+
+    Attributes:
+        step: samples/s of each trial if it never waits.
+        prep: samples/s against workers, with the encoded data in memory; one point is a line.
     """
 
     name: str
@@ -128,15 +191,6 @@ class TrainingJob:
     prep: MeasuredCurve
     batch_size: int
     pixel_bytes: int
-    trials: int = 1
-    cores_per_trial: float = 1.0
-    gpus_per_trial: float = 0.0
-    data_parallel: bool = False
-    reserved_workers: int = 1
-    staging_bytes: int | None = None
-    prep_cores: int | None = None
-    decoded_prep: MeasuredCurve | None = None
-    decoded_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "at least 1", "batch_size", "pixel_bytes", "trials", "reserved_workers")
@@ -174,3 +228,76 @@ class TrainingJob:
 
     def worker_per_s(self, decoded: float = 0.0) -> float:
         return self.prep_curve(self.prep_cores or 1, decoded).rate(1)
+
+
+@options()
+class JobSection(JobOptions):
+    """A job of the file. Missing rates come from the file named by ``rates``."""
+
+    dataset: str
+    rates: str | None = None
+    step_per_s: float | None = None
+    prep: PrepRates | None = None
+    batch_size: int | None = None
+    pixel_bytes: Bytes | None = None
+
+    def job(self, name: str, datasets: Mapping[str, Samples], *, folder: Path) -> TrainingJob:
+        """Return the planner's form; ``folder`` is the base for ``rates``. Raises ConfigError."""
+        if self.dataset not in datasets:
+            hint = validation.instead(self.dataset, datasets)
+            raise ConfigError(f"unknown dataset {self.dataset!r}; {hint}", option="dataset")
+        said = {key: value for key, value in vars(self).items() if value is not None}
+        del said["dataset"]
+        rates = _measured(folder / Path(said.pop("rates")).expanduser()) if self.rates is not None else {}
+        if missing := [key for key in MEASURED if key not in {**rates, **said}]:
+            raise ConfigError(f"{' and '.join(map(repr, missing))} must be given, or 'rates', a file that holds them")
+        if "prep" in said:
+            rates.pop("prep_cores", None)  # they belong to the measured curve
+        given = {**rates, **said}
+        step_per_s = given.pop("step_per_s")
+        if not isinstance(step_per_s, Quantity):  # a rate stated in the job is exact
+            step_per_s = stated(step_per_s, unit="samples/s")
+        return TrainingJob(name=name, dataset=datasets[self.dataset], step=step_per_s, **given)
+
+
+def _measured(path: Path) -> dict[str, Any]:
+    """Read measured rates from a file of `mbaas.analysis.Rates.to_json`, alone or under ``rates``."""
+    try:
+        plain = files.read_json(path)
+    except ConfigError as error:
+        raise ConfigError(str(error), option="rates") from None
+    try:
+        rates = Rates.from_json(plain.get("rates", plain))
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"{path} does not hold measured rates: {error}", option="rates") from None
+    found = {
+        "step_per_s": rates.step,
+        "prep": rates.served(rates.prep),
+        "prep_cores": rates.cores,
+        "batch_size": rates.batch_size,
+        "pixel_bytes": round(rates.pixel_bytes),
+    }
+    if rates.decoded_prep is not None and rates.decoded_bytes is not None:
+        found |= {"decoded_prep": rates.served(rates.decoded_prep), "decoded_bytes": round(rates.decoded_bytes)}
+    return found
+
+
+class PlanFile(files.Section):
+    """The whole file; datasets and jobs are read one by one, because their names are part of their values."""
+
+    cluster: Cluster
+    datasets: dict[str, dict[str, Any]]
+    jobs: dict[str, dict[str, Any]]
+
+
+def load(file: Path) -> tuple[list[TrainingJob], Cluster]:
+    """Read and check a YAML file. Raises ConfigError, with file, line, value and the expected value."""
+    top = files.read(file)
+    described = top.to(PlanFile)
+    datasets = {name: entry.to(Samples, name=name) for name, entry in top.fields["datasets"].fields.items()}
+    folder = file.resolve().parent
+    jobs = [
+        entry.made(partial(entry.to(JobSection).job, name, datasets, folder=folder))
+        for name, entry in top.fields["jobs"].fields.items()
+    ]
+    return jobs, described.cluster

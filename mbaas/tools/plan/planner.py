@@ -146,7 +146,7 @@ def plan(jobs: Sequence[TrainingJob], cluster: Cluster) -> Plan:
     if len(set(names)) < len(names):
         raise ConfigError(f"names of jobs must differ, got {', '.join(names)}")
     # Tries every number of nodes: one node more may move a dataset from disk to memory, so speed grows unevenly.
-    fleets = [Fleet(jobs, cluster, nodes) for nodes in range(cluster.least_nodes, cluster.most_nodes + 1)]
+    fleets = [Fleet(jobs, cluster, nodes) for nodes in range(cluster.nodes.least, cluster.nodes.most + 1)]
     if why := fleets[-1].misfit:  # jobs that do not fit the most nodes fit no fewer
         raise ConfigError(why)
     plans = [plan_on(fleet) for fleet in fleets if not fleet.misfit]
@@ -205,8 +205,8 @@ def plan_on(fleet: Fleet) -> Plan:
     room = {name: spare_bytes + each.memory_bytes for name, each in kept.items()}
     return Plan(
         nodes=fleet.nodes,
-        least_nodes=fleet.cluster.least_nodes,
-        most_nodes=fleet.cluster.most_nodes,
+        least_nodes=fleet.cluster.nodes.least,
+        most_nodes=fleet.cluster.nodes.most,
         why_nodes="",
         pool=fleet.pool,
         idle_workers=allocation.idle,

@@ -15,7 +15,7 @@ from mbaas.errors import ConfigError
 from mbaas.model.balance import travelling_share
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.quantity import Quantity
-from mbaas.tools.plan.jobs import Cluster, Node, Samples, TrainingJob
+from mbaas.tools.plan.jobs import Bounds, Cluster, Node, Samples, TrainingJob
 from mbaas.tools.plan.planner import plan, plan_on
 from mbaas.tools.plan.supply import CachePlan, Fleet, fair_split, fetches, fill_caches
 
@@ -31,7 +31,7 @@ def cluster(*, nodes: tuple[int, int] = (1, 1), storage: Points = ((1, 20e6),), 
     """Nodes of 8 cores with an object store of 3 GB: 2.1 GB are usable, and each job stages 450 MB."""
     given: dict[str, Any] = {"cores": 8, "memory_bytes": 10_000_000_000, **node}
     curve = MeasuredCurve.of(storage, unit="bytes/s")
-    return Cluster(node=Node(**given), least_nodes=nodes[0], most_nodes=nodes[1], storage=curve)
+    return Cluster(nodes=Bounds(least=nodes[0], most=nodes[1]), node=Node(**given), storage=curve)
 
 
 def per_s(rate: float, spread: Spread = (1, 1)) -> Quantity:
