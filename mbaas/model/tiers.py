@@ -4,13 +4,11 @@ Rates are those of the performance model of Dryden et al., "Clairvoyant Prefetch
 I/O" (NoPFS), SC 2021, section 4; its symbols are given in parentheses. A rate is the total of all threads that use a
 tier at the same time, divided evenly between them. A time is one thread's, and several threads work in parallel.
 
-A cache node measures the speeds (`FetchSpeeds`) and follows the `Advisor` and the `DiskOrder`. The simulator has
-machines whose tiers are `StorageClass` and `StagingClass`.
+A cache node measures the speeds (`FetchSpeeds`) and follows the `Advisor` and the `DiskOrder`.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,58 +20,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mbaas.base import units
-from mbaas.errors import ConfigError
-from mbaas.model.curves import ThroughputCurve
-from mbaas.model.quantity import check_numbers
 
 Floats = NDArray[np.float64]
-
-RESERVED = ("compute", "staging", "remote", "pfs")
-"""Names reserved for other entries of results."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StorageClass:
-    """Memory or disk of a node that caches samples (class j, from 1).
-
-    ``capacity_bytes`` is d_j, ``threads`` p_j; ``read`` are total bytes/s against the number of threads (r_j).
-    """
-
-    name: str
-    capacity_bytes: float
-    threads: int = 1
-    read: ThroughputCurve
-
-    def __post_init__(self) -> None:
-        if self.name in RESERVED:
-            raise ConfigError(f"a storage class may not be called {', '.join(RESERVED)}, got {self.name!r}")
-        check_numbers("0 or more", **{f"capacity_bytes of {self.name}": self.capacity_bytes})
-        check_numbers("at least 1", **{f"threads of {self.name}": self.threads})
-
-    @property
-    def thread_bytes_per_s(self) -> float:
-        return self.read.rate_of_each(self.threads)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagingClass:
-    """The staging buffer (class 0): minibatches that are ready or in preparation.
-
-    ``capacity_bytes`` is d_0. ``threads`` (p_0) each fetch a sample, prepare it and write it here; ``write`` are their
-    total bytes/s (w_0), None if the measured prep rate includes writing.
-    """
-
-    capacity_bytes: float
-    threads: int = 1
-    write: ThroughputCurve | None = None
-
-    def __post_init__(self) -> None:
-        check_numbers("0 or more", **{"capacity_bytes of staging": self.capacity_bytes})
-        check_numbers("at least 1", **{"threads of staging": self.threads})
-
-    @property
-    def thread_bytes_per_s(self) -> float:
-        return math.inf if self.write is None else self.write.rate_of_each(self.threads)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,13 @@ def test_the_rate_follows_the_lines() -> None:
     assert RISE_PEAK_FALL.rates(np.array(counts)).tolist() == [0, 50, 200, 400, 500, 600, 550, 0]
 
 
+def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() -> None:
+    """2 threads give 100 and 4 give 160, so 3 give (100 + 160) / 2 = 130, 1 gives 100 / 2 = 50, and 8 give 160."""
+    rate = ThroughputCurve.through({4: 160.0, 2: 100.0})
+    assert [rate.rate(threads) for threads in (1, 2, 3, 4, 8)] == [50, 100, 130, 160, 160]
+    assert [rate.rate_of_each(threads) for threads in (1, 2, 4, 8)] == [50, 50, 40, 20]
+
+
 def test_the_workers_that_reach_a_rate() -> None:
     """250 = 2.5 x 100; 440 = 400 + 0.8 x 50; 0 needs no worker; no count reaches 601, so it is the peak."""
     needed = [RISE_PEAK_FALL.workers_for(rate) for rate in (0, 100, 250, 440, 600, 601)]
@@ -115,3 +122,16 @@ def test_what_is_read_off_agrees_with_the_rates(
 def test_impossible_curves_are_refused(knots: tuple[tuple[float, float], ...], slope: float, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         ThroughputCurve(knots, slope)
+
+
+@pytest.mark.parametrize(
+    ("points", "match"),
+    [
+        ({}, r"must have points above 0, got \{\}"),
+        ({0: 5.0}, r"must ascend from above 0, got \[0.0\]"),
+        ({1: 0.0}, r"must have points above 0, got \{1: 0.0\}"),
+    ],
+)
+def test_impossible_points_are_refused(points: dict[int, float], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        ThroughputCurve.through(points)

@@ -1,34 +1,11 @@
-"""The rates of tiers and the read-ahead depth agree with arithmetic by hand."""
+"""The read-ahead depth agrees with arithmetic by hand."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbaas.errors import ConfigError
-from mbaas.model.curves import ThroughputCurve
-from mbaas.model.tiers import Depth, StagingClass, StorageClass, readahead_depth
-
-
-def storage_class(name: str, capacity: int, read: float, *, threads: int = 1) -> StorageClass:
-    return StorageClass(name=name, capacity_bytes=capacity, read=ThroughputCurve.flat(read), threads=threads)
-
-
-def test_a_rate_is_a_line_between_points_through_zero_and_flat_after_the_last() -> None:
-    """2 threads give 100 and 4 give 160, so 3 give (100 + 160) / 2 = 130, 1 gives 100 / 2 = 50, and 8 give 160."""
-    rate = ThroughputCurve.through({4: 160.0, 2: 100.0})
-    assert [rate.rate(threads) for threads in (1, 2, 3, 4, 8)] == [50, 100, 130, 160, 160]
-    assert [rate.rate_of_each(threads) for threads in (1, 2, 4, 8)] == [50, 50, 40, 20]
-
-
-def test_a_thread_gets_an_even_share_of_its_class() -> None:
-    """The machine of the NoPFS paper: RAM 85,000 / 4 = 21,250 MB/s, SSD 4,000 / 2 = 2,000, staging 111,000 / 8."""
-    ram, ssd = storage_class("RAM", 120, 85_000, threads=4), storage_class("SSD", 900, 4_000, threads=2)
-    staging = StagingClass(capacity_bytes=5, write=ThroughputCurve.flat(111_000), threads=8)
-    assert [each.thread_bytes_per_s for each in (ram, ssd, staging)] == [21_250, 2_000, 13_875]
+from mbaas.model.tiers import Depth, readahead_depth
 
 
 def test_even_blocks_need_one_block_ahead() -> None:
@@ -94,20 +71,3 @@ def test_the_depth_is_the_smallest_with_which_the_consumer_never_waits(blocks: l
     assert depth.blocks == 1 or waits(read_s, sizes, depth.blocks - 1)
     windows = [sum(sizes[i : i + depth.blocks]) for i in range(len(sizes) - depth.blocks + 1)]
     assert depth.nbytes == max(windows)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ThroughputCurve.through({}), r"must have points above 0, got \{\}"),
-        (lambda: ThroughputCurve.through({0: 5.0}), r"must ascend from above 0, got \[0.0\]"),
-        (lambda: ThroughputCurve.through({1: 0.0}), r"must have points above 0, got \{1: 0.0\}"),
-        (lambda: storage_class("SSD", -1, 5), "capacity_bytes of SSD must be 0 or more, got -1"),
-        (lambda: storage_class("SSD", 1, 5, threads=0), "threads of SSD must be at least 1, got 0"),
-        (lambda: storage_class("remote", 1, 5), "may not be called compute, staging, remote, pfs, got 'remote'"),
-        (lambda: StagingClass(capacity_bytes=1, threads=0), "threads of staging must be at least 1, got 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()

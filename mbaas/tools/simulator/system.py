@@ -7,24 +7,68 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
 
-from mbaas.base.units import BYTES, Seconds
+from mbaas.base import files
+from mbaas.base.units import BYTES, BytesPerS, Seconds
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
-from mbaas.model.quantity import check_fields
+from mbaas.model.quantity import check_fields, check_numbers
 from mbaas.model.rates import Rates, Setup
 from mbaas.model.supply import node_prep_rate
-from mbaas.model.tiers import StagingClass, StorageClass
 from mbaas.samples.order import check_seed
 
 Sizes = NDArray[np.float32]
 
 Size = Annotated[int | float, BYTES]
+
+RESERVED = ("compute", "staging", "remote", "pfs")
+"""Names reserved for other entries of results."""
+
+
+class RatesByReaders(files.Section):
+    """Total rates of shared storage for several numbers of readers."""
+
+    readers: tuple[int, ...]
+    rates: tuple[BytesPerS, ...]
+
+
+class RatesByThreads(files.Section):
+    """Total rates for several numbers of threads that read or write."""
+
+    threads: tuple[int, ...]
+    rates: tuple[BytesPerS, ...]
+
+
+def _curve(said: float | RatesByReaders | RatesByThreads, info: ValidationInfo) -> ThroughputCurve:
+    """Return a curve; a single rate is that of all threads of a class, or of any number of readers."""
+    if not isinstance(said, files.Section):
+        # 0 threads are rejected by the class, with a better message than the curve's.
+        return ThroughputCurve.through({max(info.data.get("threads", 1), 1): said})
+    (counted, counts), (_, rates) = said
+    if len(counts) != len(rates):
+        raise ConfigError(f"needs a rate for each number, got {len(counts)} {counted} and {len(rates)} rates")
+    return ThroughputCurve.through(dict(zip(counts, rates, strict=True)))
+
+
+def _rates(several: Any) -> Any:
+    # The discriminator picks the variant by shape first. For a plain union, pydantic would report the errors of both.
+    return Annotated[
+        Annotated[BytesPerS, Tag("value")] | Annotated[several, Tag("mapping")],
+        Discriminator(files.shape),
+        AfterValidator(_curve),
+    ]
+
+
+if TYPE_CHECKING:
+    ByReaders = ThroughputCurve
+    ByThreads = ThroughputCurve
+else:
+    ByReaders, ByThreads = _rates(RatesByReaders), _rates(RatesByThreads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +169,50 @@ CORE_COSTS = ("prep_cpu_s", "staging_cpu_s", "delivery_cpu_s", "step_cpu_s", "re
 
 
 @dataclass(frozen=True, kw_only=True)
+class StorageClass:
+    """Memory or disk of a node that caches samples (class j, from 1).
+
+    ``capacity_bytes`` is d_j, ``threads`` p_j; ``read`` are total bytes/s against the number of threads (r_j).
+    """
+
+    name: str
+    capacity_bytes: Annotated[Size, Field(alias="capacity")]
+    threads: int = 1
+    read: ByThreads
+
+    def __post_init__(self) -> None:
+        if self.name in RESERVED:
+            raise ConfigError(f"a storage class may not be called {', '.join(RESERVED)}, got {self.name!r}")
+        check_numbers("0 or more", **{f"capacity_bytes of {self.name}": self.capacity_bytes})
+        check_numbers("at least 1", **{f"threads of {self.name}": self.threads})
+
+    @property
+    def thread_bytes_per_s(self) -> float:
+        return self.read.rate_of_each(self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagingClass:
+    """The staging buffer (class 0): minibatches that are ready or in preparation.
+
+    ``capacity_bytes`` is d_0. ``threads`` (p_0) each fetch a sample, prepare it and write it here; ``write`` are their
+    total bytes/s (w_0), None if the measured prep rate includes writing.
+    """
+
+    capacity_bytes: Annotated[Size, Field(alias="capacity")]
+    threads: int = 1
+    write: ByThreads | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers("0 or more", **{"capacity_bytes of staging": self.capacity_bytes})
+        check_numbers("at least 1", **{"threads of staging": self.threads})
+
+    @property
+    def thread_bytes_per_s(self) -> float:
+        return math.inf if self.write is None else self.write.rate_of_each(self.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """A worker's machine; all workers have the same.
 
@@ -137,10 +225,10 @@ class Machine:
         cores: cores shared by prep, reading and training; None for enough.
     """
 
-    compute_bytes_per_s: float
-    prep_bytes_per_s: float = math.inf
-    network_bytes_per_s: float
-    storage: ThroughputCurve
+    compute_bytes_per_s: Annotated[BytesPerS, Field(alias="compute")]
+    prep_bytes_per_s: Annotated[BytesPerS, Field(alias="prep")]
+    network_bytes_per_s: Annotated[BytesPerS, Field(alias="network")]
+    storage: Annotated[ByReaders, Field(alias="pfs")]
     staging: StagingClass
     classes: tuple[StorageClass, ...] = ()
     cores: Cores | None = None

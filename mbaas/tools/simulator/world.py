@@ -33,9 +33,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.model.tiers import StorageClass
 from mbaas.samples.order import SampleOrder, Shuffle
-from mbaas.tools.simulator.system import Machine, Sizes, System
+from mbaas.tools.simulator.system import Machine, Sizes, StorageClass, System
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -7,10 +7,9 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from mbaas.model.curves import ThroughputCurve
-from mbaas.model.tiers import StagingClass, StorageClass
 from mbaas.tools.simulator import catalog, simulate
 from mbaas.tools.simulator.simulation import Outcome, changed
-from mbaas.tools.simulator.system import DatasetShape, Machine, System, Training
+from mbaas.tools.simulator.system import DatasetShape, Machine, StagingClass, StorageClass, System, Training
 
 
 def machine(*, ram_bytes: float = 0, ssd_bytes: float = 0, threads: int = 1, ahead_bytes: float = 1e9) -> Machine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
 from mbaas.tools.simulator import catalog
+from mbaas.tools.simulator.system import StagingClass, StorageClass
 from mbaas.tools.simulator.world import StepTimeline, Tiers, fetch_seconds
 
 
@@ -174,3 +176,28 @@ def test_machines_that_cannot_be(change: dict, sentence: str) -> None:
     machine = catalog.load("mnist").machine
     with pytest.raises(ConfigError, match=sentence):
         type(machine)(**{**vars(machine), **change})
+
+
+def storage_class(name: str, capacity: int, read: float, *, threads: int = 1) -> StorageClass:
+    return StorageClass(name=name, capacity_bytes=capacity, read=ThroughputCurve.flat(read), threads=threads)
+
+
+def test_a_thread_gets_an_even_share_of_its_class() -> None:
+    """The machine of the NoPFS paper: RAM 85,000 / 4 = 21,250 MB/s, SSD 4,000 / 2 = 2,000, staging 111,000 / 8."""
+    ram, ssd = storage_class("RAM", 120, 85_000, threads=4), storage_class("SSD", 900, 4_000, threads=2)
+    staging = StagingClass(capacity_bytes=5, write=ThroughputCurve.flat(111_000), threads=8)
+    assert [each.thread_bytes_per_s for each in (ram, ssd, staging)] == [21_250, 2_000, 13_875]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: storage_class("SSD", -1, 5), "capacity_bytes of SSD must be 0 or more, got -1"),
+        (lambda: storage_class("SSD", 1, 5, threads=0), "threads of SSD must be at least 1, got 0"),
+        (lambda: storage_class("remote", 1, 5), "may not be called compute, staging, remote, pfs, got 'remote'"),
+        (lambda: StagingClass(capacity_bytes=1, threads=0), "threads of staging must be at least 1, got 0"),
+    ],
+)
+def test_classes_that_cannot_be(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -16,13 +16,12 @@ from small_systems import decodable, machine, preset, run, system, systems, with
 
 from mbaas.errors import ConfigError
 from mbaas.model.curves import ThroughputCurve
-from mbaas.model.tiers import StorageClass
 from mbaas.tools.simulator import POLICIES, simulate
 from mbaas.tools.simulator.policies.clairvoyant import classes_by_worker, reads_by_worker
 from mbaas.tools.simulator.policies.partitioned import MbaasDecoded, assign_workers, classes_by_form, form_plan_of
 from mbaas.tools.simulator.results import loading_limit, plain_outcomes
 from mbaas.tools.simulator.simulation import locations_of
-from mbaas.tools.simulator.system import Cores, System
+from mbaas.tools.simulator.system import Cores, StorageClass, System
 from mbaas.tools.simulator.world import NOWHERE, World
 
 FAST = 1e6

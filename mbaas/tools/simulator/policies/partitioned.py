@@ -14,9 +14,8 @@ import numpy as np
 from mbaas.base import units
 from mbaas.model.balance import travelling_share
 from mbaas.model.forms import TOLERANCE, FormPlan, SampleCosts, plan_forms
-from mbaas.model.tiers import StorageClass
 from mbaas.tools.simulator.policies.base import Policy
-from mbaas.tools.simulator.system import Cores
+from mbaas.tools.simulator.system import Cores, StorageClass
 from mbaas.tools.simulator.world import (
     NOWHERE,
     Codes,
