@@ -239,10 +239,12 @@ class Machine:
         if len(set(names)) < len(names):
             raise ConfigError(f"storage classes must have different names, got {', '.join(names)}")
 
-    @property
-    def write_s_per_byte(self) -> float:
-        """Seconds of one staging thread per byte: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0))."""
-        return 1 / min(self.prep_bytes_per_s, self.staging.thread_bytes_per_s)
+    def write_s_per_byte(self, *, speedup: float = 1.0) -> float:
+        """Return the seconds of one staging thread per byte: write(k) / s_k = max(1 / beta, p_0 / w_0(p_0)).
+
+        ``speedup`` is that of prep for samples that are cached decoded.
+        """
+        return 1 / min(self.prep_bytes_per_s * speedup, self.staging.thread_bytes_per_s)
 
     def pfs_s_per_byte(self, readers: int) -> float:
         """Return the seconds per byte of one of ``readers`` readers: 1 / (t(gamma) / gamma)."""

@@ -123,7 +123,7 @@ def fetch_seconds(nbytes: Floats, *, tiers: Tiers, other_s: float = 0.0) -> Floa
 def write_seconds(nbytes: Floats, *, machine: Machine) -> Floats:
     """Return the thread-seconds to prepare bytes and write them to staging: [...], from nbytes [..., tiers]."""
     # the last tier holds samples that are already staged
-    seconds: Floats = nbytes[..., :-1].sum(axis=-1) * machine.write_s_per_byte
+    seconds: Floats = nbytes[..., :-1].sum(axis=-1) * machine.write_s_per_byte()
     return seconds
 
 

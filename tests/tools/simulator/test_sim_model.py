@@ -152,7 +152,7 @@ def test_rates_of_the_reference_machine() -> None:
     mb_per_s = [1e-6 / cost for cost in Tiers(machine, readers=32).fetch_s_per_byte()[:5]]
     assert mb_per_s == pytest.approx([21_250, 2_000, 21_250, 2_000, 385])
     assert 1e-6 / machine.pfs_s_per_byte(32) == pytest.approx(89.6875)
-    assert machine.write_s_per_byte == pytest.approx(1 / 200e6)
+    assert machine.write_s_per_byte() == pytest.approx(1 / 200e6)
     assert 3e-6 / machine.pfs_s_per_byte(3) == pytest.approx(1135)
 
 

@@ -263,7 +263,7 @@ def _split(world: World, traffic: Traffic, *, passes: int) -> tuple[int, int]:
     curves = [ThroughputCurve.linear(1 / each) for each in cost[:pfs]] + [machine.storage.over(1 / world.workers)]
     split = split_threads(
         max(machine.staging.threads, 2),  # one each, even if the machine has a single thread
-        prep=ThroughputCurve.linear(1 / machine.write_s_per_byte),
+        prep=ThroughputCurve.linear(1 / machine.write_s_per_byte()),
         samples=passes * float(minibatch.sum()),
         # not strict, because the tiers after the PFS are never read
         tiers=[TierBytes(passes * float(nbytes), curve) for nbytes, curve in zip(minibatch, curves, strict=False)],

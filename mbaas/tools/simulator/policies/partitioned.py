@@ -284,7 +284,8 @@ class MbaasDecoded(Mbaas):
         if traffic.decoded is None:
             return write_seconds(traffic.nbytes, machine=machine)
         encoded_s = write_seconds(traffic.nbytes - traffic.decoded, machine=machine)
-        decoded_s: Floats = traffic.decoded.sum(axis=-1) * decoded_s_per_byte(world)
+        decoded_s_per_byte = machine.write_s_per_byte(speedup=world.system.dataset.decoded_speedup)
+        decoded_s: Floats = traffic.decoded.sum(axis=-1) * decoded_s_per_byte
         return encoded_s + decoded_s
 
     def cores_s(self, world: World, cores: Cores, traffic: Traffic) -> Floats:
@@ -319,8 +320,8 @@ def form_plan_of(world: World) -> FormPlan | None:
     costs = SampleCosts(
         encoded_bytes=dataset.sample_bytes,
         decoded_bytes=dataset.decoded_bytes,
-        encoded_s=dataset.sample_bytes * machine.write_s_per_byte,
-        decoded_s=dataset.sample_bytes * decoded_s_per_byte(world),
+        encoded_s=dataset.sample_bytes * machine.write_s_per_byte(),
+        decoded_s=dataset.sample_bytes * machine.write_s_per_byte(speedup=dataset.decoded_speedup),
         # with all threads of all workers reading
         storage_s=dataset.sample_bytes * machine.pfs_s_per_byte(world.tiers.readers) / threads,
         # by all threads of this worker
@@ -333,13 +334,6 @@ def form_plan_of(world: World) -> FormPlan | None:
         memory_bytes=memory.capacity_bytes,
         disk_bytes=disk.capacity_bytes if disk is not None else 0.0,
     )
-
-
-def decoded_s_per_byte(world: World) -> float:
-    """Return the thread-seconds to prepare and stage a sample cached decoded, per raw byte."""
-    machine = world.system.machine
-    faster = machine.prep_bytes_per_s * world.system.dataset.decoded_speedup
-    return 1 / min(faster, machine.staging.thread_bytes_per_s)  # as `Machine.write_s_per_byte`
 
 
 def classes_by_form(world: World, plan: FormPlan) -> tuple[Codes, Flags]:
