@@ -22,7 +22,7 @@ from mbaas.errors import ConfigError
 from mbaas.model.page_cache import PAGE_BYTES, PageCache
 from mbaas.model.quantity import check_numbers
 from mbaas.samples.order import SampleOrder, Shuffle, check_seed
-from mbaas.tools.simulator.world import Floats, Ints, Orders
+from mbaas.tools.simulator.world import Floats, Ints, Orders, orders_of
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def hit_fractions(
     room = int(cached * samples + 1e-9)  # 0.29 * 100 is slightly less than 29 in floating point
     if policy == "minio":
         return (0.0, *[room / samples] * (epochs - 1))
-    orders = Orders(samples, seed=seed, kept_bytes=0)
+    orders = orders_of(samples, seed=seed, kept_bytes=0)
     if policy == "belady":
         return tuple(hits / samples for hits in belady_hits(orders, room=room, samples=samples, epochs=epochs))
     paged_bytes = -(-SAMPLE_BYTES // PAGE_BYTES) * PAGE_BYTES

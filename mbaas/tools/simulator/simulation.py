@@ -18,7 +18,7 @@ from mbaas.model.rates import Rates, Setup
 from mbaas.model.supply import form_plan
 from mbaas.tools.simulator.policies import POLICIES, Policy
 from mbaas.tools.simulator.system import System, system_of
-from mbaas.tools.simulator.world import Floats, Orders, Steps, StepTimeline, Tiers, Traffic, World
+from mbaas.tools.simulator.world import Floats, Orders, Steps, StepTimeline, Tiers, Traffic, World, orders_of
 
 Number = TypeVar("Number", int, float)
 
@@ -277,7 +277,7 @@ def sweep(system: System, *, policy: str, x: Axis, y: Axis, versus: str | None =
 
     @lru_cache(1)  # up to `KEPT_BYTES` each, so keep only the last ones
     def orders(samples: int) -> Orders:
-        return Orders(samples, seed=system.training.seed)
+        return orders_of(samples, seed=system.training.seed)
 
     def seconds(changed_system: System) -> list[float]:
         kept = orders(changed_system.dataset.samples)

@@ -25,7 +25,7 @@ and takes that time divided by the number of cores.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -232,27 +232,24 @@ _PIECE = 1 << 20
 """Positions of an order that are computed together, to keep temporary 64-bit arrays small."""
 
 
-class Orders:
-    """Order of the samples in each epoch, by mbaas's own keyed permutation; the last ones are cached."""
+Orders = Callable[[int], Samples]
+"""Sample ids in the order of an epoch: int32[F], read-only."""
 
-    def __init__(self, samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> None:
-        order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
 
-        # A function without `self`, which it would otherwise keep alive together with up to ``kept_bytes``.
-        @lru_cache(max(kept_bytes // (4 * samples), 1))
-        def made(epoch: int) -> Samples:
-            found = np.empty(samples, dtype=np.int32)
-            for start in range(0, samples, _PIECE):
-                stop = min(start + _PIECE, samples)
-                found[start:stop] = order.samples_at(Shuffle(epoch), start, stop)
-            found.flags.writeable = False
-            return found
+def orders_of(samples: int, *, seed: int, kept_bytes: int = KEPT_BYTES) -> Orders:
+    """Return the orders of mbaas's own keyed permutation; the last ones are cached."""
+    order = SampleOrder(num_samples=samples, seed=seed, block_samples=1)
 
-        self._made = made
+    @lru_cache(max(kept_bytes // (4 * samples), 1))
+    def made(epoch: int) -> Samples:
+        found = np.empty(samples, dtype=np.int32)
+        for start in range(0, samples, _PIECE):
+            stop = min(start + _PIECE, samples)
+            found[start:stop] = order.samples_at(Shuffle(epoch), start, stop)
+        found.flags.writeable = False
+        return found
 
-    def __call__(self, epoch: int) -> Samples:
-        """Return the sample ids in the order of ``epoch``: int32[F], read-only."""
-        return self._made(epoch)
+    return made
 
 
 Codes = NDArray[np.int8]
@@ -292,7 +289,7 @@ class World:
         self.workers, self.batch, self.steps = training.workers, training.batch, system.steps
         self.epochs = range(training.epochs)
         self.samples = dataset.samples
-        self.orders = orders if orders is not None else Orders(dataset.samples, seed=training.seed)
+        self.orders = orders if orders is not None else orders_of(dataset.samples, seed=training.seed)
         self.tiers = Tiers(
             system.machine,
             readers=training.workers * system.machine.staging.threads,

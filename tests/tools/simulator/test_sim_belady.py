@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbaas.tools.simulator.chance import POLICIES, belady_hits, hit_fractions
-from mbaas.tools.simulator.world import Orders
+from mbaas.tools.simulator.world import orders_of
 
 
 def plain_hits(orders: list[list[int]], room: int) -> list[int]:
@@ -28,7 +28,7 @@ def plain_hits(orders: list[list[int]], room: int) -> list[int]:
 @settings(max_examples=40, deadline=None)
 @given(samples=st.integers(1, 13), epochs=st.integers(1, 4), room=st.integers(0, 14), seed=st.integers(0, 99))
 def test_it_hits_what_a_plain_one_hits(samples: int, epochs: int, room: int, seed: int) -> None:
-    orders = Orders(samples, seed=seed)
+    orders = orders_of(samples, seed=seed)
     found = list(belady_hits(orders, room=room, samples=samples, epochs=epochs))
     assert found == plain_hits([orders(epoch).tolist() for epoch in range(epochs)], room)
 
