@@ -122,7 +122,13 @@ def test_a_measurement_that_scatters_ends_with_its_budget_or_its_most() -> None:
     scattered = iter([0.0, *([10.0, 100.0] * 50)])
     wild = Effort(spread=0.001, least=3, most=20, budget_s=1.0)
     assert repeat(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.001)).samples == 20
-    assert repeat(lambda: next(scattered), wild, unit="s", clock=FakeTime(0.2)).samples == 4
+    clock = FakeTime(0.0)
+
+    def slow() -> float:
+        clock.now += 0.3
+        return next(scattered)
+
+    assert repeat(slow, wild, unit="s", clock=clock).samples == 4, "1.2 s are beyond the budget, 0.9 s are not"
 
 
 def skip_in_memory(path: Path) -> None:

@@ -38,13 +38,6 @@ class Effort:
     window_s: float = 0.25
     is_whole: bool = True
 
-    def is_enough(self, values: list[float], *, unit: str, elapsed_s: float) -> bool:
-        if len(values) < self.least:
-            return False
-        return (
-            len(values) >= self.most or elapsed_s >= self.budget_s or measured(values, unit=unit).spread <= self.spread
-        )
-
 
 QUICK = Effort(spread=0.1, least=2, most=4, budget_s=0.5, window_s=0.1, is_whole=False)
 """Effort for a first answer: rates within about 10 %."""
@@ -60,7 +53,11 @@ def repeat(
     measure()
     values: list[float] = []
     began = clock()
-    while not effort.is_enough(values, unit=unit, elapsed_s=clock() - began):
+    while len(values) < effort.least or (
+        len(values) < effort.most
+        and clock() - began < effort.budget_s
+        and measured(values, unit=unit).spread > effort.spread
+    ):
         values.append(measure())
     return measured(values, unit=unit)
 
