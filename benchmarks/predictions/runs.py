@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
@@ -84,7 +84,7 @@ def run(*, images: int, rounds: int, seed: int, cache_dir: Path, report: Callabl
         ResourceError: network namespaces are not available (they need root rights).
     """
     data = mbaas.read_images(make_photos(cache_dir, images, seed=seed, report=report))
-    with MachineSpeed(data, _pipeline(), cores_here()) as speed:
+    with closing(MachineSpeed(data, _pipeline(), cores_here())) as speed:
         rates = _measure(data, seed, speed, report)
         chosen = list(points(rates))
         runs: list[list[float]] = [[] for _ in chosen]

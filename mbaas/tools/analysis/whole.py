@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -145,7 +145,7 @@ def analyze(
         speed = None
         if effort.is_whole:
             progress.begin("pace", "how fast the machine prepares, to compare with later")
-            speed = stack.enter_context(MachineSpeed(workload.dataset, workload.pipeline, survey.cores))
+            speed = stack.enter_context(closing(MachineSpeed(workload.dataset, workload.pipeline, survey.cores)))
         found = survey.measure(progress, speed)
         rates, notes = found.rates, list(found.notes)
         # Report only cache bytes that can be used. The size of decoded samples is known only now.

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_the_pace_of_the_machine_is_told_from_how_fast_it_prepares() -> None:
     took_s = [1.28] * 4 + [2.56] * 6
     # clock readings: start of a part, before the block, after the block, end of the part
     clock = chain.from_iterable([at, at, at + took, at + took] for at, took in enumerate(took_s)).__next__
-    with MachineSpeed(synthetic(64), WORKLOAD.pipeline, 2, clock) as found:
+    with closing(MachineSpeed(synthetic(64), WORKLOAD.pipeline, 2, clock)) as found:
         assert found.usual_per_s == pytest.approx(50)
         assert found.relative() == pytest.approx(0.5)
         assert found.measure() == pytest.approx(25)

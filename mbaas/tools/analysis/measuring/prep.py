@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -349,7 +348,7 @@ WINDOW_S = 1.0
 
 
 class MachineSpeed:
-    """Prepares samples from memory with the cpu engine on all cores; a context manager.
+    """Prepares samples from memory with the cpu engine on all cores, until it is closed.
 
     It uses all cores because the predicted feeds keep them busy, and one core's speed does not predict theirs. On a
     virtual machine with two cores, P with two workers was 1.6 to 2.3 times P with one (three analyses on 27 November
@@ -366,10 +365,7 @@ class MachineSpeed:
         self.measure()  # loads code and touches memory
         self.usual_per_s = self.measure()
 
-    def __enter__(self) -> MachineSpeed:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         self._engine.close()
 
     def measure(self) -> float:
