@@ -14,9 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mbaas.base import units
 from mbaas.errors import ConfigError
 from mbaas.model.quantity import Quantity
@@ -34,7 +31,7 @@ PAPER = "#ffffff"
 BLUE, RED, GREY = "#3b82c4", "#d4583f", "#8a8f98"
 
 SERIES = (BLUE, RED, "#2f9e6e", "#9a6cc9", "#c08a1e", "#2aa3a8", "#c55a93", GREY)
-"""Colours of the parts of bars, in this order."""
+"""Colours of several series, in this order."""
 
 TEXT = 12.0
 """Text size in pixels. A chart of `lines` is about as wide as a phone, so it is rarely scaled down."""
@@ -192,110 +189,6 @@ def lines(
         # SVG stores the gid as the id of the shape; a page turns it into a tooltip
         bar.lines[0].set_gid(f"{SAYS}{says}")
     add_legend(figure, columns=3)
-    return figure
-
-
-def stacked_bars(
-    bars: Mapping[str, Mapping[str, float]],
-    *,
-    title: str,
-    axis: str,
-    ends: Sequence[str],
-    colours: Mapping[str, str] | None = None,
-) -> Figure:
-    """Draw horizontal bars, the first on top, each made of the same parts.
-
-    Args:
-        bars: the parts of each bar by name, in stacking order.
-        axis: label of the horizontal axis, with the unit.
-        ends: label at the end of each bar.
-        colours: colours by part; the other parts use `SERIES` in order.
-    """
-    # a part below a thousandth of the longest bar in every bar is invisible, so it gets no colour and no legend
-    seen = 0.001 * max(sum(bar.values()) for bar in bars.values())
-    parts = [part for part in next(iter(bars.values())) if any(bar[part] > seen for bar in bars.values())]
-    chosen = {part: SERIES[number % len(SERIES)] for number, part in enumerate(parts)} | dict(colours or {})
-    figure = new_figure(title=title, size=(640, 90 + 22 * max(len(bars), 3)))
-    axes = figure.add_subplot()
-    style(axes, grid="x")
-    rows, left = np.arange(len(bars)), np.zeros(len(bars))
-    for part in parts:
-        widths = np.array([bar[part] for bar in bars.values()])
-        axes.barh(rows, widths, left=left, height=0.72, color=chosen[part], label=part)
-        left += widths
-    for row, (end, text) in enumerate(zip(left, ends, strict=True)):
-        axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center", color=INK, size=TEXT)
-    axes.set_yticks(rows, list(bars))
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.14 * float(left.max()))  # room for the text at the end of the longest bar
-    axes.xaxis.set_major_formatter("{x:,g}")
-    axes.set_xlabel(axis)
-    add_legend(figure, columns=min(len(parts), 7), loc="outside lower center")
-    return figure
-
-
-def heat_map(
-    values: NDArray[np.float64], *, title: str, x: tuple[str, Sequence[str]], y: tuple[str, Sequence[str]], unit: str
-) -> Figure:
-    """Draw cells labelled with ``values`` [y, x], the first row at the bottom.
-
-    Args:
-        x, y: name and tick labels of an axis.
-        unit: label of the colour bar.
-    """
-    figure = new_figure(title=title, size=(180 + 68 * len(x[1]), 130 + 36 * max(len(y[1]), 3)))
-    axes = figure.add_subplot()
-    image = axes.imshow(values, origin="lower", aspect="auto", cmap="viridis")
-    halfway = (float(values.min()) + float(values.max())) / 2
-    for (row, column), value in np.ndenumerate(values):
-        ink = "black" if value > halfway else "white"  # viridis is bright at its upper end
-        axes.text(column, row, units.number(value), ha="center", va="center", color=ink, size=TEXT)
-    axes.set_xticks(range(len(x[1])), list(x[1]))
-    axes.set_yticks(range(len(y[1])), list(y[1]))
-    axes.set_xlabel(x[0])
-    axes.set_ylabel(y[0])
-    bar = figure.colorbar(image, ax=axes, label=unit)
-    bar.outline.set_visible(False)
-    style(axes)
-    style(bar.ax)
-    return figure
-
-
-def histogram(
-    series: Mapping[str, NDArray[Any]],
-    *,
-    title: str,
-    axis: tuple[str, str],
-    first: float = 0.0,
-    step: float = 1.0,
-    marks: Mapping[str, float] | None = None,
-) -> Figure:
-    """Draw counts of equal bins: the first series as bars, the others as dots.
-
-    Args:
-        series: counts by name, all of the same length.
-        axis: names of the horizontal and the vertical axis.
-        first, step: centre of the first bin, and width of a bin.
-        marks: vertical lines by name.
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    figure = new_figure(title=title, size=(576, 324))
-    axes = figure.add_subplot()
-    style(axes, grid="y")
-    for number, (name, counts) in enumerate(series.items()):
-        at = first + step * np.arange(len(counts))
-        if number == 0:
-            axes.bar(at, counts, width=0.9 * step, color=SERIES[0], alpha=0.75, label=name)
-        else:
-            axes.plot(at, counts, "o", color=SERIES[number], markersize=4, label=name)
-    for number, (name, position) in enumerate((marks or {}).items()):
-        axes.axvline(position, color=SERIES[-1 - number], linestyle="--", linewidth=1.2, label=name)
-    if float(first).is_integer() and step == 1:  # whole numbers: 2.5 would be between two bars
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(axis[0])
-    axes.set_ylabel(axis[1])
-    add_legend(figure, columns=4, loc="outside lower center")
     return figure
 
 

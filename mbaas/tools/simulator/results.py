@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,25 +168,53 @@ COLOURS = {
 
 
 def policies_figure(system: System, outcomes: Sequence[Outcome]) -> Figure:
+    """Draw a horizontal bar for each policy, the fastest on top, made of its seconds by location."""
     shown = fastest_first(outcomes)
-    return plots.stacked_bars(
-        {each.policy: {name: each.seconds[name] for name in locations_of(system)} for each in shown},
-        title=title_of(system),
-        axis="seconds: training, and waiting by location",
-        ends=[seconds(each.total_s) for each in shown],
-        colours=COLOURS,
-    )
+    # a part below a thousandth of the longest bar in every bar is invisible, so it gets no colour and no legend
+    seen = 0.001 * max(each.total_s for each in shown)
+    parts = [name for name in locations_of(system) if any(each.seconds[name] > seen for each in shown)]
+    figure = plots.new_figure(title=title_of(system), size=(640, 90 + 22 * max(len(shown), 3)))
+    axes = figure.add_subplot()
+    plots.style(axes, grid="x")
+    rows, left = np.arange(len(shown)), np.zeros(len(shown))
+    for number, part in enumerate(parts):
+        widths = np.array([each.seconds[part] for each in shown])
+        colour = COLOURS.get(part, plots.SERIES[number % len(plots.SERIES)])
+        axes.barh(rows, widths, left=left, height=0.72, color=colour, label=part)
+        left += widths
+    look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "color": plots.INK, "size": plots.TEXT}
+    for row, (end, each) in enumerate(zip(left, shown, strict=True)):
+        axes.annotate(seconds(each.total_s), (end, row), (4, 0), **look)
+    axes.set_yticks(rows, [each.policy for each in shown])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.14 * float(left.max()))  # room for the text at the end of the longest bar
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.set_xlabel("seconds: training, and waiting by location")
+    plots.add_legend(figure, columns=min(len(parts), 7), loc="outside lower center")
+    return figure
 
 
 def sweep_figure(system: System, swept: Sweep) -> Figure:
-    speedup = swept.speedup
-    return plots.heat_map(
-        swept.total_s if speedup is None else speedup,
-        title=f"{system.name}: {swept.policy}" + (f" versus {swept.versus}" if swept.versus else ""),
-        x=(swept.x.name, axis_labels(swept.x)),
-        y=(swept.y.name, axis_labels(swept.y)),
-        unit="seconds" if speedup is None else "times as fast",
-    )
+    """Draw a labelled cell for each pair of values, the first row at the bottom."""
+    values = swept.total_s if swept.speedup is None else swept.speedup
+    title = f"{system.name}: {swept.policy}" + (f" versus {swept.versus}" if swept.versus else "")
+    x, y = axis_labels(swept.x), axis_labels(swept.y)
+    figure = plots.new_figure(title=title, size=(180 + 68 * len(x), 130 + 36 * max(len(y), 3)))
+    axes = figure.add_subplot()
+    image = axes.imshow(values, origin="lower", aspect="auto", cmap="viridis")
+    halfway = (float(values.min()) + float(values.max())) / 2
+    for (row, column), value in np.ndenumerate(values):
+        ink = "black" if value > halfway else "white"  # viridis is bright at its upper end
+        axes.text(column, row, units.number(value), ha="center", va="center", color=ink, size=plots.TEXT)
+    axes.set_xticks(range(len(x)), x)
+    axes.set_yticks(range(len(y)), y)
+    axes.set_xlabel(swept.x.name)
+    axes.set_ylabel(swept.y.name)
+    bar = figure.colorbar(image, ax=axes, label="seconds" if swept.speedup is None else "times as fast")
+    bar.outline.set_visible(False)
+    plots.style(axes)
+    plots.style(bar.ax)
+    return figure
 
 
 def hit_rates_figure(policy: str, cached: float, hits: Sequence[float]) -> Figure:
@@ -208,7 +236,7 @@ def frequency_figure(found: Frequency, *, samples: int, workers: int, epochs: in
     series: dict[str, Any] = {"expected": found.expected_counts[first:last]}
     if found.simulated_counts is not None:
         series["counted"] = found.simulated_counts[first:last]
-    return plots.histogram(
+    return _histogram(
         series,
         title=f"{samples:,} samples, {workers} workers, {epochs} epochs",
         axis=("times that one worker reads a sample", "samples"),
@@ -221,7 +249,7 @@ def imbalance_figure(fractions: Floats, *, nodes: int, local_batch: int) -> Figu
     percent = 100 * fractions
     # Small minibatches have few possible shares: more bins than these would leave gaps.
     counts, edges = np.histogram(percent, bins=min(30, len(np.unique(percent))))
-    return plots.histogram(
+    return _histogram(
         {"steps": counts},
         title=f"{nodes} nodes, {local_batch} samples a node",
         axis=("share of the global minibatch that travels, %", "steps"),
@@ -229,3 +257,38 @@ def imbalance_figure(fractions: Floats, *, nodes: int, local_batch: int) -> Figu
         step=float(edges[1] - edges[0]),
         marks={"median": float(np.median(percent))},
     )
+
+
+def _histogram(
+    series: Mapping[str, Any],
+    *,
+    title: str,
+    axis: tuple[str, str],
+    first: float,
+    step: float = 1.0,
+    marks: Mapping[str, float],
+) -> Figure:
+    """Draw counts of equal bins: the first series as bars, the others as dots.
+
+    ``axis`` are the names of the horizontal and the vertical axis, ``first`` and ``step`` the centre of the first bin
+    and the width of a bin, ``marks`` vertical lines by name.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure = plots.new_figure(title=title, size=(576, 324))
+    axes = figure.add_subplot()
+    plots.style(axes, grid="y")
+    for number, (name, counts) in enumerate(series.items()):
+        at = first + step * np.arange(len(counts))
+        if number == 0:
+            axes.bar(at, counts, width=0.9 * step, color=plots.SERIES[0], alpha=0.75, label=name)
+        else:
+            axes.plot(at, counts, "o", color=plots.SERIES[number], markersize=4, label=name)
+    for number, (name, position) in enumerate(marks.items()):
+        axes.axvline(position, color=plots.SERIES[-1 - number], linestyle="--", linewidth=1.2, label=name)
+    if float(first).is_integer() and step == 1:  # whole numbers: 2.5 would be between two bars
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(axis[0])
+    axes.set_ylabel(axis[1])
+    plots.add_legend(figure, columns=4, loc="outside lower center")
+    return figure
