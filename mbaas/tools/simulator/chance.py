@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 import numpy as np
 
@@ -105,15 +104,14 @@ def imbalance(*, nodes: int, local_batch: int, steps: int, seed: int = 0) -> Flo
     return fractions
 
 
-CachePolicy = Literal["minio", "page_cache", "belady"]
-POLICIES: tuple[CachePolicy, ...] = ("minio", "page_cache", "belady")
+POLICIES = ("minio", "page_cache", "belady")
 
 SAMPLE_BYTES = 110_000
 """Size of every sample in `hit_fractions`, about the mean of ImageNet-1k."""
 
 
 def hit_fractions(
-    policy: CachePolicy, *, cached: float, epochs: int, samples: int = 100_000, seed: int = 0
+    policy: str, *, cached: float, epochs: int, samples: int = 100_000, seed: int = 0
 ) -> tuple[float, ...]:
     """Return hits / samples of each epoch; the cache is empty before the first one.
 
