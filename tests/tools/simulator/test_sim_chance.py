@@ -1,4 +1,4 @@
-"""Access frequency and imbalance traffic match hand calculations and counts."""
+"""Access frequency, imbalance traffic and hit rates match hand calculations and counts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mbaas.errors import ConfigError
 from mbaas.model.balance import assign
-from mbaas.tools.simulator.chance import frequency, imbalance
+from mbaas.model.page_cache import page_cache_hits
+from mbaas.tools.simulator.chance import POLICIES, belady_hits, frequency, hit_fractions, imbalance
+from mbaas.tools.simulator.world import orders_of
 
 
 def test_frequency_by_hand() -> None:
@@ -80,8 +84,61 @@ def test_imbalance_depends_on_the_local_batch_and_hardly_on_nodes() -> None:
     assert medians[128, 64] == pytest.approx(0.4 / 8, rel=0.05)
 
 
+@pytest.mark.parametrize("cached", [0.2, 0.5, 0.8])
+def test_the_page_cache_comes_to_its_formula(cached: float) -> None:
+    """The second epoch finds what strict LRU would find; the lists settle in the next ones."""
+    hits = hit_fractions("page_cache", cached=cached, epochs=6, samples=10_000)
+    assert hits[0] == 0
+    assert hits[3:] == pytest.approx([page_cache_hits(cached)] * 3, abs=0.04)
+
+
+def test_minio_hits_what_it_holds() -> None:
+    """0.35 of 1,003 samples is 351.05, so 351 fit."""
+    assert hit_fractions("minio", cached=0.35, epochs=4, samples=1003) == (0, *[351 / 1003] * 3)
+
+
+@pytest.mark.parametrize("cached", [0.0, 1.0])
+def test_the_ends_of_both(cached: float) -> None:
+    for policy in ("minio", "page_cache"):
+        assert hit_fractions(policy, cached=cached, epochs=3, samples=101)[1:] == (cached, cached)
+
+
+def plain_hits(orders: list[list[int]], room: int) -> list[int]:
+    """Hits of each epoch if the sample with the furthest next read leaves, computed read by read."""
+    reads = [sample for order in orders for sample in order]
+    held: set[int] = set()
+    hits = []
+    for now, sample in enumerate(reads):
+        hits.append(sample in held)
+        held.add(sample)
+        if len(held) > room:
+            later = reads[now + 1 :]
+            held.remove(max(held, key=lambda each: later.index(each) if each in later else len(reads)))
+    return np.add.reduceat(hits, np.arange(0, len(reads), len(orders[0]))).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(samples=st.integers(1, 13), epochs=st.integers(1, 4), room=st.integers(0, 14), seed=st.integers(0, 99))
+def test_belady_hits_what_a_plain_eviction_hits(samples: int, epochs: int, room: int, seed: int) -> None:
+    orders = orders_of(samples, seed=seed)
+    found = list(belady_hits(orders, room=room, samples=samples, epochs=epochs))
+    assert found == plain_hits([orders(epoch).tolist() for epoch in range(epochs)], room)
+
+
+@pytest.mark.parametrize("cached", [0.0, 0.1, 0.5, 1.0])
+def test_minio_reaches_the_bound(cached: float) -> None:
+    """Hits of an epoch were cached at its start, so there are at most as many as the cache holds: 0.1 x 2,003."""
+    found = {policy: hit_fractions(policy, cached=cached, epochs=4, samples=2003) for policy in POLICIES}
+    assert found["belady"] == found["minio"] == (0, *[int(cached * 2003) / 2003] * 3)
+    assert all(sum(hits) <= sum(found["belady"]) for hits in found.values())
+
+
 def test_what_cannot_be_drawn() -> None:
     with pytest.raises(ConfigError, match="local_batch must be at least 1, got 0"):
         imbalance(nodes=2, local_batch=0, steps=1)
     with pytest.raises(ConfigError, match="delta must be at least -1 and finite, got -2"):
         frequency(workers=2, epochs=1, samples=1, delta=-2)
+    with pytest.raises(ConfigError, match=r"cached must be a share from 0 to 1, got 1\.5"):
+        hit_fractions("page_cache", cached=1.5, epochs=2)
+    with pytest.raises(ConfigError, match="policy must be one of minio, page_cache, belady, got 'lru'"):
+        hit_fractions("lru", cached=0.5, epochs=2)
