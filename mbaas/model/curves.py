@@ -224,7 +224,6 @@ class Fit(Struct, frozen=True):
 
     curve: ThroughputCurve
     r_squared: float
-    points: int
 
 
 def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
@@ -249,7 +248,7 @@ def fit_curve(points: Sequence[tuple[float, float]]) -> Fit:
     errors = measured[:, 1] - curve.rates(measured[:, 0])
     total = float(((measured[:, 1] - measured[:, 1].mean()) ** 2).sum())
     explained = 1 - float((errors**2).sum()) / total if total else float(np.allclose(errors, 0))
-    return Fit(curve, explained, len(measured))
+    return Fit(curve, explained)
 
 
 class _Lines(Struct, frozen=True):

@@ -224,7 +224,7 @@ def plan_on(fleet: Fleet) -> Plan:
             )
             for dataset in _datasets(jobs)
         ),
-        storage=quality(fleet.cluster.storage, lines=fleet.cluster.storage_curve),
+        storage=quality(fleet.cluster.storage, fleet.cluster.storage_curve),
     )
 
 
@@ -236,12 +236,11 @@ def _epochs_per_s(jobs: Sequence[TrainingJob], dataset: str, demands: Mapping[st
     return sum(demands[job.name] / job.dataset.samples for job in jobs if job.dataset.name == dataset)
 
 
-def quality(curve: MeasuredCurve, *, lines: ThroughputCurve | None = None) -> FitQuality:
-    lines = curve.fit.curve if lines is None else lines
+def quality(curve: MeasuredCurve, lines: ThroughputCurve) -> FitQuality:
     return FitQuality(
         points=len(curve.points),
         r_squared=curve.fit.r_squared,
-        worst_error=max(abs(lines.rate(count) / rate.value - 1) for count, rate in curve.points),
+        worst_error=curve.worst_error,
         lines=lines.knots,
         slope=lines.slope,
         most=curve.most,
@@ -320,7 +319,7 @@ class _Decision:
             decoded_share=share,
             decoding=self._decoding(room_bytes),
             threads=self._threads(readers),
-            fit=quality(job.prep),
+            fit=quality(job.prep, job.prep.fit.curve),
             cpu_s=cpu_s,
             alone_cpu_s=alone_cpu_s,
             price=None if per_h is None else cpu_s / HOUR_S * per_h,
