@@ -119,14 +119,13 @@ def sweep(
         mbaas simulate sweep my.yaml --x workers=1,2,4,8 --y "pfs_bytes_per_s=200 MB/s,1 GB/s" --versus minio
     """
     from mbaas.tools.simulator import sweep
-    from mbaas.tools.simulator.results import axis_labels, plain_sweep, sweep_figure, sweep_table
+    from mbaas.tools.simulator.results import plain_sweep, sweep_figure, sweep_table
 
     described = _changed(_system_of(system), change or [])
     axes = _axis(described, "--x", x), _axis(described, "--y", y)
     swept = sweep(described, policy=policy, x=axes[0], y=axes[1], versus=versus)
     _draw(plot, sweep_figure, described, swept)
-    labels = axis_labels(axes[0]), axis_labels(axes[1])
-    console.write_result(plain_sweep(swept), lambda: sweep_table(swept, labels=labels), as_json=as_json)
+    console.write_result(plain_sweep(swept), lambda: sweep_table(swept), as_json=as_json)
 
 
 @console.command(app)

@@ -69,10 +69,12 @@ def duration(quantity: Quantity) -> str:
 
 
 def setting(parameter: str, value: float) -> str:
-    """Format a `Setup` field for a table: "40 MB", "2 times", "3"."""
-    if "bytes" in parameter:
+    """Format a parameter's value for a table: "40 MB", "330 MB/s", "2 times", "1,281,167"."""
+    if parameter.endswith("_per_s"):
+        return units.rate(value)
+    if parameter.endswith("_bytes"):
         return units.size(value)
-    return f"{units.number(value)} times" if parameter.endswith("_factor") else units.number(value)
+    return f"{units.number(value)} times" if parameter.endswith("_factor") else units.exact(value)
 
 
 def amount(parameter: str, value: float) -> str:

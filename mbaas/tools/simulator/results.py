@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mbaas.base import units
+from mbaas.model import words
 from mbaas.model.quantity import plain_fields, stated
 from mbaas.tools.analysis import plots
 from mbaas.tools.simulator.chance import Frequency
@@ -69,18 +70,22 @@ def outcomes_table(system: System, outcomes: Sequence[Outcome]) -> RenderableTyp
     return Group(table, Text("\n".join(notes), style="dim"))
 
 
-def sweep_table(swept: Sweep, *, labels: tuple[Sequence[str], Sequence[str]]) -> RenderableType:
-    """Return a table of seconds, or of speedups over the other policy; ``labels`` are for the x and y values."""
+def sweep_table(swept: Sweep) -> RenderableType:
+    """Return a table of seconds, or of speedups over the other policy."""
     speedup = swept.speedup
     title = f"{swept.policy}: seconds" if speedup is None else f"{swept.policy}: times as fast as {swept.versus}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column(f"{swept.y.name} \\ {swept.x.name}")
-    for label in labels[0]:
+    for label in _labels(swept.x):
         table.add_column(label, justify="right")
     cells = swept.total_s if speedup is None else speedup
-    for label, row in zip(labels[1], cells, strict=True):
+    for label, row in zip(_labels(swept.y), cells, strict=True):
         table.add_row(label, *(seconds(cell) if speedup is None else units.number(cell) for cell in row))
     return table
+
+
+def _labels(axis: Axis) -> list[str]:
+    return [words.setting(axis.name, value) for value in axis.values]
 
 
 def fastest_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -102,15 +107,6 @@ def title_of(system: System) -> str:
 def seconds(value: float) -> str:
     """Format seconds without larger units, for comparison: "0.742 s", "8,640 s"; empty for 0."""
     return "" if value == 0 else f"{units.number(value)} s"
-
-
-def axis_labels(axis: Axis) -> list[str]:
-    """Format the values of an axis with units: "50 GB", "400 MB/s", "16"."""
-    if axis.name.endswith("_per_s"):
-        return [units.rate(value) for value in axis.values]
-    if axis.name.endswith("_bytes"):
-        return [units.size(value) for value in axis.values]
-    return [units.count(value) for value in axis.values]
 
 
 def _cell(value: float, decimals: int) -> str:
@@ -198,7 +194,7 @@ def sweep_figure(system: System, swept: Sweep) -> Figure:
     """Draw a labelled cell for each pair of values, the first row at the bottom."""
     values = swept.total_s if swept.speedup is None else swept.speedup
     title = f"{system.name}: {swept.policy}" + (f" versus {swept.versus}" if swept.versus else "")
-    x, y = axis_labels(swept.x), axis_labels(swept.y)
+    x, y = _labels(swept.x), _labels(swept.y)
     figure = plots.new_figure(title=title, size=(180 + 68 * len(x), 130 + 36 * max(len(y), 3)))
     axes = figure.add_subplot()
     image = axes.imshow(values, origin="lower", aspect="auto", cmap="viridis")

@@ -10,10 +10,11 @@ import pytest
 from small_systems import preset, run
 
 from mbaas.errors import ConfigError
+from mbaas.model import words
 from mbaas.tools.analysis import plots
 from mbaas.tools.simulator import results, simulate, sweep
 from mbaas.tools.simulator.chance import frequency, imbalance
-from mbaas.tools.simulator.results import axis_labels, plain_sweep
+from mbaas.tools.simulator.results import plain_sweep
 from mbaas.tools.simulator.simulation import Axis, parse
 
 CACHE = Axis("cache_bytes", (0, 2e6, 40e6))
@@ -51,10 +52,10 @@ def test_a_count_of_hundreds_of_digits_is_none() -> None:
 
 
 def test_labels_have_units() -> None:
-    assert axis_labels(Axis("cache_bytes", (0, 1.5e9, 2e12))) == ["0 B", "1.5 GB", "2 TB"]
-    assert axis_labels(Axis("pfs_bytes_per_s", (330e6,))) == ["330 MB/s"]
-    assert axis_labels(Axis("samples", (16, 1_281_167))) == ["16", "1,281,167"]
-    assert axis_labels(Axis("trials", (16,))) == ["16"]
+    assert [words.setting("cache_bytes", value) for value in (0, 1.5e9, 2e12)] == ["0 B", "1.5 GB", "2 TB"]
+    assert words.setting("pfs_bytes_per_s", 330e6) == "330 MB/s"
+    assert [words.setting("samples", value) for value in (16, 1_281_167.0)] == ["16", "1,281,167"]
+    assert words.setting("storage_factor", 2) == "2 times"
 
 
 def test_figures_are_drawn_as_files(tmp_path: Path) -> None:
