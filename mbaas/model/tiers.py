@@ -9,10 +9,12 @@ A cache node measures the speeds (`FetchSpeeds`) and follows the `Advisor` and t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -57,15 +59,10 @@ def readahead_depth(
     read_before = _before(work / threads)
     consumed_before = _before(sizes / consume_bytes_per_s)
     # A consumer that never waits at one depth never waits at a greater one: bisect.
-    low, high = 1, len(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        if _never_waits(read_before, consumed_before, middle):
-            high = middle
-        else:
-            low = middle + 1
+    depths = range(1, len(sizes))
+    depth = 1 + bisect_left(depths, True, key=partial(_never_waits, read_before, consumed_before))
     held = _before(sizes)
-    return Depth(low, int((held[low:] - held[:-low]).max()), bool(read_before[-1] <= consumed_before[-1]))
+    return Depth(depth, int((held[depth:] - held[:-depth]).max()), bool(read_before[-1] <= consumed_before[-1]))
 
 
 def _before(amounts: Floats | NDArray[np.int64]) -> Floats:
