@@ -275,13 +275,15 @@ def read(kind: Any, text: str, *, name: str) -> Any:
     import yaml
     from pydantic import TypeAdapter, ValidationError
 
-    from mbaas.base.yaml_values import Loader
+    from mbaas.base.yaml_values import Loader, is_of_other_base
 
     try:
         # YAML parses numbers, on and off; a field with a unit parses the string
         value = Loader(text).get_single_data()
         if isinstance(value, int) and value.bit_length() > MOST_BITS:
             raise ConfigError(f"{name} must have at most {MOST_BITS:,} bits, got {value.bit_length():,}")
+        if not isinstance(value, str) and is_of_other_base(text):
+            raise ConfigError(f"{name} must be a decimal number, got {shown(text)}")
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ConfigError:  # a ValueError, too
         raise

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.base.units import WANTED_BYTES, WANTED_BYTES_PER_S, parse_bytes, parse_bytes_per_s
+from mbaas.base import validation
+from mbaas.base.units import Bytes, BytesPerS
 from mbaas.errors import ConfigError
 from mbaas.model.rates import Rates, Setup
 from mbaas.model.supply import form_plan
@@ -167,25 +168,13 @@ def changed(system: System, name: str, value: float) -> System:
 def parse(system: System, name: str, text: str) -> float:
     """Parse a user's value of a parameter: "16", "50 GB", "400 MB/s"."""
     _change_of(system, name)
-    wanted, read = next(unit for ending, unit in UNITS.items() if name.endswith(ending))
-    value = read(text)
-    if value is None:
-        raise ConfigError(f"{name} must be {wanted}, got {text!r}")
+    kind = next(kind for ending, kind in KINDS.items() if name.endswith(ending))
+    value: float = validation.read(kind, text, name=name)
     return value
 
 
-def _parse_count(text: object) -> float | None:
-    written = str(text).strip().replace("_", "")  # as Python writes large numbers: 1_281_167
-    # Hundreds of digits become infinity as a float, which is not a count.
-    return number if written.isdecimal() and math.isfinite(number := float(written)) else None
-
-
-UNITS: dict[str, tuple[str, Callable[[object], float | None]]] = {
-    "_bytes_per_s": (WANTED_BYTES_PER_S, parse_bytes_per_s),
-    "_bytes": (WANTED_BYTES, parse_bytes),
-    "": ("a whole number", _parse_count),
-}
-"""Ending of a parameter's name -> description of valid values, and a parser, which returns None for others."""
+KINDS: dict[str, Any] = {"_bytes_per_s": BytesPerS, "_bytes": Bytes, "": int}
+"""Ending of a parameter's name -> type of its values."""
 
 
 def _change_of(system: System, name: str) -> Change:

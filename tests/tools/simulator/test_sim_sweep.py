@@ -46,9 +46,18 @@ def test_sweeps_that_cannot_be() -> None:
         sweep(preset("mnist"), policy="mbass", x=CACHE, y=TRIALS)
 
 
-def test_a_count_of_hundreds_of_digits_is_none() -> None:
-    with pytest.raises(ConfigError, match=r"trials must be a whole number, got '999"):
-        parse(preset("mnist"), "trials", "9" * 400)
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("9" * 400, "must have at most 1,000 bits, got 1,329"),
+        ("010", "must be a decimal number, got '010'"),
+        ("1.5", "must be a whole number, got '1.5'"),
+        ("many", "must be a whole number, got 'many'"),
+    ],
+)
+def test_text_that_is_no_count(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=f"trials {sentence}"):
+        parse(preset("mnist"), "trials", text)
 
 
 def test_labels_have_units() -> None:
