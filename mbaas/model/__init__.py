@@ -16,5 +16,5 @@
 - `gains`: the gain of each change of the workers, as predicted and as it came.
 - `lending`: prep workers of concurrent feeds (A-Dloader), and the default number of a feed.
 - `sharing`, `waits`: deliveries and costs of a feed's samples; waits of its trials and ranks.
-- `weights`, `balance`: each node's share of the samples by its speed; samples of a minibatch between ranks.
+- `balance`: samples of a minibatch between ranks.
 """

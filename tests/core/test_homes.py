@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mbaas.core.cluster.homes import CACHE_PATIENCE_S, KEEP_HOME_S, MOVE_S, Homes
+from mbaas.core.cluster.homes import CACHE_PATIENCE_S, HOLD_S, KEEP_HOME_S, MOVE_S, Homes
 from mbaas.core.cluster.supervised import (
     CACHE_START_S,
     RETRY_S,
@@ -14,7 +14,6 @@ from mbaas.core.cluster.supervised import (
     WorkerPhase,
 )
 from mbaas.core.story import Stories
-from mbaas.model.weights import HOLD_S
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mbaas.model.weights import HOLD_S, LONGEST_REST_S, TOLERANCE, WINDOW_S, SpeedWeights, Work
+from mbaas.core.cluster.homes import HOLD_S, LONGEST_REST_S, TOLERANCE, WINDOW_S, SpeedWeights, Work
 
 
 class Feed:
