@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mbaas.base.lazy import imported_late
+from mbaas.base.imports import imported_late
 from mbaas.errors import (
     BadSampleError,
     ConfigError,

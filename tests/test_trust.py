@@ -19,7 +19,6 @@ BUILTINS = frozenset(["eval", "exec", "compile", "__import__"])
 CALLS = frozenset(["import_module", "unsafe_load", "full_load", "system", "popen", "allow_pickle", "shell"])
 
 JUSTIFIED = {
-    ("mbaas/base/lazy.py", "import_module"): "a public name is imported when it is first used, from a fixed table",
     ("mbaas/tools/bench/rows/__init__.py", "import_module"): "the rows of the benchmark, from a fixed table",
     ("mbaas/coordinator/recovery.py", "pickle"): "what the feed itself left in the cluster's key-value store",
     ("mbaas/coordinator/recovery.py", "cloudpickle"): "likewise: only written",
@@ -33,10 +32,10 @@ JUSTIFIED = {
         "cloudpickle",
     ): "the user's own Map is only written, to learn whether Ray can send it",
     (
-        "mbaas/base/named_functions.py",
+        "mbaas/base/imports.py",
         "import_module",
-    ): "what the user's command or file names: as trusted as the program",
-    ("mbaas/base/named_functions.py", "cloudpickle"): "likewise: registered with Ray's transport",
+    ): "public names, from fixed tables; what the user's command or file names: as trusted as the program",
+    ("mbaas/base/imports.py", "cloudpickle"): "likewise: registered with Ray's transport",
     ("mbaas/cli/__init__.py", "import_module"): "the modules of mbaas's own commands, by names in its source",
     ("mbaas/tools/check/pool.py", "pickle"): "the command's own worker processes, through memory that they inherit",
     ("mbaas/tools/recognize/look.py", "allow_pickle"): "False: arrays of objects are refused",

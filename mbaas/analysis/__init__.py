@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mbaas.base.lazy import imported_late
+from mbaas.base.imports import imported_late
 from mbaas.model.curves import MeasuredCurve
 from mbaas.model.pace import bottleneck, curve, fewest_prep_cores, predict, smallest_cache
 from mbaas.model.quantity import Quantity, measured, stated

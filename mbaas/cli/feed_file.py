@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, WithJsonSchema
 
 from mbaas import transforms
 from mbaas.base import files
-from mbaas.base.named_functions import import_named
+from mbaas.base.imports import import_named
 from mbaas.base.validation import descriptions_of, instead, options
 from mbaas.cli.feed_data import DataOptions, FeedData, parameters_of, schema_of, section
 from mbaas.errors import ConfigError

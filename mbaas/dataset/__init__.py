@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mbaas.base.lazy import imported_late
+from mbaas.base.imports import imported_late
 from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.dataset.readers.synthetic import synthetic
 from mbaas.samples.fields import Field, Packed

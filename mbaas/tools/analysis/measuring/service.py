@@ -23,7 +23,7 @@ import ray
 
 import mbaas
 from mbaas.base import units
-from mbaas.base.named_functions import import_named
+from mbaas.base.imports import import_named
 from mbaas.client.convert import Minibatch, collating, make_converter
 from mbaas.core.layout import MIN_BLOCKS_STAGED, wanted_staging
 from mbaas.dataset import Dataset

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mbaas.base.named_functions import import_named
+from mbaas.base.imports import import_named
 from mbaas.errors import ConfigError
 
 

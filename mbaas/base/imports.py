@@ -1,15 +1,28 @@
-"""Import the functions that files and command lines name as "module:function"."""
+"""Imports by name: public names on their first use, and functions that files and command lines name."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mbaas.errors import ConfigError
+
+
+def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for a package, from public names to their modules (PEP 562)."""
+
+    def attribute(name: str) -> Any:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+        return getattr(importlib.import_module(names[name]), name)
+
+    return attribute
 
 
 def import_named(path: str, folder: Path, *, what: str) -> Callable[..., Any]:
