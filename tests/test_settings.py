@@ -21,7 +21,6 @@ import yaml
 from annotated_types import Ge, Gt, Le
 
 import mbaas
-from mbaas.base import validation
 from mbaas.base.units import Unit
 from mbaas.base.validation import descriptions_of
 from mbaas.cli.feed_file import ON_IMAGES, FeedFile, load, schema
@@ -321,14 +320,3 @@ def test_settings_need_no_ray() -> None:
     """The pure core imports them."""
     run = "import sys, mbaas.settings; print(sorted({'ray', 'torch', 'pyarrow'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", run], capture_output=True, check=True, text=True).stdout == "[]\n"
-
-
-@pytest.mark.parametrize("text", ["2026-02-31", "!!bool 3", "!!int ''", "[" * 5000, "'", "\ud800"])
-def test_what_is_typed_and_is_no_value_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"cores must be a (value|whole number), got"):
-        validation.read(int, text, name="cores")
-
-
-def test_a_typed_number_has_no_thousands_of_digits() -> None:
-    with pytest.raises(ConfigError, match=r"cores must have at most 1,000 bits, got 20,000"):
-        validation.read(int, "0x" + "f" * 5000, name="cores")

@@ -2,7 +2,9 @@
 
 `read(file).to(kind)` reads a file as a dataclass or a pydantic model. An invalid value raises a `ConfigError` such as
 "feed.yaml:12: timeouts.lease_s must be above 0 seconds, got 0 (a whole number)". A key without a value counts as
-missing.
+missing. `read_value` reads a value of the command line in the same way.
+
+YAML is version 1.1 with two corrections: 1e-3 is a number, and a date is a string.
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from mbaas.base import units, validation
-from mbaas.base.yaml_values import Loader, is_of_other_base
-from mbaas.errors import ConfigError
+from mbaas.errors import ConfigError, shown
 
 Read = TypeVar("Read")
 
@@ -61,6 +62,25 @@ _OPTION = re.compile(r"(?<![\w.?&/(])(?<!, )([a-z_]{2,})=(?!=)(None|True|False|\
 """An option in an error, in Python syntax; not the parameters of a transform that is shown whole."""
 
 _CONSTANTS = {"None": "null", "True": "true", "False": "false", None: "..."}
+
+
+_EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
+"""Numbers such as 1e-3 and 2.5e3, which YAML 1.1 reads as strings."""
+
+_OTHER_BASE = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+"""Codes and times of day, which YAML 1.1 reads as numbers of base 8 or 60: 010 as 8, 12:30 as 750."""
+
+
+class _Loader(yaml.SafeLoader):
+    """`yaml.SafeLoader` with exponents as numbers and dates as strings."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's name)
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
 class Section(BaseModel):
@@ -188,6 +208,29 @@ def read_json(file: Path) -> dict[str, Any]:
     return found
 
 
+def read_value(kind: Any, text: str, *, name: str) -> Any:
+    """Parse a value of the command line, such as "20 GB", "4" or "off", by the annotation of its field.
+
+    Raises ConfigError, with the expected value.
+    """
+    try:
+        # YAML parses numbers, on and off; a field with a unit parses the string
+        value = _Loader(text).get_single_data()
+        if isinstance(value, int) and value.bit_length() > validation.MOST_BITS:
+            raise ConfigError(f"{name} must have at most {validation.MOST_BITS:,} bits, got {value.bit_length():,}")
+        if not isinstance(value, str) and _OTHER_BASE.fullmatch(text):
+            raise ConfigError(f"{name} must be a decimal number, got {shown(text)}")
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ConfigError:  # a ValueError, too
+        raise
+    except ValidationError as error:
+        must = validation.wrong(error.errors(include_url=False)[0], name)
+        raise ConfigError(f"{name} {must}, got {shown(text)}") from None
+    except (ValueError, yaml.YAMLError, LookupError, AttributeError, RecursionError):
+        # PyYAML raises one of these if a value does not fit its tag: 2026-02-31, !!bool 3
+        raise ConfigError(f"{name} must be a value, got {shown(text)}") from None
+
+
 def _text_of(file: Path) -> str:
     try:
         return _bytes_of(file).decode("utf-8-sig")
@@ -223,7 +266,7 @@ def parse(text: str, file: Path) -> Located:
     # the node tree, not `yaml.safe_load`: nodes have lines, and show duplicate keys
     nothing = Located(None, file, 1)
     try:
-        loader = Loader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         found = _Reading(loader, text, file).located(node, nothing.line, ()) if node is not None else nothing
     except yaml.MarkedYAMLError as error:
@@ -244,7 +287,7 @@ def parse(text: str, file: Path) -> Located:
 
 @dataclass(frozen=True)
 class _Reading:
-    loader: Loader
+    loader: _Loader
     text: str
     file: Path
     count: Iterator[int] = field(default_factory=itertools.count)
@@ -271,7 +314,7 @@ class _Reading:
                 raise ValueError(f"a whole number must have at most {most} bits, got {value.bit_length():,}")
             found = Located(value, self.file, line, path, written=self._written(node))
             is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
-            if is_plain and not isinstance(value, str) and is_of_other_base(node.value):
+            if is_plain and not isinstance(value, str) and _OTHER_BASE.fullmatch(node.value):
                 meant = f"write {value}, or with quotes '{node.value}' if it is text"
                 raise found.error(f"{found.name}: {node.value} is {value} in YAML: {meant}")
             return found

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hin
 from typing_extensions import dataclass_transform
 
 from mbaas.base import units
-from mbaas.errors import ConfigError, shown
+from mbaas.errors import ConfigError
 
 # Every actor and trial imports the options without validating any. pydantic, which takes as long to import as the rest
 # of an actor, is imported on the first validation.
@@ -265,34 +265,6 @@ def sentence(error: ValidationError, *, within: str | None, known: Iterable[str]
     group = details.get("ctx", {}).get("class_name")  # files have 'key: value' lines instead
     must = f"must be {group}(...)" if group is not None else wrong(details, name)
     return f"{path} {must}, got {details['input']!r}"
-
-
-def read(kind: Any, text: str, *, name: str) -> Any:
-    """Parse a value of the command line, such as "20 GB", "4" or "off", by the annotation of its field.
-
-    Raises ConfigError, with the expected value.
-    """
-    import yaml
-    from pydantic import TypeAdapter, ValidationError
-
-    from mbaas.base.yaml_values import Loader, is_of_other_base
-
-    try:
-        # YAML parses numbers, on and off; a field with a unit parses the string
-        value = Loader(text).get_single_data()
-        if isinstance(value, int) and value.bit_length() > MOST_BITS:
-            raise ConfigError(f"{name} must have at most {MOST_BITS:,} bits, got {value.bit_length():,}")
-        if not isinstance(value, str) and is_of_other_base(text):
-            raise ConfigError(f"{name} must be a decimal number, got {shown(text)}")
-        return TypeAdapter(kind).validate_python(value, strict=True)
-    except ConfigError:  # a ValueError, too
-        raise
-    except (ValueError, yaml.YAMLError, LookupError, AttributeError, RecursionError) as error:
-        # PyYAML raises one of these if a value does not fit its tag: 2026-02-31, !!bool 3
-        must = (
-            wrong(error.errors(include_url=False)[0], name) if isinstance(error, ValidationError) else "must be a value"
-        )
-        raise ConfigError(f"{name} {must}, got {shown(text)}") from None
 
 
 def worst(found: Sequence[ErrorDetails]) -> ErrorDetails:

@@ -128,10 +128,11 @@ def read_curve(text: str) -> tuple[str, list[float]]:
 
 def value(name: str, text: str) -> Any:
     """Parse the value of a field of `Setup`: a size with a unit, on or off, or a number; raise ConfigError."""
+    from mbaas.base import files
     from mbaas.model.rates import Setup
 
     # the annotation has the unit: "20 GB" is valid for cache_bytes, but not for trials
-    return validation.read(get_type_hints(Setup, include_extras=True)[name], text, name=name)
+    return files.read_value(get_type_hints(Setup, include_extras=True)[name], text, name=name)
 
 
 def read_machines(file: Path) -> list[MachineType]:

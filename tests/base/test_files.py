@@ -265,3 +265,14 @@ def test_a_pipe_is_read_and_one_into_which_nobody_writes_is_not_waited_for(
     os.close(writing)
     assert files.read(Path(f"/dev/fd/{reading}")).to(Thing).size_bytes == 2 << 30
     os.close(reading)
+
+
+@pytest.mark.parametrize("text", ["2026-02-31", "!!bool 3", "!!int ''", "[" * 5000, "'", "\ud800"])
+def test_what_is_typed_and_is_no_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"cores must be a (value|whole number), got"):
+        files.read_value(int, text, name="cores")
+
+
+def test_a_typed_number_has_no_thousands_of_digits() -> None:
+    with pytest.raises(ConfigError, match=r"cores must have at most 1,000 bits, got 20,000"):
+        files.read_value(int, "0x" + "f" * 5000, name="cores")
