@@ -167,8 +167,8 @@ class Located:
             lacking = " and ".join(repr(loc[-1]) for loc in same if loc[:-1] == details["loc"][:-1])
             within = self._at(details["loc"][:-1])  # the key may be present without a value
             return within.error(f"{_dotted(within.path) or 'the file'} lacks {lacking}")
-        if said := validation.own(details):
-            return value.fields.get(validation.about(details), value).error(_about(said, value.path))
+        if (cause := validation.own(details)) is not None:
+            return value.fields.get(cause.option, value).error(_about(str(cause), value.path))
         quoting = value.quoting if details["type"] == "string_type" else ""
         return value.error(f"{here or 'the file'} {validation.wrong(details, name)}, got {value.said}{quoting}")
 

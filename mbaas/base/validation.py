@@ -14,7 +14,7 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
 
 from typing_extensions import dataclass_transform
@@ -103,7 +103,9 @@ def options(*, within: str | None = None) -> Callable[[Class], Class]:
         checked: Any = dataclass(frozen=True, kw_only=True)(kind)
         checked.__pydantic_config__ = STRICT
         unchecked = checked.__init__
-        has_defaults = all(has_default(each) for each in fields(checked))
+        has_defaults = all(
+            each.default is not MISSING or each.default_factory is not MISSING for each in fields(checked)
+        )
         positional = [each.name for each in fields(checked) if not each.kw_only]
 
         @functools.wraps(unchecked)
@@ -197,10 +199,6 @@ def descriptions_of(kind: type) -> dict[str, str]:
     return found
 
 
-def has_default(option: Field[Any]) -> bool:
-    return option.default is not MISSING or option.default_factory is not MISSING
-
-
 @functools.cache
 def _checks_of(kind: type) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
@@ -260,8 +258,8 @@ def sentence(error: ValidationError, *, within: str | None, known: Iterable[str]
         return f"unknown option {path!r}; {instead(name, known)}"
     if details["type"] in LACKING:
         return f"{path} is missing"
-    if said := own(details):
-        return said
+    if (cause := own(details)) is not None:
+        return str(cause)
     group = details.get("ctx", {}).get("class_name")  # files have 'key: value' lines instead
     must = f"must be {group}(...)" if group is not None else wrong(details, name)
     return f"{path} {must}, got {details['input']!r}"
@@ -272,16 +270,10 @@ def worst(found: Sequence[ErrorDetails]) -> ErrorDetails:
     return next((details for details in found if details["type"] in UNKNOWN), found[0])
 
 
-def own(details: ErrorDetails) -> str:
-    """Return the sentence of a `ConfigError` raised by one of our checks; "" for pydantic's own errors."""
+def own(details: ErrorDetails) -> ConfigError | None:
+    """Return the `ConfigError` that one of our checks raised; None for pydantic's own errors."""
     error = details.get("ctx", {}).get("error")
-    return str(error) if isinstance(error, ConfigError) else ""
-
-
-def about(details: ErrorDetails) -> str:
-    """Return the option that such a `ConfigError` names, or ""."""
-    error = details.get("ctx", {}).get("error")
-    return error.option if isinstance(error, ConfigError) else ""
+    return error if isinstance(error, ConfigError) else None
 
 
 def wrong(details: ErrorDetails, name: str) -> str:
