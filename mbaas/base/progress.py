@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mbaas.base import notebook
@@ -17,16 +16,8 @@ from mbaas.base import notebook
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Progress:
-    """State of a piece of work; ``things`` are the kind of items, in the plural: "classes", "shards", "files"."""
-
-    things: str
-    done: int
-    total: int
-
-
-Watch = Callable[[Progress], None]
+Watch = Callable[[str, int, int], None]
+"""Called with the kind of items, in the plural ("classes", "shards", "files"), the number done, and their total."""
 
 _watch: ContextVar[Watch | None] = ContextVar("mbaas_progress", default=None)
 
@@ -46,19 +37,14 @@ def track(items: Iterable[_T], things: str, total: int, *, amount: Callable[[Any
 
     For results of a thread pool, iterate in the observing thread.
     """
-    tell, done = _watch.get() or _in_notebook(), 0
+    tell, done = _watch.get(), 0
+    if tell is None and notebook.is_running():
+        tell = notebook.Bar().show
     if tell is None:
         yield from items
         return
-    tell(Progress(things, done, total))
+    tell(things, done, total)
     for item in items:
         done += amount(item)
-        tell(Progress(things, done, total))
+        tell(things, done, total)
         yield item
-
-
-def _in_notebook() -> Watch | None:
-    if not notebook.is_running():
-        return None
-    bar = notebook.Bar()
-    return lambda progress: bar.show(progress.things, progress.done, progress.total)

@@ -36,7 +36,7 @@ from rich.progress import Progress as ProgressBar
 
 import mbaas
 from mbaas.base import files
-from mbaas.base.progress import Progress, watched
+from mbaas.base.progress import watched
 from mbaas.base.units import count
 from mbaas.base.validation import options
 from mbaas.cli import excluded
@@ -420,9 +420,8 @@ def _shown_listing(data: FeedData) -> Iterator[None]:
     with ProgressBar(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(f"listing {data.where}", total=None, counted="")
 
-        def show(progress: Progress) -> None:
-            counted = f"{count(progress.done)} of {count(progress.total)} {progress.things}"
-            bar.update(task, total=progress.total, completed=progress.done, counted=counted)
+        def show(things: str, done: int, total: int) -> None:
+            bar.update(task, total=total, completed=done, counted=f"{count(done)} of {count(total)} {things}")
 
         with watched(show):
             yield

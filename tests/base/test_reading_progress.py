@@ -16,9 +16,11 @@ from pyarrow import parquet
 from rich.console import Console
 
 import mbaas
-from mbaas.base.progress import Progress, track, watched
+from mbaas.base.progress import track, watched
 from mbaas.cli import feed_data, feed_file
 from mbaas.errors import DatasetError
+
+Step = tuple[str, int, int]
 
 PNG = cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
 
@@ -31,26 +33,24 @@ def tree(root: Path, classes: int = 3) -> Path:
 
 
 def test_every_step_is_told_to_who_watches() -> None:
-    seen: list[Progress] = []
-    with watched(seen.append):
+    seen: list[Step] = []
+    with watched(lambda *step: seen.append(step)):
         assert [*track("abc", "letters", 3)] == ["a", "b", "c"]
         assert [*track([[1, 2], [3]], "numbers", 3, amount=len)] == [[1, 2], [3]]
-    assert seen == [Progress("letters", done, 3) for done in range(4)] + [
-        Progress("numbers", done, 3) for done in (0, 2, 3)
-    ]
+    assert seen == [("letters", done, 3) for done in range(4)] + [("numbers", done, 3) for done in (0, 2, 3)]
     assert [*track("abc", "letters", 3)] == ["a", "b", "c"]
     assert len(seen) == 7
 
 
 def test_who_watches_within_is_told_alone_and_then_the_other_again() -> None:
-    outer: list[Progress] = []
-    inner: list[Progress] = []
-    with watched(outer.append):
-        with suppress(KeyError), watched(inner.append):
+    outer: list[Step] = []
+    inner: list[Step] = []
+    with watched(lambda *step: outer.append(step)):
+        with suppress(KeyError), watched(lambda *step: inner.append(step)):
             list(track("a", "letters", 1))
             raise KeyError
         list(track("b", "letters", 1))
-    assert inner == outer == [Progress("letters", 0, 1), Progress("letters", 1, 1)]
+    assert inner == outer == [("letters", 0, 1), ("letters", 1, 1)]
 
 
 def test_each_reader_tells_what_it_reads(tmp_path: Path) -> None:
@@ -64,16 +64,16 @@ def test_each_reader_tells_what_it_reads(tmp_path: Path) -> None:
     for number in range(4):
         with tarfile.open(tmp_path / f"{number}.tar", "w") as shard:
             shard.add(tmp_path / "0.png", "0.png")
-    seen: list[Progress] = []
-    with watched(seen.append):
+    seen: list[Step] = []
+    with watched(lambda *step: seen.append(step)):
         mbaas.read_webdataset(str(tmp_path / "{0..3}.tar"), label_column=None)
         mbaas.read_images(tmp_path / "folder")
         mbaas.read_manifest(tmp_path / "table.jsonl")
         mbaas.read_parquet(str(tmp_path / "{0..1}.parquet"), unpacked=tmp_path / "unpacked")
-    assert [each.things for each in seen if each.done == 0] == [
+    assert [things for things, done, _ in seen if done == 0] == [
         "files", "shards", "classes", "files", "files", "Parquet files"
     ]  # fmt: skip
-    assert [(each.things, each.total) for each in seen if each.done == each.total] == [
+    assert [(things, total) for things, done, total in seen if done == total] == [
         ("files", 4), ("shards", 4), ("classes", 3), ("files", 5), ("files", 2), ("Parquet files", 2)
     ]  # fmt: skip
 

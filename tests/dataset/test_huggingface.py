@@ -17,7 +17,7 @@ from contents import content
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
-from mbaas.base.progress import Progress, watched
+from mbaas.base.progress import watched
 from mbaas.dataset import read_huggingface
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.samples.fields import Field, Packed
@@ -112,12 +112,10 @@ def test_what_was_saved_is_read_where_it_is(folder: Path, saved: datasets.Datase
 
 def test_how_far_it_is_is_told_to_who_watches(folder: Path, tmp_path: Path) -> None:
     for unpacked in (None, tmp_path / "out"):
-        seen: list[Progress] = []
-        with watched(seen.append):
+        seen: list[tuple[str, int, int]] = []
+        with watched(lambda *step, seen=seen: seen.append(step)):
             read_huggingface(folder, unpacked=unpacked)
-        assert [each for each in seen if each.things == "Arrow files"] == [
-            Progress("Arrow files", done, 2) for done in range(3)
-        ]
+        assert [each for each in seen if each[0] == "Arrow files"] == [("Arrow files", done, 2) for done in range(3)]
 
 
 @pytest.mark.parametrize(
