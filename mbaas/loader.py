@@ -39,8 +39,7 @@ from mbaas.client.trainers import (
     known_to_accelerate,
 )
 from mbaas.errors import ConfigError, FeedGoneError, StateError, shown
-from mbaas.samples.batch_transform import BatchTransform
-from mbaas.samples.fields import Arrays
+from mbaas.samples.fields import Arrays, BatchTransform
 from mbaas.samples.order import Ids, generator
 from mbaas.wire.consumers import ConsumerName, ConsumerReport, FeedInfo, Resumption, Start
 from mbaas.wire.samples import MUCH_LEFT_OUT, BadSample, EpochLedger

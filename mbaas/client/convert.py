@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from mbaas.client.batches import RecycledMemory, is_private, read_only
 from mbaas.errors import ConfigError
 from mbaas.memory import pinned, slots
-from mbaas.samples.batch_transform import BatchTransform
-from mbaas.samples.fields import IMAGE, Arrays, Field, Packed
+from mbaas.samples.fields import IMAGE, Arrays, BatchTransform, Field, Packed
 from mbaas.wire.samples import SampleSpec
 
 if TYPE_CHECKING:

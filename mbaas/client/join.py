@@ -14,7 +14,7 @@ from mbaas.calls.client import call_patiently
 from mbaas.client.convert import BatchFunction, Collate
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, shown
-from mbaas.samples.batch_transform import BatchTransform
+from mbaas.samples.fields import BatchTransform
 from mbaas.wire.consumers import ConsumerName, FeedInfo, JoinStart
 
 RESTART_LOOK_S = 0.2

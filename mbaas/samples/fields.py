@@ -7,6 +7,7 @@ tokens do, or in several, as images of any size. The values of n samples of diff
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt, prod
@@ -299,3 +300,13 @@ LABELS = "labels"
 
 SAMPLE_ID = Field("sample_id", (), "int64")
 """The number of a sample in its dataset; a field of every minibatch."""
+
+
+class BatchTransform(ABC):
+    """A random change of each minibatch, for ``batch_fn`` of `mbaas.join` and `tune_integration.get_loader`."""
+
+    # Here, because every trial checks for it, and importing `mbaas.transforms` would delay each trial's start.
+
+    @abstractmethod
+    def apply(self, batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """Return the changed minibatch, a function of ``batch`` and ``rng`` alone."""

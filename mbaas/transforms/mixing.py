@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from mbaas.errors import ConfigError, shown
-from mbaas.samples.batch_transform import BatchTransform
+from mbaas.samples.fields import BatchTransform
 from mbaas.transforms import checks
 from mbaas.transforms.base import Parameters
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError, shown
-from mbaas.samples.batch_transform import BatchTransform
+from mbaas.samples.fields import BatchTransform
 from mbaas.transforms import checks
 from mbaas.transforms.base import Parameters
 from mbaas.transforms.on_image import Boxes, Edges, boxes_of, edges_of

@@ -11,8 +11,7 @@ from functools import cached_property
 
 from mbaas.base.notebook import table
 from mbaas.errors import ConfigError, shown
-from mbaas.samples.batch_transform import BatchTransform
-from mbaas.samples.fields import Field
+from mbaas.samples.fields import BatchTransform, Field
 from mbaas.transforms.arrays import ArrayTransform, Form
 from mbaas.transforms.base import ImageTransform, Size, Transform
 from mbaas.transforms.color import Normalize
