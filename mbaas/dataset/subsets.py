@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.samples.fields import LABEL, Arrays, Column, Field, Packed
+from mbaas.samples.fields import LABEL, Arrays, Column, Field, Packed, value_of
 from mbaas.samples.order import Ids, check_seed, drawing_chance, split_order
 
 # Arrow is imported when filtering: all actors of a feed import this module, but never filter.
@@ -156,8 +156,7 @@ def rows_of(dataset: Samples, ids: Ids) -> list[dict[str, Any]]:
     for number, sample_id in enumerate(ids.tolist()):
         row: dict[str, Any] = {"uri": dataset.uri(sample_id)}
         for field in fields:
-            column: Column = values[field.name]
-            value = column.value(number) if isinstance(column, Packed) else column[number]
+            value = value_of(values[field.name], number)
             row[field.name] = value if value.ndim else value.item()
             if field.categories:
                 row[field.name] = field.categories[value]

@@ -24,9 +24,8 @@ from mbaas.errors import BadSampleError, ConfigError, MbaasError
 from mbaas.pictures import grid
 from mbaas.pictures.grid import Cell
 from mbaas.prep.engines import Batch, Engine, make_engine
-from mbaas.prep.part import value_of
 from mbaas.prep.probe import PROBE_SAMPLES, first_good
-from mbaas.samples.fields import LABEL, Arrays, Column, Field
+from mbaas.samples.fields import LABEL, Arrays, Column, Field, value_of
 from mbaas.samples.order import Ids, SampleOrder, Shuffle
 from mbaas.transforms import Pipeline
 from mbaas.transforms.on_image import edges_of

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mbaas.errors import DatasetError, ResourceError
 from mbaas.prep.header import UndecodableError
 from mbaas.prep.operations import warp
-from mbaas.samples.fields import Arrays, Column, Packed
+from mbaas.samples.fields import Arrays, Column, Packed, bounds_of
 from mbaas.samples.order import uniforms
 from mbaas.transforms import Map, Pipeline, Transform
 from mbaas.transforms.base import BoxState, DrawInputs, Flips, ImageTransform, Step, Warps, Windows
@@ -88,8 +88,7 @@ def move_boxes(
     lengths = now.edges[:, 2:] - now.edges[:, :2]
     large = lengths >= boxes.min_size if is_last or not boxes.min_size else lengths > 0
     kept = now.kept & large.all(axis=1)
-    bounds = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(np.bincount(now.owner[kept], minlength=len(sizes)), out=bounds[1:])
+    bounds = bounds_of(np.bincount(now.owner[kept], minlength=len(sizes)))
     fields = {name: packed(known[name]) for name in (boxes.field, *boxes.beside)}
     new = {name: Packed(column.own()[0][kept], bounds) for name, column in fields.items()}
     written = boxes_of(now.edges[kept], boxes.format)
@@ -275,9 +274,9 @@ def make_masks(
     Raises:
         ResourceError: there are polygons, and pycocotools is not installed.
     """
-    new_bounds = np.concatenate([[0], np.cumsum(kept)])[bounds]
+    new_bounds = bounds_of(kept)[bounds]
     shapes = np.column_stack([np.diff(new_bounds), sizes_after_all(sizes, steps)])
-    starts = np.concatenate([[0], np.cumsum(shapes.prod(axis=1))])
+    starts = bounds_of(shapes.prod(axis=1))
     masks, bad = np.zeros(int(starts[-1]), np.uint8), dict[int, str]()
     for row, (height, width) in enumerate(sizes.tolist()):
         own = kept[bounds[row] : bounds[row + 1]]

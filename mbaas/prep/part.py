@@ -14,7 +14,7 @@ from mbaas.errors import shown
 from mbaas.prep.decoded import DecodedRows
 from mbaas.prep.engines import BadRow, Prepared
 from mbaas.prep.header import UndecodableError
-from mbaas.samples.fields import Arrays, Column, Packed
+from mbaas.samples.fields import Arrays, Column, Packed, bounds_of, value_of
 from mbaas.transforms import Map, Pipeline
 from mbaas.transforms.arrays import UnfitError
 
@@ -126,11 +126,6 @@ class Results:
         return Prepared(bad, {name: column[good] for name, column in known.items()}, made)
 
 
-def value_of(column: Column, row: int) -> Array:
-    """Return a view of one sample's value."""
-    return column.value(row) if isinstance(column, Packed) else column[row, ...]  # `...` gives an array, even of ()
-
-
 def described(array: Array) -> str:
     """Return an array's dtype and shape, such as "uint8 [480, 640, 3]"."""
     return f"{array.dtype.name} {list(array.shape)}"
@@ -226,9 +221,7 @@ def _column(values: list[Array], before: Column) -> Column:
         return before
     if not isinstance(before, Packed):
         return np.stack(values)
-    bounds = np.zeros(len(values) + 1, np.int64)
-    np.cumsum([len(value) for value in values], out=bounds[1:])
-    return Packed(np.concatenate(values), bounds)
+    return Packed(np.concatenate(values), bounds_of([len(value) for value in values]))
 
 
 def call_map(

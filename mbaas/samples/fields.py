@@ -53,7 +53,7 @@ class Packed:
 
         In place: ``rooms`` must be contiguous, and is overwritten.
         """
-        bounds = _bounds_of(lengths)
+        bounds = bounds_of(lengths)
         values = rooms.reshape(-1, *rooms.shape[2:])
         for row, length in enumerate(lengths.tolist()):
             values[bounds[row] : bounds[row + 1]] = rooms[
@@ -68,7 +68,7 @@ class Packed:
 
         ``rooms`` must be contiguous.
         """
-        bounds = _bounds_of(shapes.prod(axis=1))
+        bounds = bounds_of(shapes.prod(axis=1))
         return cls(rooms.reshape(-1, *rooms.shape[2:])[: bounds[-1]], bounds, shapes)
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class Packed:
 
     def like(self, rows: Rows) -> Packed:
         """Return a `Packed` with the lengths of ``rows`` and uninitialised values."""
-        bounds = _bounds_of(self.lengths_of(rows))
+        bounds = bounds_of(self.lengths_of(rows))
         values = np.empty((int(bounds[-1]), *self.values.shape[1:]), self.dtype)
         return Packed(values, bounds, None if self.shapes is None else self.shapes[rows])
 
@@ -105,7 +105,7 @@ class Packed:
                 into.values[target : target + length] = self.values[start : start + length]
             return
         # The offset of each value in its sample: one copy for all short samples.
-        bounds = _bounds_of(lengths)
+        bounds = bounds_of(lengths)
         steps = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
         into.values[np.repeat(targets, lengths) + steps] = self.values[np.repeat(starts, lengths) + steps]
 
@@ -243,6 +243,11 @@ class Field:
         return Packed.within(values, np.tile(np.array(shape, np.int64), (rows, 1)))
 
 
+def value_of(column: Column, row: int) -> NDArray[Any]:
+    """Return a view of one sample's value."""
+    return column.value(row) if isinstance(column, Packed) else column[row, ...]  # `...` gives an array, even of ()
+
+
 def memory(column: Column) -> tuple[NDArray[Any], ...]:
     """Return the arrays that hold the values."""
     if not isinstance(column, Packed):
@@ -259,7 +264,7 @@ def concatenated(columns: Sequence[Column]) -> Column:
     lengths = np.concatenate([np.diff(bounds) for _, bounds in pieces])
     values = np.concatenate([values for values, _ in pieces])
     shapes = None if runs[0].shapes is None else np.concatenate([cast("NDArray[np.int64]", run.shapes) for run in runs])
-    return Packed(values, _bounds_of(lengths), shapes)
+    return Packed(values, bounds_of(lengths), shapes)
 
 
 def interleaved(pieces: Sequence[tuple[Packed, Rows, NDArray[np.intp]]]) -> Packed:
@@ -276,16 +281,17 @@ def interleaved(pieces: Sequence[tuple[Packed, Rows, NDArray[np.intp]]]) -> Pack
         shapes = np.empty((count, first.shapes.shape[1]), np.int64)
         for column, which, rows in pieces:
             shapes[rows] = cast("NDArray[np.int64]", column.shapes)[which]
-    bounds = _bounds_of(lengths)
+    bounds = bounds_of(lengths)
     together = Packed(np.empty((int(bounds[-1]), *first.values.shape[1:]), first.dtype), bounds, shapes)
     for column, which, rows in pieces:
         column.copy_rows(which, together, rows)
     return together
 
 
-def _bounds_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def bounds_of(lengths: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    """Return the beginning of each of n adjacent runs of values, and the end of the last one: int64[n + 1]."""
     bounds = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=bounds[1:])
+    np.cumsum(lengths, dtype=np.int64, out=bounds[1:])
     return bounds
 
 

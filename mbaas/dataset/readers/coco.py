@@ -27,7 +27,7 @@ from mbaas.dataset.storage.location import Location, NamedFiles, file_infos, loc
 from mbaas.dataset.subsets import arrow_array
 from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.samples.fields import ANNOTATED_SIZE, LABELS, Packed
+from mbaas.samples.fields import ANNOTATED_SIZE, LABELS, Packed, bounds_of
 
 _CALLER = 5  # stack frames from a warning to the caller of `read_coco`
 _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "image_id")
@@ -136,7 +136,7 @@ def _read(
     if not len(chosen):
         raise DatasetError(f"{name} has annotations of none of its {len(counts)} images")
     # Images that are left out have no objects, so the objects of the others stay contiguous.
-    bounds = _bounds(counts[chosen])
+    bounds = bounds_of(counts[chosen])
     found = [found[index] for index in np.argsort(owner, kind="stable").tolist()]  # by image, in file order
     classes = _classes(name, read.categories, found)
     known = {key: arrow_array(Packed(values, bounds)) for key, values in _objects(name, found, classes, wanted).items()}
@@ -166,11 +166,6 @@ def _read(
             raise DatasetError(f"{name} must name images below {root.root}, got {each!r}")
     table = table_of(NamedFiles(root, names, name).spans(), known)
     return tuple(classes.values()) if LABELS in known else (), table
-
-
-def _bounds(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each of several adjacent parts begins, and the end of the last one: int64[n + 1]."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def _names_below(root: Location, names: list[str]) -> list[str]:
@@ -344,7 +339,7 @@ def _segmentations(found: Sequence[_Annotation], bounds: NDArray[np.int64]) -> P
     """Return for each image a JSON list with one segmentation, or null, per object, as uint8 text."""
     texts = [bytes(each.segmentation) for each in found]
     lists = [b"[" + b",".join(texts[start:end]) + b"]" for start, end in pairwise(bounds.tolist())]
-    return Packed(np.frombuffer(b"".join(lists), np.uint8), _bounds([*map(len, lists)]))
+    return Packed(np.frombuffer(b"".join(lists), np.uint8), bounds_of([*map(len, lists)]))
 
 
 def _numbered(name: str, what: str, given: Sequence[_Id]) -> dict[int | str, int]:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,7 +13,7 @@ from mbaas.base.units import counted
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.table import integers
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.samples.fields import IMAGE, LABEL, SAMPLE_ID
+from mbaas.samples.fields import IMAGE, LABEL, SAMPLE_ID, bounds_of
 
 MOST_CATEGORIES = 1 << 16
 """Most distinct strings of a field: every consumer receives them all."""
@@ -191,8 +190,7 @@ def as_numbers(found: pa.Array, *, as_typed: bool = False) -> pa.Array | None:
     least, most = pc.min(lengths).as_py(), pc.max(lengths).as_py()
     if least == most and most and not (as_typed and pa.types.is_large_list(kind)):
         return pa.FixedSizeListArray.from_arrays(values, most)
-    bounds = np.zeros(len(found) + 1, np.int64)
-    np.cumsum(integers(lengths.cast(pa.int64())), out=bounds[1:])
+    bounds = bounds_of(integers(lengths.cast(pa.int64())))
     return pa.LargeListArray.from_arrays(pa.array(bounds), values)
 
 
