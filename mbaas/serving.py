@@ -31,7 +31,7 @@ from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.coordinator.worker_pool import claims as claims_of
 from mbaas.core.layout import wanted_staging
 from mbaas.dataset import Dataset
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import bounded
 from mbaas.errors import ConfigError, FeedExistsError, FeedFailedError, FeedNotFoundError, ResourceError, last_line
 from mbaas.feed import SERVED, Feed, stop
 from mbaas.memory.budgets import largest_sample, memory_budgets

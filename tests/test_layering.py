@@ -315,7 +315,7 @@ def test_modules_import_each_other_in_one_direction() -> None:
     assert len(circle({"mbaas.a": "from mbaas.b import c", "mbaas.b": "def late():\n    from mbaas import a"})) == 3
 
 
-DATASET_ROOMS = ("readers", "table", "bounded", "concatenation", "storage", "base", "subsets")
+DATASET_ROOMS = ("readers", "table", "concatenation", "storage", "base", "subsets")
 """The modules and rooms of `mbaas.dataset`, from the top down."""
 
 

@@ -48,7 +48,7 @@ from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import calls, events
 from mbaas.core.staging.state import StagingState
 from mbaas.dataset import Dataset, read_coco, read_huggingface, read_images, read_manifest, read_webdataset
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import bounded
 from mbaas.dataset.storage.location import locate
 from mbaas.errors import ConfigError, ConsumerRemovedError, MbaasError, PrepFailedError
 from mbaas.memory.part_memory import StoredObject

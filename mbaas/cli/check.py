@@ -74,7 +74,7 @@ def check(
         mbaas check feed.yaml --json | jq -r '.bad_samples\\[].uri'
     """
     from mbaas.cli import feed_data, feed_file
-    from mbaas.dataset.bounded import bounded
+    from mbaas.dataset.base import bounded
     from mbaas.prep.engines import check_packages
     from mbaas.tools.check.scan import Totals, chosen_ids, prepared_field
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mbaas.base import notebook
 from mbaas.base.units import counted, exact
 from mbaas.dataset import Dataset, SampleReader
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import bounded
 from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError, MbaasError
 from mbaas.pictures import grid

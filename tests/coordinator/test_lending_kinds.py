@@ -9,7 +9,7 @@ import pytest
 from mbaas import transforms as T
 from mbaas.coordinator.lending import worker_kind
 from mbaas.dataset import concat, synthetic
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import bounded
 from mbaas.settings import FeedSettings
 
 PLAIN = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mbaas.dataset import Dataset, read_images
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import bounded
 from mbaas.errors import BadSampleError
 from mbaas.memory.budgets import MAX_SAMPLE_BYTES
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from mbaas.dataset import Dataset, concat, read_images, read_manifest, synthetic
-from mbaas.dataset.base import Subset
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import Subset, bounded
 from mbaas.dataset.subsets import random_share
 from mbaas.errors import BadSampleError, ConfigError, DatasetError
 from mbaas.samples.order import SampleOrder, Shuffle, split_order

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import mbaas
 from mbaas.dataset import Dataset, read_manifest, synthetic
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import bounded
 from mbaas.dataset.subsets import Draws, drawn_ids
 from mbaas.errors import ConfigError
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import Dataset, SampleReader, synthetic
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import bounded
 from mbaas.errors import BadSampleError, StorageError
 from mbaas.prep.engines import Prepared, make_engine
 from mbaas.prep.probe import PROBE_DECODED_S, PROBE_READS_S, PROBE_REPEATS, PROBE_SAMPLES, PROBE_TOGETHER_S, first_probe

@@ -17,7 +17,7 @@ import ray
 from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import bounded
 from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError
 from mbaas.model.curves import MeasuredCurve

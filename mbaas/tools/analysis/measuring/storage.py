@@ -32,8 +32,7 @@ from mbaas.base import units
 from mbaas.cache.disk.store import DiskStore
 from mbaas.cache.slab import pack
 from mbaas.dataset import Dataset
-from mbaas.dataset.base import RedrawnDataset, SampleReader, Subset, WrappedDataset
-from mbaas.dataset.bounded import bounded
+from mbaas.dataset.base import RedrawnDataset, SampleReader, Subset, WrappedDataset, bounded
 from mbaas.dataset.concatenation import ConcatDataset
 from mbaas.dataset.storage.retry import PatientReader
 from mbaas.dataset.table import TableDataset
