@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.errors import ConfigError
 from mbaas.samples.order import Ids
 from mbaas.samples.placement import ENCODED
 from mbaas.wire.samples import Amount
@@ -28,8 +27,6 @@ class MinIO:
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        if budget_bytes < 0:
-            raise ConfigError(f"cache_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes
         self.used_bytes = 0  # in [0, budget_bytes]; falls when samples cannot be read or are no longer cached
 

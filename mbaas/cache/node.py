@@ -137,12 +137,10 @@ class CacheNode:
             decoded: sizes and costs of decoded samples, which determine how many are cached; None for none.
 
         Raises:
-            ConfigError: no threads, or the order belongs to another dataset.
+            ConfigError: a disk's path cannot be used.
         """
         # Ray calls the shutdown hook even if the constructor raised, so resources are registered as they are created.
         self._to_close = contextlib.ExitStack()
-        if order.num_samples != len(dataset):
-            raise ConfigError(f"the order must be of {len(dataset)} samples, got one of {order.num_samples}")
         # Random rather than counted, because no state survives a restart. Never 0, which is a reader's initial value.
         self._incarnation = int.from_bytes(os.urandom(7), "big") + 1
         self._noted = 0  # log lines that a coordinator has noted

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from mbaas.base.units import counted, seconds
 from mbaas.cache.slab import Load, TemporaryReason
 from mbaas.cache.stats import EpochCounts, Meter
-from mbaas.errors import BadSampleError, ConfigError, StorageError
+from mbaas.errors import BadSampleError, StorageError
 from mbaas.samples.order import Ids
-from mbaas.settings import MOST_FETCH_THREADS, Timeouts
+from mbaas.settings import Timeouts
 from mbaas.wire.samples import Amount
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class ReadPool:
 
     Args:
         reader: called from all threads concurrently.
-        threads: 1 to `MOST_FETCH_THREADS`; storage with high latency needs more threads than cores.
+        threads: storage with high latency needs more threads than cores.
         meter: counts every read.
         storage_s: seconds of retries before a sample counts as bad.
         clock, sleep: monotonic time in s; a pause in the event loop.
@@ -300,8 +300,6 @@ class ReadPool:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        if not 1 <= threads <= MOST_FETCH_THREADS:
-            raise ConfigError(f"threads must be in [1, {MOST_FETCH_THREADS}], got {threads}")
         self.threads = threads
         self._reader = reader
         self._meter = meter

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mbaas.errors import ConfigError
 from mbaas.samples.order import Shuffle
 from mbaas.samples.placement import PLAIN, StreamKey
 
@@ -57,8 +56,6 @@ class ReadAhead:
     """The followed sequences, and the bytes held for blocks that were not requested yet."""
 
     def __init__(self, budget_bytes: int) -> None:
-        if budget_bytes < 0:
-            raise ConfigError(f"readahead_bytes must be at least 0, got {budget_bytes}")
         self.budget_bytes = budget_bytes  # 0 disables read-ahead
         self.depth_bytes = budget_bytes  # useful bytes to hold, at most the budget; the bytes held now may be more
         self.sequences: list[FetchSequence] = []  # most recently fetched first; at most MAX_SEQUENCES

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from mbaas.cache.directory import Directory, MinIO
 from mbaas.cache.slab import Load, pack, squeeze
-from mbaas.errors import ConfigError
 from mbaas.samples.placement import PartRequest
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=40).map(lambda x: np.array(x, dtype=np.int64))
@@ -100,8 +99,3 @@ def test_the_budget_holds_and_nothing_that_fits_is_refused(budget: int, batches:
             used += length if expected[-1] else 0
         assert minio.admit(lengths).tolist() == expected
         assert minio.used_bytes == used <= budget
-
-
-def test_a_negative_cache_budget_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cache_bytes must be at least 0, got -1"):
-        MinIO(-1)

@@ -30,7 +30,7 @@ from mbaas.cache.read_pool import (
 from mbaas.cache.slab import Load, TemporaryReason
 from mbaas.cache.stats import RECENT_EPOCHS, EpochCounts, Meter, TierMeter
 from mbaas.dataset import SampleReader
-from mbaas.errors import BadSampleError, ConfigError, StorageError
+from mbaas.errors import BadSampleError, StorageError
 from mbaas.samples.placement import PartRequest
 from mbaas.wire.samples import Amount, FetchCounts
 
@@ -203,12 +203,6 @@ def test_the_oldest_read_in_progress_is_known() -> None:
         while pool.oldest() is not None and time.monotonic() < deadline:
             time.sleep(0.001)
         assert pool.oldest() is None
-
-
-@pytest.mark.parametrize("threads", [0, 257])
-def test_a_number_of_threads_that_cannot_be_is_refused(threads: int) -> None:
-    with pytest.raises(ConfigError, match=rf"threads must be in \[1, 256\], got {threads}"):
-        ReadPool(Storage(), threads=threads, meter=Meter())
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """Read-ahead recognizes sequences in fetches, and divides its bytes between them."""
 
-import pytest
-
 from mbaas.cache.readahead import IDLE_FETCHES, MAX_SEQUENCES, SLACK_BLOCKS, ReadAhead
-from mbaas.errors import ConfigError
 
 
 def followed(*blocks: int, budget_bytes: int = 100) -> ReadAhead:
@@ -93,8 +90,3 @@ def test_a_depth_below_the_budget_bounds_what_comes_and_not_what_is_held() -> No
     ahead.release(-1)
     ahead.set_depth(10)
     assert ahead.fits(sequence, 90), "one block is always read ahead, if the budget has room for it"
-
-
-def test_a_negative_readahead_budget_is_refused() -> None:
-    with pytest.raises(ConfigError, match="readahead_bytes must be at least 0, got -5"):
-        ReadAhead(-5)

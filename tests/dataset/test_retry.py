@@ -20,7 +20,7 @@ from pyarrow.fs import LocalFileSystem, S3FileSystem
 from mbaas.base.units import seconds
 from mbaas.dataset.storage.faults import may_pass, s3_attempts
 from mbaas.dataset.storage.retry import retry_async, retrying
-from mbaas.errors import BadSampleError, ConfigError, StorageError, WaitTimeoutError
+from mbaas.errors import BadSampleError, StorageError, WaitTimeoutError
 
 START_S = 100.0
 
@@ -278,11 +278,3 @@ def test_an_error_that_crosses_processes_still_says_whether_it_may_pass(is_missi
     error = pickle.loads(pickle.dumps(StorageError("s3://b/1.jpg", "the file is gone", is_missing=is_missing)))
     assert (error.uri, error.reason, error.is_missing) == ("s3://b/1.jpg", "the file is gone", is_missing)
     assert may_pass(error) is not is_missing
-
-
-@pytest.mark.parametrize(
-    ("limit", "message"), [({"attempts": 0}, "attempts .* 1, got 0"), ({"total_s": -0.5}, "got -0.5")]
-)
-def test_limits_that_cannot_work_are_refused(limit: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        retrying(**limit)

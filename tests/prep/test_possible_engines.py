@@ -63,12 +63,6 @@ def test_what_cannot_run_is_refused():
                 possible_engines("dali", pipeline, gpus=gpus)
     with pytest.raises(ConfigError, match="'dali' runs no Map"):
         make_engine("dali", MAPPED, seed=0)
-    with pytest.raises(ConfigError, match="threads must be at least 1, got 0"):
-        make_engine("cpu", PLAIN, seed=0, threads=0)
-    with pytest.raises(ConfigError, match="max_pixels must be at least 1, got 0"):
-        make_engine("cpu", PLAIN, seed=0, max_pixels=0)
-    with pytest.raises(ConfigError, match="max_bytes must be at least 1, got 0"):
-        make_engine("cpu", PLAIN, seed=0, max_bytes=0)
 
 
 def test_only_the_images_of_an_engine_that_has_dali_are_shared_out():

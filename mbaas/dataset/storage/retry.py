@@ -26,7 +26,7 @@ from tenacity import (
 from mbaas.base.units import counted, seconds
 from mbaas.dataset.base import SampleReader
 from mbaas.dataset.storage.faults import may_pass
-from mbaas.errors import BadSampleError, ConfigError, StorageError
+from mbaas.errors import BadSampleError, StorageError
 
 _T = TypeVar("_T")
 
@@ -47,13 +47,7 @@ def retrying(
     `BadSampleError` then contains the number of attempts. Calls are not interrupted. Any other error is raised at once.
     Pauses have full jitter, so that readers that failed together do not retry together (AWS Architecture Blog,
     "Exponential Backoff And Jitter", 2015).
-
-    Raises:
-        ConfigError: ``attempts`` is below 1, or ``total_s`` below 0.
     """
-    for name, value, least in (("attempts", attempts, 1), ("total_s", total_s, 0)):
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, got {value}")
     stop = stop_after_attempt(attempts) | stop_before_delay(total_s)
     return Retrying(retry=retry_if_exception(may_pass), stop=stop, sleep=sleep, **_PACE)
 

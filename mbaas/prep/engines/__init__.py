@@ -239,11 +239,6 @@ def make_engine(
     Raises:
         ConfigError: a package needed by the pipeline is missing.
     """
-    if threads < 1:
-        raise ConfigError(f"threads must be at least 1, got {threads}")
-    for name, value in (("max_pixels", max_pixels), ("max_bytes", max_bytes)):
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
     # Import lazily: a process loads the libraries of one engine only.
     if kind == "cpu" and not pipeline.has_images:
         from mbaas.prep.engines.arrays import ArrayEngine
