@@ -71,14 +71,11 @@ def _shapes_of(dataset: Dataset) -> list[Field]:
 
 
 def _fields_of(dataset: Dataset) -> str:
-    return ", ".join(f"{field.name} ({_kind_of(field)})" for field in dataset.fields) or "none"
-
-
-def _kind_of(field: Field) -> str:
-    if field.categories:
-        return f"one of {some(field.categories)}"
-    shape = ["k" if length is None else length for length in field.shape]
-    return f"{field.dtype}{shape or ''}"
+    # Categories are listed, because they may be the difference.
+    kinds = {
+        field.name: f"one of {some(field.categories)}" if field.categories else field.kind for field in dataset.fields
+    }
+    return ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -195,11 +195,14 @@ class Field:
     @property
     def text(self) -> str:
         """A readable form: "label: int64", "boxes: float32 [k, 4]", "image: uint8 [h, w, 3]", "kind: one of 3"."""
-        if self.categories:
-            return f"{self.name}: one of {len(self.categories):,}"
+        return f"{self.name}: " + (f"one of {len(self.categories):,}" if self.categories else self.kind)
+
+    @property
+    def kind(self) -> str:
+        """Dtype and shape in a readable form: "int64", "float32 [k, 4]"."""
         letters = iter({1: "k", 2: "hw", 3: "khw"}.get(self.differing, ""))
-        lengths = ", ".join(next(letters) if length is None else str(length) for length in self.shape)
-        return f"{self.name}: {self.dtype}" + (f" [{lengths}]" if self.shape else "")
+        lengths = ", ".join(next(letters, "any") if length is None else str(length) for length in self.shape)
+        return f"{self.dtype} [{lengths}]" if self.shape else self.dtype
 
     @property
     def differing(self) -> int:

@@ -80,7 +80,7 @@ class Boxes(Parameters):
                 raise ConfigError(f"field {name!r} must have a value for each box, but has one for each sample")
         boxes = by_name[self.field]
         if boxes.shape[1:] != (4,):
-            raise ConfigError(f"field {self.field!r} must have boxes, [k, 4], got {_form(boxes)}")
+            raise ConfigError(f"field {self.field!r} must have boxes, [k, 4], got {boxes.kind}")
         made = {name: _packed(by_name[name]) for name in (self.field, *self.beside)}
         made[self.field] = replace(made[self.field], dtype=moved_dtype(boxes.dtype).name)
         return tuple(made.get(field.name, field) for field in fields)
@@ -118,9 +118,8 @@ class Keypoints(Parameters):
         """Raise ConfigError for an unknown field, one without points, or one with fewer points than ``swaps`` needs."""
         found = _field(fields, "Keypoints", self.field)
         if len(found.shape) < 2 or found.shape[-1] not in (2, 3) or not found.dtype.startswith("float"):
-            raise ConfigError(
-                f"field {self.field!r} must have key points, float [..., points, 2 or 3], got {_form(found)}"
-            )
+            wanted = "key points, float [..., points, 2 or 3]"
+            raise ConfigError(f"field {self.field!r} must have {wanted}, got {found.kind}")
         most = max((point for pair in self.swaps for point in pair), default=-1)
         points = found.shape[-2]
         if points is not None and most >= points:
@@ -164,9 +163,7 @@ class Masks:
         """
         source = _field(fields, "Masks", self.source)
         if source.shape != (None,) or source.dtype != "uint8":
-            raise ConfigError(
-                f"field {self.source!r} must have segmentations as text, uint8 ['k'], got {_form(source)}"
-            )
+            raise ConfigError(f"field {self.source!r} must have segmentations as text, uint8 [k], got {source.kind}")
         if any(field.name == self.field != self.source for field in fields):
             raise ConfigError(f"Masks makes the field {self.field!r}, which samples have already")
         longest = _field(fields, "Boxes", boxes.field).longest
@@ -182,10 +179,6 @@ def _field(fields: tuple[Field, ...], who: str, name: str) -> Field:
         there = ", ".join(field.name for field in fields) or "none"
         raise ConfigError(f"{who} names the field {shown(name)}, but samples have {there}")
     return found
-
-
-def _form(field: Field) -> str:
-    return f"{field.dtype} {['k' if length is None else length for length in field.shape]}"
 
 
 def moved_dtype(dtype: str | np.dtype[Any]) -> np.dtype[Any]:

@@ -304,7 +304,7 @@ def test_a_part_without_samples_is_one_sentence(folder: Path) -> None:
 def test_datasets_whose_minibatches_or_classes_differ_are_not_joined(folder: Path) -> None:
     data = manifest(folder)
     with pytest.raises(
-        ConfigError, match=r"the same fields: .* has label \(int64\), age \(int64\), box \(float32\[2\]\), a"
+        ConfigError, match=r"the same fields: .* has label \(int64\), age \(int64\), box \(float32 \[2\]\), a"
     ):
         concat([data, tree(folder)])
     with pytest.raises(ConfigError, match=r"the same class names: .* has ant, cat, dog, and synthetic.* has 0, 1, 2$"):

@@ -246,7 +246,7 @@ def test_what_is_delivered_may_be_fewer_boxes_than_the_dataset_has() -> None:
 def test_fields_that_are_no_boxes_are_named(boxes: T.Boxes, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         boxes.moved(FIELDS)
-    with pytest.raises(ConfigError, match=r"^field 'b' must have boxes, \[k, 4\], got int64 \['k', 3\]$"):
+    with pytest.raises(ConfigError, match=r"^field 'b' must have boxes, \[k, 4\], got int64 \[k, 3\]$"):
         T.Boxes("b").moved((Field("b", (None, 3), "int64", 2),))
 
 

@@ -130,7 +130,7 @@ FIELDS = (Field("keypoints", (None, 17, 3), "float32", 4), Field("label", (), "i
     ("keypoints", "told"),
     [
         (T.Keypoints("points"), r"^Keypoints names the field 'points', but samples have keypoints, label, marks$"),
-        (T.Keypoints("label"), r"^field 'label' must have key points, float \[..., points, 2 or 3\], got int64 \[\]$"),
+        (T.Keypoints("label"), r"^field 'label' must have key points, float \[..., points, 2 or 3\], got int64$"),
         (T.Keypoints("marks"), r"^field 'marks' must have key points, .*, got int64 \[5, 2\]$"),
         (T.Keypoints(swaps=((3, 17),)), r"^Keypoints swaps point 17, but field 'keypoints' has 17 points$"),
     ],

@@ -268,7 +268,7 @@ def test_what_is_delivered_has_masks_in_place_of_texts() -> None:
         ConfigError, match=r"^Masks names the field 'rle', but samples have boxes, segmentation, masks$"
     ):
         T.Pipeline(transforms, boxes=T.Boxes(), masks=T.Masks("rle")).known(FIELDS)
-    with pytest.raises(ConfigError, match=r"^field 'masks' must have segmentations as text, .*, got int64 \[\]$"):
+    with pytest.raises(ConfigError, match=r"^field 'masks' must have segmentations as text, .*, got int64$"):
         T.Pipeline(transforms, boxes=T.Boxes(), masks=T.Masks("masks")).known(FIELDS)
     with pytest.raises(ConfigError, match=r"^Masks\(.*\) goes by boxes: say in Pipeline's boxes which field has them$"):
         T.Pipeline(transforms, masks=T.Masks())

@@ -172,3 +172,18 @@ def test_a_field_is_known_by_its_values(values: Any, field: Field, nbytes: int) 
     zeros = field.zeros(3)
     assert (len(zeros), Field.of("f", zeros)) == (3, field)
     assert zeros.nbytes <= 3 * nbytes + 8
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((), "int64"),
+        ((2, 3), "int64 [2, 3]"),
+        ((None, 4), "int64 [k, 4]"),
+        ((None, None, 3), "int64 [h, w, 3]"),
+        ((None,) * 3, "int64 [k, h, w]"),
+        ((None,) * 4, "int64 [any, any, any, any]"),
+    ],
+)
+def test_the_kind_of_a_field_names_the_lengths_that_differ(shape: tuple[int | None, ...], kind: str) -> None:
+    assert Field("it", shape, "int64").kind == kind
