@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mbaas.base import units
-from mbaas.base.notebook import some, table
+from mbaas.base.notebook import table
 from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.forms import SampleCosts
 from mbaas.model.gains import WorkerChange
@@ -285,7 +285,7 @@ class FeedStatus:
         return {
             "state": self.failed or "; ".join([self.state, *self.waits_for]),
             "samples": f"{units.count(self.samples)}, in minibatches of {units.count(self.batch_size)}",
-            "trials": some(sorted(trials)) or "none",
+            "trials": units.some(sorted(trials)) or "none",
             "prepared": (
                 f"{units.count(self.prepared_samples)} by {units.counted(len(self.workers), 'worker')}, {self.engine} "
                 "engine"

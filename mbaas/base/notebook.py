@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -36,10 +36,6 @@ def picture(png: bytes, caption: str) -> str:
 
 def sentence(text: str) -> str:
     return f"<p>{escape(text)}</p>"
-
-
-def some(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def is_running() -> bool:

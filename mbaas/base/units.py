@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -143,6 +143,11 @@ def count(value: float) -> str:
 def counted(amount: int, thing: str) -> str:
     """Format a count with its noun: "1 worker", "3,000 workers"."""
     return f"{amount:,} {thing}" + ("" if amount == 1 else "s")
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Format the first names, and the number of the others: "cat, dog and 3 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def size(size_bytes: float) -> str:

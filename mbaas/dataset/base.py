@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.base import units
-from mbaas.base.notebook import some, table
+from mbaas.base.notebook import table
 from mbaas.dataset.subsets import (
     Draws,
     arrow_columns,
@@ -315,11 +315,11 @@ class Dataset(ABC):
         rows = {
             "samples": units.count(len(self)),
             "size": units.size(self.total_bytes),
-            "fields": some([field.text for field in self.fields]) or "none",
+            "fields": units.some([field.text for field in self.fields]) or "none",
             "fingerprint": self.fingerprint,
         }
         if self.class_names:
-            rows["classes"] = f"{units.count(len(self.class_names))}: {some(self.class_names)}"
+            rows["classes"] = f"{units.count(len(self.class_names))}: {units.some(self.class_names)}"
         return table(f"Dataset {self.root}", rows)
 
 

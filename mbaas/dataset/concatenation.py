@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.base.notebook import some
+from mbaas.base.units import some
 from mbaas.dataset.base import Dataset, SampleReader
 from mbaas.errors import ConfigError, shown
 from mbaas.samples.fields import Arrays, Field, concatenated

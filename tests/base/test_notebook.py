@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.base.notebook import some
+from mbaas.base.units import some
 from mbaas.cli.top import draw_new
 from mbaas.dataset import synthetic
 from mbaas.pictures import samples

@@ -17,7 +17,7 @@ import pyarrow.fs
 from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileType
 
-from mbaas.base.units import counted
+from mbaas.base.units import counted, some
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import dataset_errors, message_of
@@ -343,8 +343,8 @@ def _refuse_or_warn(kind: _FileKind, where: Location, folders: list[_FolderListi
             stacklevel=_CALLER,
         )
     if empty := [listing.name for listing in folders if not len(listing.uris)]:
-        some = ", ".join(map(repr, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
-        lack, remedy = f"{len(empty)} of {len(folders)} class folders hold no file", f": {some}; remove them, or"
+        named = some([*map(repr, empty)], 5)
+        lack, remedy = f"{len(empty)} of {len(folders)} class folders hold no file", f": {named}; remove them, or"
         if empty == [""]:
             lack, remedy = "it holds no file", ";"
         raise DatasetError(

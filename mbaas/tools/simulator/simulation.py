@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mbaas.base import validation
+from mbaas.base import files
 from mbaas.base.units import Bytes, BytesPerS
 from mbaas.errors import ConfigError
 from mbaas.model.rates import Rates, Setup
@@ -169,7 +169,7 @@ def parse(system: System, name: str, text: str) -> float:
     """Parse a user's value of a parameter: "16", "50 GB", "400 MB/s"."""
     _change_of(system, name)
     kind = next(kind for ending, kind in KINDS.items() if name.endswith(ending))
-    value: float = validation.read(kind, text, name=name)
+    value: float = files.read_value(kind, text, name=name)
     return value
 
 
