@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.cache.decoded_tier import DecodedTier, HandIn
-from mbaas.cache.directory import Directory, MinIO, fitting, member_mask
-from mbaas.cache.draw_ranks import DrawRanks
+from mbaas.cache.directory import Directory, DrawRanks, MinIO, fitting, member_mask
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
 from mbaas.cache.shared_reads import SharedReads, Span
 from mbaas.cache.slab import Compaction, Failures, Load, OtherForm, PartPlan, RowLocations, pack

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from played_node import GROWTH, Node
 
-from mbaas.cache.draw_ranks import DrawRanks
+from mbaas.cache.directory import DrawRanks
 from mbaas.dataset import synthetic
 from mbaas.dataset.subsets import Draws
 
