@@ -187,17 +187,26 @@ def _content_of(marker: Path) -> object:
 
 
 def _lock(path: Path, wait_s: float) -> Folder | None:
+    lock = locked_file(path / _LOCK, wait_s)
+    return None if lock is None else Folder(path, lock)
+
+
+def locked_file(path: Path, wait_s: float) -> int | None:
+    """Create and lock a file, after waiting up to ``wait_s`` for another process. Return its descriptor, or None."""
     deadline = time.monotonic() + wait_s
     while True:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             # The kernel releases the lock when the process ends, for any reason, so no stale lock remains.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # If the file was removed and created again between the two calls, the lock is on the old file.
-            if os.path.samestat(os.fstat(lock), (path / _LOCK).stat()):
-                return Folder(path, lock)
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                return lock
         except (BlockingIOError, FileNotFoundError):
             pass
+        except BaseException:  # a file system without locks, or an interrupt
+            os.close(lock)
+            raise
         os.close(lock)
         if time.monotonic() >= deadline:
             return None

@@ -12,7 +12,6 @@ has ended stays readable, and the next cache node on the same machine continues 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.base.units import seconds
-from mbaas.cache.disk.folder import INDEX, MARKER, folder_bytes, is_in_use, remove_stale
+from mbaas.cache.disk.folder import INDEX, MARKER, folder_bytes, is_in_use, locked_file, remove_stale
 from mbaas.cache.disk.store import (
     ROW,
     SPOT,
@@ -327,19 +326,10 @@ class SharedStore:
     @contextlib.contextmanager
     def _locked(self, wait_s: float) -> Iterator[None]:
         """Hold the lock of the whole folder. Raises OSError, and ResourceError after ``wait_s``."""
-        file = os.open(self._root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        file = locked_file(self._root / _LOCK, wait_s)
+        if file is None:
+            raise ResourceError(f"{self._root / _LOCK} was locked by another process for {seconds(wait_s)}")
         try:
-            deadline = time.monotonic() + wait_s
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise ResourceError(
-                            f"{self._root / _LOCK} was locked by another process for {seconds(wait_s)}"
-                        ) from None
-                    time.sleep(0.01)
             yield
         finally:
             os.close(file)
