@@ -36,7 +36,6 @@ from mbaas.cache.slab import (
     extract,
     joined,
     pack,
-    squeeze,
     unreadable_part,
     views,
 )
@@ -235,7 +234,7 @@ class CacheNode:
             self._refs[hand_in.slab] = await self._put(slab)
         except Exception as error:
             bugs.log_bug(error, "while decoded samples were kept")
-            self._planner.hand_in_failed(hand_in)
+            self._planner.tier.failed(hand_in)
         else:
             self._planner.hand_in_cached(hand_in)
         self._check()
@@ -530,7 +529,7 @@ class CacheNode:
                 await self._tuner.until_probed()  # until then the probe's file uses the disk's free space
                 await self._disk.write(load, slab, origins, failures)
             if len(failures) < len(load.rows):
-                self._refs[load.slab] = await self._put(squeeze(slab, load, failures))
+                self._refs[load.slab] = await self._put(extract(slab, load.lengths, load.readable(failures)))
         except Exception as error:
             # Every waiting fetch receives the error; a slab that was read ahead has none. A dropped slab's task is
             # cancelled, which is not an `Exception` and is not reported.

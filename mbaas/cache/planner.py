@@ -8,7 +8,7 @@ sample twice: the later part counts a hit and waits.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
 from mbaas.cache.shared_reads import SharedReads, Span
 from mbaas.cache.slab import Compaction, Failures, Load, OtherForm, PartPlan, RowLocations, pack
 from mbaas.samples.order import Ids, SampleOrder
-from mbaas.samples.placement import ENCODED, DecodedSizes, PartRequest, PlacementHistory, StreamKey
+from mbaas.samples.placement import ENCODED, DecodedSizes, Lengths, PartRequest, PlacementHistory, StreamKey
 from mbaas.wire.samples import Amount
 
 COMPACTED_SHARE = 0.25
@@ -28,9 +28,6 @@ COMPACTED_SHARE = 0.25
 
 MIN_MEASURED = 32
 """Decoded samples required before their mean size replaces the estimate."""
-
-Lengths = Callable[[Ids], NDArray[np.int64]]
-"""Bytes per sample: int64[n] -> int64[n]."""
 
 
 class _Sources(NamedTuple):
@@ -289,7 +286,8 @@ class Planner:
         lasting = self._is_favoured(ids)
         rows = np.flatnonzero(self._admit(found, every, lasting=lasting))  # the rest stays on its node
         found = _Sources._make(column[rows] for column in found)
-        return self._loads(None, np.arange(len(rows)), found, every[rows], interim=~lasting[rows], lent=~every[rows])
+        every, none = every[rows], ~every[rows]
+        return self._loads(None, np.arange(len(rows)), found, every, interim=~lasting[rows], lent=none, recent=none)
 
     def in_form(
         self, sample_ids: Ids, wanted: NDArray[np.bool_], lengths: NDArray[np.int64], form: int
@@ -427,7 +425,7 @@ class Planner:
     ) -> HandIn:
         """Choose the samples to cache from a worker's hand-in.
 
-        If any are chosen, `hand_in_cached` or `hand_in_failed` must follow. A worker may hand in a part in pieces;
+        If any are chosen, `hand_in_cached` or `DecodedTier.failed` must follow. A worker may hand in a part in pieces;
         `DecodedTier.release` cancels the rest.
 
         Args:
@@ -462,9 +460,6 @@ class Planner:
         # Some may have moved to another node in the meantime.
         self.withdraw(ids[~self.placements.admits(ids)])
         self._measure_decoded()
-
-    def hand_in_failed(self, hand_in: HandIn) -> None:
-        self.tier.failed(hand_in)
 
     def take_dropped(self) -> list[int]:
         """Return the slabs to drop since the last call, possibly before they are full."""
@@ -623,12 +618,10 @@ class Planner:
         *,
         interim: NDArray[np.bool_],
         lent: NDArray[np.bool_],
-        recent: NDArray[np.bool_] | None = None,
+        recent: NDArray[np.bool_],
     ) -> list[Load]:
         """Plan slabs for samples, one slab per combination of source node, caching and form."""
-        loads = []
-        recent = np.zeros_like(keep) if recent is None else recent
-        keep = keep | recent
+        loads, keep = [], keep | recent
         # One integer per combination, so that `np.unique` groups the samples.
         forms, form = np.unique(found.forms, return_inverse=True)
         kinds = (((found.holders.astype(np.int64) * 2 + keep) * len(forms) + form) * 2 + interim) * 2 + lent

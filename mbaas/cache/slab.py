@@ -180,11 +180,6 @@ def extract(packed: Slab, lengths: NDArray[np.int64], chosen: NDArray[np.bool_])
     return joined(views([packed], np.where(chosen, 0, -1), pack(lengths), lengths))
 
 
-def squeeze(slab: Slab, load: Load, failures: Failures) -> Slab:
-    """Return the slab without unreadable samples; the others are moved up."""
-    return extract(slab, load.lengths, load.readable(failures))
-
-
 @dataclass(eq=False)
 class PartPlan:
     """The plan of one block part, fetched or read ahead: the source of each row."""
@@ -224,10 +219,10 @@ class PartPlan:
         self.loads.append(load)
 
     def filled(self, load: Load, failures: Failures, origins: NDArray[np.int8]) -> None:
-        """Record that a load is full and squeezed. Rows in the other form become hits again, and are rescheduled."""
+        """Record that a load is full, without unreadable samples. Rows in the other form become hits again."""
         self.origin[load.rows] = origins
         readable = load.readable(failures)
-        self.offset[load.rows[readable]] = pack(load.lengths[readable])  # they moved up when the slab was squeezed
+        self.offset[load.rows[readable]] = pack(load.lengths[readable])  # they moved up
         for i, reason in failures.items():
             row = int(load.rows[i])
             if isinstance(reason, OtherForm):

@@ -107,16 +107,13 @@ class ReadAheadTuner:
             self.log(f"a thread gets from {self.speeds}; {threads} threads read storage")
             if self._disk is not None and self._disk.is_used:
                 self.log(f"disks, fastest first, by what a thread gets: {self._disk.order}")
-        lines: list[str] = []
         if self._planner.ahead.budget_bytes:
             # Examine the blocks ahead only if a depth can be computed from them.
             matters = pace_per_s and self.speeds.storage is not None and not self._planner.keeps_all
-            blocks = self._blocks if matters else 0
-            upcoming = self._upcoming(blocks)
-            lines += self.advisor.look_ahead(upcoming, self.speeds, threads=threads, pace_per_s=pace_per_s)
+            upcoming = self._upcoming(self._blocks if matters else 0)
+            for line in self.advisor.look_ahead(upcoming, self.speeds, threads=threads, pace_per_s=pace_per_s):
+                self.log(line)
             self._planner.ahead.set_depth(self.advisor.depth_bytes)
-        for line in lines:
-            self.log(line)
 
     def log_hanging(self, oldest: Read | None, hanging: HangingReads, uri: Callable[[int], str], now: float) -> None:
         """Log if the oldest read hangs, again each time its age has doubled. Also log if too many reads hang."""

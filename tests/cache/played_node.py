@@ -198,7 +198,7 @@ class Node:
         """Finish the copy of a hand-in, or let it fail."""
         hand_in = self.coming.pop(slab)
         if fails:
-            self.planner.hand_in_failed(hand_in)
+            self.planner.tier.failed(hand_in)
         else:
             starts = (np.cumsum(hand_in.lengths) - hand_in.lengths).tolist()
             spans = zip(starts, hand_in.sample_ids.tolist(), hand_in.lengths.tolist(), strict=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbaas.cache.directory import Directory, MinIO
-from mbaas.cache.slab import Load, pack, squeeze
+from mbaas.cache.slab import Load, extract, pack
 from mbaas.samples.placement import PartRequest
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=40).map(lambda x: np.array(x, dtype=np.int64))
@@ -51,16 +51,16 @@ def test_validate_sees_a_wrong_total() -> None:
         directory.validate()
 
 
-def test_squeeze_leaves_the_others_where_pack_puts_them() -> None:
+def test_without_unreadable_samples_the_others_are_where_pack_puts_them() -> None:
     """Samples of 2, 3, 0 and 4 bytes. The second cannot be read, so 2 + 0 + 4 bytes stay, at 0, 2 and 2."""
     lengths = np.array([2, 3, 0, 4])
     rows = np.arange(4)
     load = Load(1, PartRequest(0), 0, None, rows, rows, lengths)
     slab = np.arange(9, dtype=np.uint8)
-    assert squeeze(slab, load, {}) is slab
-    assert squeeze(slab, load, {1: "gone"}).tolist() == [0, 1, 5, 6, 7, 8]
+    assert extract(slab, lengths, load.readable({})) is slab
+    assert extract(slab, lengths, load.readable({1: "gone"})).tolist() == [0, 1, 5, 6, 7, 8]
     assert pack(lengths[load.readable({1: "gone"})]).tolist() == [0, 2, 2]
-    assert squeeze(slab, load, dict.fromkeys(range(4), "gone")).tolist() == []
+    assert extract(slab, lengths, load.readable(dict.fromkeys(range(4), "gone"))).tolist() == []
 
 
 def test_admits_what_fits_one_after_the_other() -> None:

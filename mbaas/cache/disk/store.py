@@ -177,7 +177,10 @@ class DiskStore:
                 self._enter(rows)
                 self._samples += len(rows)
         except OSError as error:
-            self._give_up_writing(rows, error)
+            with self._lock:
+                # Their bytes stay charged, because parts of them may be on disk.
+                self._table["address"][rows["sample"]] = ABSENT
+                self._fail(error)
             return np.zeros(len(chosen), np.bool_)
         return chosen
 
@@ -201,7 +204,7 @@ class DiskStore:
         rows = rows[np.argsort(spots["address"][rows], kind="stable")]
         spans = zip(offsets[rows].tolist(), lengths[rows].tolist(), strict=True)
         targets = [buffer.data[start : start + length] for start, length in spans]
-        self._read(spots["address"][rows], targets)
+        read_samples(self._files.__getitem__, spots["address"][rows], targets)
         good[rows] = are_whole(sample_ids[rows], targets, spots["crc"][rows])
         if (bad := stored & ~good).any():
             self._drop(sample_ids[bad], spots["address"][bad])
@@ -378,18 +381,9 @@ class DiskStore:
         _write_all(self._index_file, content, self._index_bytes)
         self._index_bytes += len(content)
 
-    def _give_up_writing(self, rows: Rows, error: OSError) -> None:
-        """Forget these samples and stop writing. Their bytes stay charged, because parts of them may be on disk."""
-        with self._lock:
-            self._table["address"][rows["sample"]] = ABSENT
-            self._fail(error)
-
     def _fail(self, error: OSError) -> None:
+        """Write nothing more. Call it with the lock held."""
         self._write_failure = self._write_failure or f"writing to {self._folder.path} failed: {error}"
-
-    def _read(self, addresses: Addresses, targets: list[memoryview]) -> None:
-        """Read samples, sorted by address, as far as possible. A checksum detects what is missing."""
-        read_samples(self._files.__getitem__, addresses, targets)
 
     def _drop(self, sample_ids: Ids, addresses: Addresses) -> None:
         """Forget samples that are damaged at these addresses, unless another thread already did."""
