@@ -23,8 +23,7 @@ from mbaas.transforms.geometry import (
     ScaleJitter,
 )
 from mbaas.transforms.libraries import Albumentations, Torchvision
-from mbaas.transforms.mixing import CutMix, MixUp
-from mbaas.transforms.mosaic import Mosaic
+from mbaas.transforms.mixing import CutMix, MixUp, Mosaic
 from mbaas.transforms.on_image import Boxes, Keypoints, Masks
 from mbaas.transforms.operations import (
     GaussianBlur,
