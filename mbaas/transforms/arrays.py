@@ -144,7 +144,7 @@ class RandomCrop(ArrayWindow, PaddingTransform):
             raise self._refused("padding", "is for images, and must be left out for arrays and sound")
         return super().result(form)
 
-    def windows(self, drawn: DrawInputs) -> Windows:
+    def step(self, drawn: DrawInputs) -> Windows:
         left, top, right, bottom = self.padding or (0, 0, 0, 0)  # type: ignore[misc]  # canonical since the check
         results = np.tile(np.array(self.fixed_size), (len(drawn.u), 1))
         padded = drawn.sizes + np.array([top + bottom, left + right])

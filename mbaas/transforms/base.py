@@ -286,7 +286,4 @@ class WindowTransform(ImageTransform):
         return size if isinstance(size, tuple) else None
 
     @abstractmethod
-    def windows(self, drawn: DrawInputs) -> Windows: ...
-
-    def step(self, drawn: DrawInputs) -> Windows:
-        return self.windows(drawn)
+    def step(self, drawn: DrawInputs) -> Windows: ...

@@ -48,7 +48,7 @@ class RandomResizedCrop(WindowTransform):
 
     draws: ClassVar[int] = 2 * ATTEMPTS + 2
 
-    def windows(self, drawn: DrawInputs) -> Windows:
+    def step(self, drawn: DrawInputs) -> Windows:
         tries = random_windows(drawn.u, drawn.sizes, self.scale, self.ratio)
         boxes, found = first_fitting(tries, drawn.u[:, -2:], drawn.sizes, drawn.sizes)
         if not found.all():
@@ -73,7 +73,7 @@ class CenterCrop(WindowTransform):
 
     size: Annotated[int | tuple[int, int], checks.height_width]
 
-    def windows(self, drawn: DrawInputs) -> Windows:
+    def step(self, drawn: DrawInputs) -> Windows:
         sizes = _repeated(self.size, len(drawn.heights))
         top, left = _centred(drawn.heights, sizes[:, 0]), _centred(drawn.widths, sizes[:, 1])
         return Windows(np.column_stack([top, left, sizes]), sizes)
@@ -90,7 +90,7 @@ class Resize(WindowTransform):
 
     size: Annotated[int | tuple[int, int], checks.side_or_size]
 
-    def windows(self, drawn: DrawInputs) -> Windows:
+    def step(self, drawn: DrawInputs) -> Windows:
         heights, widths = drawn.heights, drawn.widths
         if isinstance(self.size, tuple):
             return Windows(drawn.whole, _repeated(self.size, len(heights)))
@@ -117,7 +117,7 @@ class ScaleJitter(WindowTransform):
 
     draws: ClassVar[int] = 1
 
-    def windows(self, drawn: DrawInputs) -> Windows:
+    def step(self, drawn: DrawInputs) -> Windows:
         low, high = self.scale_range
         factors = (low + (high - low) * drawn.u[:, 0]) * (np.array(self.target_size) / drawn.sizes).min(axis=1)
         # At least one pixel, where torchvision fails.
@@ -158,7 +158,7 @@ class Pad(PaddingTransform):
     fill: Annotated[float | Colour, checks.colour] = 0
     padding_mode: Annotated[PaddingMode, checks.padding_mode] = "constant"
 
-    def windows(self, drawn: DrawInputs) -> Windows:
+    def step(self, drawn: DrawInputs) -> Windows:
         left, top, right, bottom = self.padding  # type: ignore[misc]  # canonical since the check
         sizes = drawn.sizes + np.array([top + bottom, left + right])
         corners = np.tile(np.array([-top, -left]), (len(sizes), 1))
@@ -301,7 +301,7 @@ class RandomIoUCrop(WindowTransform):
             for each, limit in zip(names, limits, strict=True):
                 self._set(each, limit)
 
-    def windows(self, drawn: DrawInputs) -> Windows:
+    def step(self, drawn: DrawInputs) -> Windows:
         assert drawn.boxes is not None, "a pipeline with this transform has boxes"
         assert drawn.more is not None
         heights, widths, boxes = drawn.heights, drawn.widths, drawn.boxes
@@ -387,7 +387,7 @@ class RandomZoomOut(WindowTransform):
 
     draws: ClassVar[int] = 4
 
-    def windows(self, drawn: DrawInputs) -> Windows:
+    def step(self, drawn: DrawInputs) -> Windows:
         zooms, r, x_share, y_share = drawn.u.T
         low, high = self.side_range
         side = np.where(zooms < self.p, low + (high - low) * r, 1.0)

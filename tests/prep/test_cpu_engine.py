@@ -62,7 +62,7 @@ def test_a_random_crop_and_flip_is_bit_for_bit_torchvisions(jpegs):
     flips = uniforms(5, 3, ids, substream=2, draws=1)[:, 0] < flip.p
     assert bad == []
     assert 0 < flips.sum() < n
-    for row, (top, left, height, width) in enumerate(crop.windows(drawn).boxes):
+    for row, (top, left, height, width) in enumerate(crop.step(drawn).boxes):
         expected = antialiased(pillow(jpegs[row])[top : top + height, left : left + width], (224, 224))
         np.testing.assert_array_equal(out[row], expected[:, ::-1] if flips[row] else expected)
 

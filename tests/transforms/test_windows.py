@@ -44,7 +44,7 @@ def test_random_resized_crop_is_torchvisions_for_each_image(scale, ratio):
     heights[:40], widths[20:60] = 1, 1
     crop = T.RandomResizedCrop((7, 9), scale=scale, ratio=ratio)
     block = drawn(crop, heights, widths)
-    windows = crop.windows(block)
+    windows = crop.step(block)
     expected = [torchvision_crop(u, h, w, scale, ratio) for u, h, w in zip(block.u, heights, widths, strict=True)]
     assert windows.boxes.tolist() == expected
     assert (windows.sizes == [7, 9]).all()
@@ -52,7 +52,7 @@ def test_random_resized_crop_is_torchvisions_for_each_image(scale, ratio):
 
 def test_the_fallback_is_really_reached():
     crop = T.RandomResizedCrop(8)
-    windows = crop.windows(drawn(crop, [10, 1000], [1000, 10]))
+    windows = crop.step(drawn(crop, [10, 1000], [1000, 10]))
     assert windows.boxes.tolist() == [[0, 493, 10, 13], [493, 0, 13, 10]]
 
 
@@ -60,7 +60,7 @@ def test_random_resized_crop_is_uniform_in_area_and_log_ratio():
     """Quartiles of area in [0.08, 0.5] and of log ratio, over 20,000 images of 1000x1000, within one per cent."""
     n = 20_000
     crop = T.RandomResizedCrop(8, scale=(0.08, 0.5))
-    boxes = crop.windows(drawn(crop, [1000] * n, [1000] * n)).boxes
+    boxes = crop.step(drawn(crop, [1000] * n, [1000] * n)).boxes
     area = boxes[:, 2] * boxes[:, 3] / 1e6
     ratio = np.log(boxes[:, 3] / boxes[:, 2]) / math.log(4 / 3)
     assert np.quantile(area, [0.25, 0.5, 0.75]) == pytest.approx([0.185, 0.29, 0.395], abs=0.01)
@@ -83,7 +83,7 @@ def test_random_resized_crop_is_uniform_in_area_and_log_ratio():
 )
 def test_resize_keeps_the_aspect_ratio_of_one_integer(size, image, result):
     resize = T.Resize(size)
-    windows = resize.windows(drawn(resize, [image[0]], [image[1]]))
+    windows = resize.step(drawn(resize, [image[0]], [image[1]]))
     assert windows.boxes.tolist() == [[0, 0, *image]]
     assert windows.sizes.tolist() == [list(result)]
 
@@ -96,7 +96,7 @@ def torchvision_center(image, crop):
 def test_center_crop_is_torchvisions_for_small_odd_and_even_images():
     crop = T.CenterCrop((6, 9))
     heights, widths = np.meshgrid(np.arange(1, 25), np.arange(1, 25))
-    windows = crop.windows(drawn(crop, heights.ravel(), widths.ravel()))
+    windows = crop.step(drawn(crop, heights.ravel(), widths.ravel()))
     expected = [
         [torchvision_center(h, 6), torchvision_center(w, 9), 6, 9]
         for h, w in zip(heights.ravel().tolist(), widths.ravel().tolist(), strict=True)
