@@ -101,20 +101,14 @@ class Albumentations(LibraryTransform):
         super().__init__(_RunsAlbumentations(transform), deterministic=deterministic)
 
 
-class _Runs:
-    """Calls a library's transform for an image."""
+class _RunsTorchvision:
+    """Calls a transform for an image; ``digest`` identifies its parameters, as in `_RunsAlbumentations`."""
 
-    def __init__(self, transform: Any, digest: str) -> None:
-        self.transform, self.digest = transform, digest
-
-
-class _RunsTorchvision(_Runs):
     def __init__(self, transform: Callable[[Any], Any], takes: Taken) -> None:
         if not callable(transform):
             raise checks.refused("Torchvision's transform", "must be a transform, which can be called", transform)
         check_pickles("Torchvision's transform", transform)
-        super().__init__(transform, digest_of([transform, takes]))
-        self.takes = takes
+        self.transform, self.takes, self.digest = transform, takes, digest_of([transform, takes])
 
     def __call__(self, image: NDArray[np.uint8], rng: np.random.Generator | None = None) -> NDArray[Any]:
         import torch
@@ -137,7 +131,7 @@ class _RunsTorchvision(_Runs):
                 random.setstate(before[2])
 
 
-class _RunsAlbumentations(_Runs):
+class _RunsAlbumentations:
     def __init__(self, transform: Any) -> None:
         if not callable(getattr(transform, "set_random_seed", None)):
             raise checks.refused("Albumentations's transform", "must be a Compose of Albumentations 2", transform)
@@ -146,8 +140,7 @@ class _RunsAlbumentations(_Runs):
             described = transform.to_dict()["transform"]
         except Exception as error:  # of a Lambda without a name, for instance
             raise ConfigError(f"{name_of(transform)} cannot be identified: {error}", option="transform") from error
-        super().__init__(transform, digest_of(described))
-        self._own = threading.local()
+        self.transform, self.digest, self._own = transform, digest_of(described), threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"transform": self.transform, "digest": self.digest}
