@@ -33,7 +33,7 @@ one trial, and 37 % with eight trials. Prep without a feed gained 80 %.
 
 
 class WorkerRates(Struct, frozen=True):
-    """Samples/s of one prep worker with each engine, as `mbaas.prep.engine_probe` measures them."""
+    """Samples/s of one prep worker with each engine, as `mbaas.prep.probe` measures them."""
 
     cpu_per_s: float
     dali_per_s: float

@@ -3,8 +3,7 @@
 `worker`           the actor, which prepares blocks for one feed at a time
 `engines`          the engine protocol, the choice of an engine, and the engines
 `process`          threads, GPU and stall watchdog of a worker process
-`probe`            prepares some samples to measure their costs
-`engine_probe`     measures both engines on some samples
+`probe`            measures the costs of some samples, and both engines on them
 `header`           headers of images: format, size, orientation
 `decode`           pixels of images, by libjpeg-turbo and OpenCV
 `sound`            audio files

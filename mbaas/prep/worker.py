@@ -24,9 +24,8 @@ from mbaas.errors import ConfigError, ResourceError, StateError, WaitTimeoutErro
 from mbaas.memory import pinned, slots
 from mbaas.memory.slots import SlotMemory
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows, handed_in
-from mbaas.prep.engine_probe import probe_engines
 from mbaas.prep.engines import Batch, Encoded, Engine, Prepared, check_packages, make_engine, possible_engines
-from mbaas.prep.probe import first_probe
+from mbaas.prep.probe import first_probe, probe_engines
 from mbaas.prep.process import StallWatchdog, choose_gpu
 from mbaas.ray_cluster import bugs, leftovers, resources, store
 from mbaas.samples.fields import SAMPLE_ID, Arrays, Field, Packed, concatenated

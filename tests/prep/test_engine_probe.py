@@ -12,10 +12,9 @@ import pytest
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import Dataset, synthetic
-from mbaas.prep import engine_probe
-from mbaas.prep.engine_probe import GROWTH, MEASURED_S, TOGETHER, probe_engines
+from mbaas.prep import probe
 from mbaas.prep.engines import Batch, Engine, Prepared, make_engine
-from mbaas.prep.probe import PROBE_READS_S
+from mbaas.prep.probe import GROWTH, MEASURED_S, PROBE_READS_S, TOGETHER, probe_engines
 
 PIPELINE = T.Pipeline([T.DecodeImage(), T.CenterCrop(8)])
 
@@ -60,7 +59,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     simulated = Clock()
-    monkeypatch.setattr(engine_probe, "time", simulated)
+    monkeypatch.setattr(probe, "time", simulated)
     return simulated
 
 
