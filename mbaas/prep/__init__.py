@@ -9,6 +9,6 @@
 `sound`            audio files
 `decoded`          decoded samples: containers, memory, and their way to a cache
 `geometry`         the plan of a part's steps; boxes, keypoints and masks moved by it
-`pixels`           crops, resampling, flips and colors on the CPU
+`pixels`           crops, resampling, colors and other operations on the CPU
 `part`             fields and results of the samples of a part; calls the functions of Maps
 """

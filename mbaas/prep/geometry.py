@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mbaas.errors import DatasetError, ResourceError
 from mbaas.prep.header import UndecodableError
-from mbaas.prep.operations import warp
+from mbaas.prep.pixels import warp
 from mbaas.samples.fields import Arrays, Column, Packed, bounds_of
 from mbaas.samples.order import uniforms
 from mbaas.transforms import Map, Pipeline, Transform

@@ -238,7 +238,7 @@ Chain: TypeAlias = "tuple[Operation | Blur | Erasure | Mixture, ...]"
 class Operations:
     """Successive changes of each of n samples: ``chains``.
 
-    ``nearest`` and ``fill`` as in `Warps`, for operations that move pixels; for None, see `mbaas.prep.operations.warp`.
+    ``nearest`` and ``fill`` as in `Warps`, for operations that move pixels; for None, see `mbaas.prep.pixels.warp`.
     """
 
     chains: Sequence[Chain]

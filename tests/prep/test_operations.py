@@ -28,7 +28,7 @@ from mbaas.errors import ConfigError
 from mbaas.prep import pixels
 from mbaas.prep.engines import Batch, make_engine
 from mbaas.prep.geometry import boxes_after
-from mbaas.prep.operations import operate, warp
+from mbaas.prep.pixels import operate, warp
 from mbaas.transforms.arrays import UnfitError
 from mbaas.transforms.base import Blur, BoxState, DrawInputs, Operation, Padding, Warps
 from mbaas.transforms.warps import between_centres, inverse_affine, perspective

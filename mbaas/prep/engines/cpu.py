@@ -20,7 +20,6 @@ from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows, image_header, i
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, Encoded, Engine, Prepared, is_image
 from mbaas.prep.geometry import Stage, boxes_before, moved_fields, plan, sizes_after_all, stages_of
 from mbaas.prep.header import Header, UndecodableError, peek
-from mbaas.prep.operations import operate, warp
 from mbaas.prep.part import Results, SampleFields, call_map, described
 from mbaas.prep.pixels import Image, Scratch
 from mbaas.samples.fields import ANNOTATED_SIZE, IMAGE, Arrays, Field
@@ -258,16 +257,16 @@ class CpuEngine(Engine):
             elif isinstance(step, Operations):
                 if chain := step.chains[row]:
                     image = self._own(k, image, place)
-                    operate(image, chain, nearest=step.nearest, fill=step.fill)
+                    pixels.operate(image, chain, nearest=step.nearest, fill=step.fill)
             elif not step.which[row]:
                 continue
             elif isinstance(step, Flips):
                 target = self._writable(k, image, place)
-                pixels.mirror(image, target, vertical=step.vertical)
+                cv2.flip(image, 0 if step.vertical else 1, dst=target)
                 image = target
             else:
                 size = step.sizes[row].tolist()
-                image = warp(image, step.to_source[row], size, nearest=step.nearest, fill=step.fill)
+                image = pixels.warp(image, step.to_source[row], size, nearest=step.nearest, fill=step.fill)
         return image
 
     def _own(self, step: int, image: Image, into: Array | None) -> Image:
