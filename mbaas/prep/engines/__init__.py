@@ -95,10 +95,8 @@ class Engine(ABC):
         self._pipeline, self._seed = pipeline, seed
         self._threads = SampleThreads(threads)
         self._graphs: Sequence[Any] = ()  # `GraphRuns`, which only the dali engines import
-
-    @property
-    def _kept_after(self) -> Sequence[int]:
-        return range(1, self._pipeline.prefix + 1)
+        # Numbers of transforms after which samples may be kept, ascending.
+        self._kept_after: Sequence[int] = range(1, pipeline.prefix + 1)
 
     @property
     def forms(self) -> dict[int, int]:

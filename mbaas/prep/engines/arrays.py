@@ -55,12 +55,6 @@ class ArrayEngine(Engine):
         of_sound = isinstance(pipeline.decoder, DecodeAudio)
         window = second if of_sound and isinstance(second, ArrayWindow) and len(second.sizes) == 1 else None
         self._decode, self._decode_whole = (_decoder_of(pipeline, max_bytes, each) for each in (window, None))
-        # Most transforms that may be applied to a decoded sample.
-        self._kept = pipeline.prefix
-
-    @property
-    def _kept_after(self) -> Sequence[int]:
-        return range(1, self._kept + 1)
 
     def _first_sample(self, batch: Batch) -> Array:
         return self._sample(self._part(batch, np.empty(1)), 0)
@@ -94,7 +88,7 @@ class ArrayEngine(Engine):
             UnfitError: it cannot be decoded, a transform does not accept it, or a Map's function fails.
         """
         encoded = memoryview(cast("Any", part.batch.encoded[row]))
-        kept = DecodedRow(part.results.keep, row, self._kept)
+        kept = DecodedRow(part.results.keep, row, len(self._kept_after))
         if is_decoded(encoded):
             array, done = self._opened(encoded)
         else:
@@ -121,7 +115,7 @@ class ArrayEngine(Engine):
         decoded = read_decoded(container)
         if decoded.original is not None:
             raise UndecodableError("it is a decoded image, and this pipeline makes none")
-        decoded.check_applied(self._kept)
+        decoded.check_applied(len(self._kept_after))
         return decoded.values, decoded.applied
 
     def _keep_whole(self, encoded: memoryview, window: Array, u: NDArray[np.float64], kept: DecodedRow) -> None:

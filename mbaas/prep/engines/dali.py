@@ -93,10 +93,7 @@ class DaliEngine(CpuEngine):
         self._first = _ImageGraph(stages, slice(self._in_prefix), **options)
         self._rest = _ImageGraph(stages, slice(self._in_prefix, None), decoded=True, **options)
         self._graphs = self._whole, self._first, self._rest
-
-    @property
-    def _kept_after(self) -> Sequence[int]:
-        return (self._in_prefix + 1,) if self._pipeline.prefix else ()
+        self._kept_after = (self._in_prefix + 1,) if pipeline.prefix else ()
 
     def prepare(self, batch: Batch, out: NDArray[Any], keep: DecodedRows | None = None) -> Prepared:
         part = self._part(batch, out, keep)

@@ -56,7 +56,7 @@ class DaliSoundEngine(ArrayEngine):
         stages = list(enumerate(pipeline.transforms))
         self._first, self._mels = next((index, each) for index, each in stages if isinstance(each, MelSpectrogram))
         self._stages, self._form = stages[self._first :], pipeline.forms[self._first - 1]
-        self._kept = min(pipeline.prefix, self._first)
+        self._kept_after = self._kept_after[: self._first]
         self._runs = GraphRuns(
             lambda: spectrogram_graph(self._stages, self._form, gpu=device_id is not None),
             threads=threads,
