@@ -151,6 +151,9 @@ class CacheNode:
         if coordinator:
             leftovers.end_with(coordinator)
         self._meter = Meter()
+        self._decoded = decoded
+        # The disk keeps decoded samples in the form of the feed's own pipeline, whatever forms memory has.
+        self._form_on_disk = ENCODED if decoded is None else decoded.form
         self._disk: DiskTier | None = None
         if disk:
             identity = "" if decoded is None else decoded.identity
@@ -165,7 +168,7 @@ class CacheNode:
             placements=self._placements,
             num_samples=len(self._dataset),
             decoded_on_disk=None if self._disk is None else self._disk.decoded_lengths,
-            form_on_disk=ENCODED if decoded is None else decoded.form,
+            form_on_disk=self._form_on_disk,
             undecoded_share=0.0 if decoded is None else decoded.undecoded_share,
             draws=dataset.stored_draws,
         )
@@ -183,9 +186,6 @@ class CacheNode:
         self._drops_slabs = False  # permanent slabs were dropped at least once
         self._compacting: asyncio.Task[None] | None = None
         self._peak_transient_bytes = 0
-        self._decoded = decoded
-        # The disk keeps decoded samples in the form of the feed's own pipeline, whatever forms memory has.
-        self._form_on_disk = ENCODED if decoded is None else decoded.form
         self._form_plan: FormPlan | None = None  # the newest plan
         self._knows_disk = False  # the newest plan includes the disk's speed
         self._plan_forms()

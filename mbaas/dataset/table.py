@@ -102,7 +102,9 @@ class TableDataset(Dataset):
         # passed as raw column buffers. Ray's own pickling would copy the bounds of all names, and import pandas, which
         # costs the serving program and the coordinator half a second.
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        columns = [_buffers_of(column) for column in self.table.columns]
+        chunks = [column.chunk(0) for column in self.table.columns]
+        # Number of rows, offset of the first one in the buffers, and the buffers, which are pickled out of band.
+        columns = [(len(chunk), chunk.offset, chunk.buffers()) for chunk in chunks]
         return _unpickled, (type(self), values | {"table": (self.table.schema, columns)})
 
     # Cached views of the table's memory: Arrow takes tens of microseconds to find a column and its chunk.
@@ -145,15 +147,6 @@ class ShardDataset(TableDataset):
     def _file_of(self, name: str, end: int) -> tuple[str, int]:  # noqa: ARG002
         shard = name.partition(IN_SHARD)[0]
         return shard, self.shards[shard]
-
-
-_ColumnBuffers = tuple[int, int, list[pa.Buffer | None]]
-"""A column: number of rows, offset of the first row in the buffers, and the buffers, which are pickled out of band."""
-
-
-def _buffers_of(column: pa.ChunkedArray) -> _ColumnBuffers:
-    chunk = column.chunk(0)
-    return len(chunk), chunk.offset, chunk.buffers()
 
 
 def _unpickled(kind: type[TableDataset], values: dict[str, Any]) -> TableDataset:

@@ -89,14 +89,9 @@ class _Line:
 
     def close(self) -> None:
         """Release the engine's threads and device memory; it is made again when it is needed."""
-        if self.is_made:
+        if "engine" in vars(self):
             self.engine.close()
             del self.engine
-
-    @property
-    def is_made(self) -> bool:
-        """True if the engine exists."""
-        return "engine" in vars(self)
 
 
 @dataclass(eq=False)
