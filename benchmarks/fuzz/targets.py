@@ -750,7 +750,7 @@ def parameters(_: Path) -> Case:
                 u = np.random.default_rng(chance.randrange(1000)).random((len(sizes), transform.draws))
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    chosen = transform.step(DrawInputs(u, sizes[:, 0], sizes[:, 1]))
+                    chosen = transform.step(DrawInputs(u, sizes))
                 assert (chosen.sizes > 0).all()
                 assert (chosen.boxes[:, 2:] > 0).all()
                 if not isinstance(transform, transforms.CenterCrop):  # its window may exceed the image

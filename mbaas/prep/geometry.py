@@ -63,7 +63,7 @@ def plan(
         if not isinstance(transform, ImageTransform):  # Normalize, which runs elsewhere
             continue
         u = uniforms(seed, epoch, sample_ids, substream=substream, draws=transform.draws)
-        steps.append(transform.step(DrawInputs(u, sizes[:, 0], sizes[:, 1], boxes, further(substream))))
+        steps.append(transform.step(DrawInputs(u, sizes, boxes, further(substream))))
         # Input of the next transform.
         boxes = None if boxes is None else boxes_after(boxes, sizes, steps[-1])
         sizes = sizes_after(sizes, steps[-1])

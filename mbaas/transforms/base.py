@@ -108,21 +108,15 @@ class DrawInputs:
 
     Attributes:
         u: float64[n, draws], uniform in [0, 1).
-        heights, widths: int64[n], image sizes in pixels.
+        sizes: int64[n, 2], (height, width) of the images in pixels.
         boxes: boxes of the images; None without boxes, or if no transform of the pipeline needs them.
         more: further random numbers of these samples. Numbers 0 to ``draws`` - 1 are in ``u``.
     """
 
     u: NDArray[np.float64]
-    heights: NDArray[np.int64]
-    widths: NDArray[np.int64]
+    sizes: NDArray[np.int64]
     boxes: BoxState | None = None
     more: More | None = None
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """(height, width) of the images, int64[n, 2]."""
-        return np.column_stack([self.heights, self.widths])
 
     @property
     def whole(self) -> NDArray[np.int64]:

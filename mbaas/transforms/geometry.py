@@ -52,7 +52,7 @@ class RandomResizedCrop(WindowTransform):
         tries = random_windows(drawn.u, drawn.sizes, self.scale, self.ratio)
         boxes, found = first_fitting(tries, drawn.u[:, -2:], drawn.sizes, drawn.sizes)
         if not found.all():
-            boxes[~found] = self._central(drawn.heights[~found], drawn.widths[~found])
+            boxes[~found] = self._central(*drawn.sizes[~found].T)
         return Windows(boxes, _repeated(self.size, len(boxes)))
 
     def _central(self, heights: Pixels, widths: Pixels) -> Pixels:
@@ -74,9 +74,8 @@ class CenterCrop(WindowTransform):
     size: Annotated[int | tuple[int, int], checks.height_width]
 
     def step(self, drawn: DrawInputs) -> Windows:
-        sizes = _repeated(self.size, len(drawn.heights))
-        top, left = _centred(drawn.heights, sizes[:, 0]), _centred(drawn.widths, sizes[:, 1])
-        return Windows(np.column_stack([top, left, sizes]), sizes)
+        sizes = _repeated(self.size, len(drawn.sizes))
+        return Windows(np.column_stack([_centred(drawn.sizes, sizes), sizes]), sizes)
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Resize(WindowTransform):
     size: Annotated[int | tuple[int, int], checks.side_or_size]
 
     def step(self, drawn: DrawInputs) -> Windows:
-        heights, widths = drawn.heights, drawn.widths
+        heights, widths = drawn.sizes.T
         if isinstance(self.size, tuple):
             return Windows(drawn.whole, _repeated(self.size, len(heights)))
         longer = self.size * np.maximum(heights, widths) // np.minimum(heights, widths)
@@ -304,7 +303,7 @@ class RandomIoUCrop(WindowTransform):
     def step(self, drawn: DrawInputs) -> Windows:
         assert drawn.boxes is not None, "a pipeline with this transform has boxes"
         assert drawn.more is not None
-        heights, widths, boxes = drawn.heights, drawn.widths, drawn.boxes
+        (heights, widths), boxes = drawn.sizes.T, drawn.boxes
         windows, kept = drawn.whole, boxes.kept.copy()
         options, draws = np.array(self.sampler_options), 1 + 4 * self.trials
         open_rows = np.arange(len(heights))
@@ -391,8 +390,6 @@ class RandomZoomOut(WindowTransform):
         zooms, r, x_share, y_share = drawn.u.T
         low, high = self.side_range
         side = np.where(zooms < self.p, low + (high - low) * r, 1.0)
-        heights, widths = (drawn.heights * side).astype(np.int64), (drawn.widths * side).astype(np.int64)
-        top = ((heights - drawn.heights) * y_share).astype(np.int64)
-        left = ((widths - drawn.widths) * x_share).astype(np.int64)
-        sizes = np.stack([heights, widths], axis=1)
-        return Windows(np.column_stack([-top, -left, sizes]), sizes)
+        sizes = (drawn.sizes * side[:, None]).astype(np.int64)
+        corners = ((sizes - drawn.sizes) * np.column_stack([y_share, x_share])).astype(np.int64)
+        return Windows(np.column_stack([-corners, sizes]), sizes)

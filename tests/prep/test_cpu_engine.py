@@ -58,7 +58,7 @@ def test_a_random_crop_and_flip_is_bit_for_bit_torchvisions(jpegs):
     out, bad = prepare(CROP, jpegs, epoch=3, seed=5)
     ids, sizes = np.arange(n), np.array([[400, 500]] * n)
     crop, flip = CROP.transforms[1], CROP.transforms[2]
-    drawn = DrawInputs(uniforms(5, 3, ids, substream=1, draws=crop.draws), sizes[:, 0], sizes[:, 1])
+    drawn = DrawInputs(uniforms(5, 3, ids, substream=1, draws=crop.draws), sizes)
     flips = uniforms(5, 3, ids, substream=2, draws=1)[:, 0] < flip.p
     assert bad == []
     assert 0 < flips.sum() < n

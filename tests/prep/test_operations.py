@@ -107,7 +107,7 @@ def test_affine_maps_are_torchvisions(case, results):
 @pytest.mark.parametrize("angle", EXPANDED)
 def test_expanded_rotations_are_torchvisions(angle, results):
     u = np.zeros((1, 1))
-    step = T.RandomRotation((angle, angle), expand=True).step(DrawInputs(u, SIZES[:, 0], SIZES[:, 1]))
+    step = T.RandomRotation((angle, angle), expand=True).step(DrawInputs(u, SIZES))
     case = f"expanded {angle:g}"
     assert step.sizes[0].tolist() == list(results[case].shape[:2])
     # torchvision moves boxes to the corner of the larger image, which is rounded up to whole pixels.

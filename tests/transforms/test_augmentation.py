@@ -23,7 +23,7 @@ def drawn(transform, n=MANY, height=40, width=60, seed=0):
         return uniforms(seed, 0, ids[rows], substream=1, draws=count, first=first)
 
     u = uniforms(seed, 0, ids, substream=1, draws=transform.draws)
-    return DrawInputs(u, np.full(n, height), np.full(n, width), None, more)
+    return DrawInputs(u, np.tile((height, width), (n, 1)), None, more)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_random_zoom_out_is_torchvisions() -> None:
     sizes = np.array([[50, 80], [33, 21], [1, 1]] * 40)
     u = uniforms(0, 0, np.arange(120), substream=1, draws=4)
     zoom = T.RandomZoomOut((1.5, 4), p=0.6)
-    windows = zoom.step(DrawInputs(u, sizes[:, 0], sizes[:, 1]))
+    windows = zoom.step(DrawInputs(u, sizes))
     assert windows.sizes.tolist() == windows.boxes[:, 2:].tolist()
     zoomed = 0
     for (chance, r, r0, r1), (h, w), window in zip(u.tolist(), sizes.tolist(), windows.boxes.tolist(), strict=True):

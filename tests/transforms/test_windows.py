@@ -15,7 +15,7 @@ from mbaas.transforms.base import DrawInputs
 def drawn(transform, heights, widths, seed=0):
     heights, widths = np.asarray(heights, np.int64), np.asarray(widths, np.int64)
     u = uniforms(seed, 0, np.arange(len(heights)), substream=1, draws=transform.draws)
-    return DrawInputs(u, heights, widths)
+    return DrawInputs(u, np.column_stack([heights, widths]))
 
 
 def torchvision_crop(u, height, width, scale, ratio):
@@ -107,7 +107,7 @@ def test_center_crop_is_torchvisions_for_small_odd_and_even_images():
 
 def test_flips_have_their_probability():
     ids = np.arange(20_000)
-    drawn = DrawInputs(uniforms(0, 0, ids, substream=2, draws=1), ids + 1, ids + 1)
+    drawn = DrawInputs(uniforms(0, 0, ids, substream=2, draws=1), np.column_stack([ids + 1, ids + 1]))
     for flip in (T.RandomHorizontalFlip, T.RandomVerticalFlip):
         assert flip(0.3).step(drawn).which.mean() == pytest.approx(0.3, abs=0.01)
         assert not flip(0.0).step(drawn).which.any()
