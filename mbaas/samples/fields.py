@@ -310,6 +310,9 @@ LABELS = "labels"
 SAMPLE_ID = Field("sample_id", (), "int64")
 """The number of a sample in its dataset; a field of every minibatch."""
 
+RESERVED = (SAMPLE_ID.name, "row")
+"""Names that minibatches use, so that no other field may have them."""
+
 
 class BatchTransform(ABC):
     """A random change of each minibatch, for ``batch_fn`` of `mbaas.join` and `tune_integration.get_loader`."""

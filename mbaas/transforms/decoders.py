@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from mbaas.samples.fields import IMAGE, SAMPLE_ID
+from mbaas.samples.fields import IMAGE, RESERVED
 from mbaas.transforms import checks
 from mbaas.transforms.arrays import Form
 from mbaas.transforms.base import Transform
@@ -19,9 +19,6 @@ ArrayFormat: TypeAlias = Literal["npy", "npz", "raw"]
 
 MOST_PIXELS = 100_000_000
 """Pixels of the largest image that is decoded: 300 MB. A larger size means a damaged header or an attack."""
-
-_TAKEN = (SAMPLE_ID.name, "row")
-"""Names that minibatches use for other values."""
 
 
 def is_numeric(dtype: np.dtype[Any]) -> bool:
@@ -170,6 +167,6 @@ def _shape(where: str, value: object) -> tuple[int | None, ...]:
 
 
 def _new_name(where: str, name: object) -> str:
-    if not isinstance(name, str) or not name or name in _TAKEN:
+    if not isinstance(name, str) or not name or name in RESERVED:
         raise checks.refused(where, "must be a name that minibatches do not have already", name)
     return name

@@ -13,13 +13,10 @@ from mbaas.base.units import counted
 from mbaas.dataset.storage.faults import message_of
 from mbaas.dataset.table import integers
 from mbaas.errors import ConfigError, DatasetError, shown
-from mbaas.samples.fields import IMAGE, LABEL, SAMPLE_ID, bounds_of
+from mbaas.samples.fields import IMAGE, LABEL, RESERVED, bounds_of
 
 MOST_CATEGORIES = 1 << 16
 """Most distinct strings of a field: every consumer receives them all."""
-
-_RESERVED = (IMAGE, SAMPLE_ID.name, "row")
-"""Names that minibatches use for other values."""
 
 
 KnownFields: TypeAlias = tuple[tuple[str, ...], dict[str, pa.Array]]
@@ -68,7 +65,7 @@ class Columns:
                 class_names = tuple(known[LABEL.name].dictionary.to_pylist())
                 known[LABEL.name] = known[LABEL.name].indices
         for name in names:
-            if name in (*_RESERVED, *known):
+            if name in (IMAGE, *RESERVED, *known):
                 raise ConfigError(
                     f"a field must not be called {name!r}, which minibatches have already", option="fields"
                 )
