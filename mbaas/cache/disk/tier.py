@@ -363,10 +363,8 @@ class DiskTier:
         self, disk: _Disk, store: DiskStore | SharedStore, load: Load, rows: NDArray[np.int64], slab: Slab
     ) -> NDArray[np.bool_]:
         found = np.zeros(len(rows), np.bool_)
-        # A piece ends in one multiple of `PIECE_BYTES`, so it exceeds them by less than its first sample.
-        pieces = np.cumsum(load.lengths[rows]) // PIECE_BYTES
         with self._meter.disk.using(), disk.meter.using():
-            for piece in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(pieces)) + 1):
+            for piece in _pieces(load.lengths[rows]):
                 if self.order.has_failed(disk.index):
                     break
                 ids, lengths = load.sample_ids[rows[piece]], load.lengths[rows[piece]]
@@ -434,7 +432,7 @@ class DiskTier:
     ) -> NDArray[np.bool_]:
         stored = np.zeros(len(sample_ids), np.bool_)
         ends = np.cumsum(lengths)
-        for piece in np.split(np.arange(len(sample_ids)), np.flatnonzero(np.diff(ends // PIECE_BYTES)) + 1):
+        for piece in _pieces(lengths):
             if self.order.has_failed(disk.index):
                 break
             content = packed[ends[piece[0]] - lengths[piece[0]] : ends[piece[-1]]]
@@ -474,6 +472,13 @@ class DiskTier:
                 time.sleep(0.01)
             if not disk.requests:
                 disk.close()
+
+
+def _pieces(lengths: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+    """Split samples into runs of about `PIECE_BYTES`; return their indices."""
+    # A piece ends in one multiple of `PIECE_BYTES`, so it exceeds them by less than its first sample.
+    numbers = np.cumsum(lengths) // PIECE_BYTES
+    return np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(numbers)) + 1)
 
 
 class DaemonThreads:
