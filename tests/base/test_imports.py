@@ -1,4 +1,4 @@
-"""Functions named in files and commands are found, and errors explain why one is not."""
+"""Functions named in files and commands, and public names, are found; errors explain why one is not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import mbaas
 from mbaas.base.imports import import_named
 from mbaas.errors import ConfigError
 
@@ -51,3 +52,12 @@ def test_what_cannot_be_found_is_a_sentence(folder: Path, path: str, sentence: s
     with pytest.raises(ConfigError) as caught:
         import_named(path, folder, what="the step")
     assert sentence.replace("FOLDER", str(folder.resolve())) in str(caught.value)
+
+
+def test_the_nearest_name_is_suggested_for_an_unknown_one():
+    with pytest.raises(
+        AttributeError, match=r"^module 'mbaas' has no attribute 'read_image'; did you mean 'read_images'\?$"
+    ):
+        _ = mbaas.read_image
+    with pytest.raises(AttributeError, match=r"^module 'mbaas' has no attribute 'zzz'$"):
+        _ = mbaas.zzz
