@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Hashable, Mapping
-from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -18,41 +17,45 @@ from mbaas.core.staging import events as staging
 # ---- events: workers ----
 
 
-class WorkerStarted(Struct, frozen=True):
+class Event(Struct, frozen=True):
+    """Base of the events."""
+
+
+class WorkerStarted(Event, frozen=True):
     """A worker that was started or taken over answers from ``node``."""
 
     worker: str
     node: str
 
 
-class StartFailed(Struct, frozen=True):
+class StartFailed(Event, frozen=True):
     """A worker did not start: no CPU in time, its name is still taken, or its process does not answer."""
 
     worker: str
     reason: str
 
 
-class WorkerBriefed(Struct, frozen=True):
+class WorkerBriefed(Event, frozen=True):
     """A worker has received the sample order and the placement of this version."""
 
     worker: str
     version: int
 
 
-class BriefingFailed(Struct, frozen=True):
+class BriefingFailed(Event, frozen=True):
     """A worker could not receive the placement."""
 
     worker: str
     reason: str
 
 
-class WorkerBehind(Struct, frozen=True):
+class WorkerBehind(Event, frozen=True):
     """A worker was given a part that was cut by a placement which it does not have."""
 
     worker: str
 
 
-class WorkerDied(Struct, frozen=True):
+class WorkerDied(Event, frozen=True):
     """A worker's process is gone or unusable; ``blame`` as in `mbaas.core.staging.events.WorkerDown`."""
 
     worker: str
@@ -60,19 +63,19 @@ class WorkerDied(Struct, frozen=True):
     blame: bool = True
 
 
-class WorkerDone(Struct, frozen=True):
+class WorkerDone(Event, frozen=True):
     """A leaving worker has no tasks left."""
 
     worker: str
 
 
-class WorkMeasured(Struct, frozen=True):
+class WorkMeasured(Event, frozen=True):
     """Work of each worker so far: worker -> (samples prepared, seconds spent)."""
 
     work: Mapping[str, tuple[float, float]]
 
 
-class CachesMeasured(Struct, frozen=True):
+class CachesMeasured(Event, frozen=True):
     """Bytes cached and capacity of each cache: node -> (cached bytes, capacity in bytes)."""
 
     kept: Mapping[str, tuple[float, float]]
@@ -81,40 +84,40 @@ class CachesMeasured(Struct, frozen=True):
 # ---- events: how many workers, and for whom ----
 
 
-class Scale(Struct, frozen=True):
+class Scale(Event, frozen=True):
     """Set the number of workers."""
 
     workers: int
 
 
-class Lend(Struct, frozen=True):
+class Lend(Event, frozen=True):
     """Give a worker to the feed ``target``: one that ``owner`` started, None for one of this feed's."""
 
     target: str
     owner: str | None = None
 
 
-class HandedOver(Struct, frozen=True):
+class HandedOver(Event, frozen=True):
     """Another feed accepted or rejected a worker."""
 
     worker: str
     taken: bool
 
 
-class Offered(Struct, frozen=True):
+class Offered(Event, frozen=True):
     """Another feed offers an idle worker, or returns one, by its ``key``; ``owner`` is None if this feed owns it."""
 
     key: Hashable
     owner: str | None = None
 
 
-class LentGone(Struct, frozen=True):
+class LentGone(Event, frozen=True):
     """A worker lent by this feed is gone."""
 
     key: Hashable
 
 
-class FeedGone(Struct, frozen=True):
+class FeedGone(Event, frozen=True):
     """A feed that borrowed workers has ended."""
 
     feed: str
@@ -123,7 +126,7 @@ class FeedGone(Struct, frozen=True):
 # ---- events: cache nodes and cluster nodes ----
 
 
-class CacheStarted(Struct, frozen=True):
+class CacheStarted(Event, frozen=True):
     """A cache node that was started answers.
 
     Attributes:
@@ -135,7 +138,7 @@ class CacheStarted(Struct, frozen=True):
     room_bytes: float = math.inf
 
 
-class CacheFailed(Struct, frozen=True):
+class CacheFailed(Event, frozen=True):
     """A cache node failed to start."""
 
     node: str
@@ -143,7 +146,7 @@ class CacheFailed(Struct, frozen=True):
     reason: str
 
 
-class CacheProbed(Struct, frozen=True):
+class CacheProbed(Event, frozen=True):
     """Result of a probe: whether the cache node answers."""
 
     node: str
@@ -151,13 +154,13 @@ class CacheProbed(Struct, frozen=True):
     answers: bool
 
 
-class NodesDead(Struct, frozen=True):
+class NodesDead(Event, frozen=True):
     """Ray reports these nodes as dead; dead nodes never come back."""
 
     nodes: frozenset[str]
 
 
-class NodesDraining(Struct, frozen=True):
+class NodesDraining(Event, frozen=True):
     """Nodes that Ray will remove soon. The set is complete each time: a node that is missing is no longer draining.
 
     Ray starts no processes on them; running ones continue.
@@ -166,21 +169,21 @@ class NodesDraining(Struct, frozen=True):
     nodes: frozenset[str]
 
 
-class PlacementMoved(Struct, frozen=True):
+class PlacementMoved(Event, frozen=True):
     """The caches and the workers in ``told`` have the placement of this version."""
 
     version: int
     told: frozenset[str]
 
 
-class PlacementFailed(Struct, frozen=True):
+class PlacementFailed(Event, frozen=True):
     """A new placement could not be computed or distributed."""
 
     version: int
     reason: str
 
 
-class NodeVacated(Struct, frozen=True):
+class NodeVacated(Event, frozen=True):
     """The other caches have copied samples from a node for a while.
 
     Attributes:
@@ -210,7 +213,7 @@ class FoundWorker(Struct, frozen=True):
     answers: bool = True
 
 
-class Begin(Struct, frozen=True):
+class Begin(Event, frozen=True):
     """The coordinator begins, or takes over from its predecessor.
 
     Attributes:
@@ -254,56 +257,30 @@ class FeedEnd(enum.Enum):
         return self.value.format(feed=feed)
 
 
-class Stop(Struct, frozen=True):
+class Stop(Event, frozen=True):
     """The feed ends, for a reason from `FeedEnd`."""
 
     reason: str
 
 
-class Tick(Struct, frozen=True):
+class Tick(Event, frozen=True):
     """Time has passed: check deadlines."""
-
-
-Event: TypeAlias = (
-    WorkerStarted
-    | StartFailed
-    | WorkerBriefed
-    | BriefingFailed
-    | WorkerBehind
-    | WorkerDied
-    | WorkerDone
-    | WorkMeasured
-    | CachesMeasured
-    | Scale
-    | Lend
-    | HandedOver
-    | Offered
-    | LentGone
-    | FeedGone
-    | CacheStarted
-    | CacheFailed
-    | CacheProbed
-    | NodesDead
-    | NodesDraining
-    | PlacementMoved
-    | PlacementFailed
-    | NodeVacated
-    | Begin
-    | Stop
-    | Tick
-)
 
 
 # ---- instructions ----
 
 
-class StartWorker(Struct, frozen=True):
+class Instruction(Struct, frozen=True):
+    """Base of the instructions."""
+
+
+class StartWorker(Instruction, frozen=True):
     """Request a worker of this name from Ray; answered by `WorkerStarted` or `StartFailed`."""
 
     worker: str
 
 
-class TakeIn(Struct, frozen=True):
+class TakeIn(Instruction, frozen=True):
     """Take over a running idle worker, identified by ``key``, under this name; answered like `StartWorker`."""
 
     worker: str
@@ -311,67 +288,67 @@ class TakeIn(Struct, frozen=True):
     owner: str | None
 
 
-class RefuseOffer(Struct, frozen=True):
+class RefuseOffer(Instruction, frozen=True):
     """Reject the offered worker."""
 
     key: Hashable
 
 
-class EndWorker(Struct, frozen=True):
+class EndWorker(Instruction, frozen=True):
     """Kill a worker, even one that has not started yet; no answer."""
 
     worker: str
 
 
-class BriefWorker(Struct, frozen=True):
+class BriefWorker(Instruction, frozen=True):
     """Send a worker the sample order and the placement; answered by `WorkerBriefed` or `BriefingFailed`."""
 
     worker: str
     version: int
 
 
-class HandOver(Struct, frozen=True):
+class HandOver(Instruction, frozen=True):
     """Offer an idle worker to another feed; answered by `HandedOver`."""
 
     worker: str
     target: str
 
 
-class ReportLentGone(Struct, frozen=True):
+class ReportLentGone(Instruction, frozen=True):
     """Report to the feed that lent a worker that it is gone."""
 
     worker: str
     owner: str
 
 
-class EndLent(Struct, frozen=True):
+class EndLent(Instruction, frozen=True):
     """Kill a worker of this feed that works for another feed."""
 
     key: Hashable
 
 
-class StartCache(Struct, frozen=True):
+class StartCache(Instruction, frozen=True):
     """Start a cache node on a node; answered by `CacheStarted` or `CacheFailed`."""
 
     node: str
     generation: int
 
 
-class ProbeCache(Struct, frozen=True):
+class ProbeCache(Instruction, frozen=True):
     """Check that a cache node is alive; answered by `CacheProbed`."""
 
     node: str
     generation: int
 
 
-class EndCache(Struct, frozen=True):
+class EndCache(Instruction, frozen=True):
     """Kill a cache node; no answer."""
 
     node: str
     generation: int
 
 
-class MovePlacement(Struct, frozen=True):
+class MovePlacement(Instruction, frozen=True):
     """Place samples on nodes in proportion to ``weights``, and send the placement to all caches and to ``workers``.
 
     Answered by `PlacementMoved` or `PlacementFailed`.
@@ -382,56 +359,25 @@ class MovePlacement(Struct, frozen=True):
     workers: frozenset[str]
 
 
-class UsePlacement(Struct, frozen=True):
+class UsePlacement(Instruction, frozen=True):
     """Cut blocks by the placement of this version from now on."""
 
     version: int
 
 
-class VacateNode(Struct, frozen=True):
+class VacateNode(Instruction, frozen=True):
     """Let the other caches copy samples from a node for a while; answered by `NodeVacated`."""
 
     node: str
 
 
-ForStaging: TypeAlias = (
-    staging.WorkerUp
-    | staging.WorkerDown
-    | staging.WorkerLeaves
-    | staging.NodeDown
-    | staging.NodeLeaves
-    | staging.NodeStays
-)
-"""Events of workers and nodes that are forwarded to the staging core."""
-
-
-class Forward(Struct, frozen=True):
+class Forward(Instruction, frozen=True):
     """Pass this event to the staging core."""
 
-    event: ForStaging
+    event: staging.Event
 
 
-class Note(Struct, frozen=True):
+class Note(Instruction, frozen=True):
     """A decision for the log."""
 
     text: str
-
-
-Instruction: TypeAlias = (
-    StartWorker
-    | TakeIn
-    | RefuseOffer
-    | EndWorker
-    | BriefWorker
-    | HandOver
-    | ReportLentGone
-    | EndLent
-    | StartCache
-    | ProbeCache
-    | EndCache
-    | MovePlacement
-    | UsePlacement
-    | VacateNode
-    | Forward
-    | Note
-)

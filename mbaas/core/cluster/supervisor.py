@@ -826,7 +826,7 @@ class Supervisor:
 
     # ---- helpers ----
 
-    def _tell(self, event: ev.ForStaging) -> None:
+    def _tell(self, event: staging.Event) -> None:
         self._out.append(ev.Forward(event))
 
     def _note(self, text: str) -> None:

@@ -29,7 +29,14 @@ from mbaas.wire.consumers import Leave as Leave
 from mbaas.wire.consumers import Resumption
 
 
-class WorkerUp(Struct, frozen=True):
+class _Event(Struct, frozen=True):
+    """Base of the events that do not arrive as calls of consumers."""
+
+
+Event: TypeAlias = _Event | UnreadablePart | Ask | HandBack | Heartbeat | Leave
+
+
+class WorkerUp(_Event, frozen=True):
     """A prep worker is ready on ``node`` and takes up to ``credit`` tasks at a time: one running, the rest queued."""
 
     worker: str
@@ -37,7 +44,7 @@ class WorkerUp(Struct, frozen=True):
     node: str = ""
 
 
-class WorkerDown(Struct, frozen=True):
+class WorkerDown(_Event, frozen=True):
     """A prep worker is gone, and its unfinished parts must be prepared again.
 
     With ``blame``, its death counts against the block in progress. A block that causes several deaths fails.
@@ -48,44 +55,44 @@ class WorkerDown(Struct, frozen=True):
     blame: bool = True
 
 
-class WorkerLeaves(Struct, frozen=True):
+class WorkerLeaves(_Event, frozen=True):
     """A worker should leave: it finishes its tasks and gets no new ones."""
 
     worker: str
 
 
-class NodeDown(Struct, frozen=True):
+class NodeDown(_Event, frozen=True):
     """A node is gone, with its workers, its consumers and all parts stored on it."""
 
     node: str
     reason: str
 
 
-class NodeLeaves(Struct, frozen=True):
+class NodeLeaves(_Event, frozen=True):
     """A node will be gone soon: copy its parts to other nodes while there is time."""
 
     node: str
 
 
-class NodeStays(Struct, frozen=True):
+class NodeStays(_Event, frozen=True):
     """A node is no longer draining; copying from it stops."""
 
     node: str
 
 
-class PartMoved(Struct, frozen=True):
+class PartMoved(_Event, frozen=True):
     """The copy of a part is stored on its target node; ``move`` is the number of the `MovePart`."""
 
     move: int
 
 
-class PartStays(Struct, frozen=True):
+class PartStays(_Event, frozen=True):
     """A part could not be copied; it will be prepared again when its node is gone."""
 
     move: int
 
 
-class Announce(Struct, frozen=True):
+class Announce(_Event, frozen=True):
     """A trial will join soon: hold a reservation for it, or for its ranks, until the reservation time ends.
 
     ``others`` is the number of trials that will be announced in a moment. Each gets a reservation next to this one,
@@ -96,7 +103,7 @@ class Announce(Struct, frozen=True):
     others: int = 0
 
 
-class Join(Struct, frozen=True):
+class Join(_Event, frozen=True):
     """A consumer opens session ``session``.
 
     Attributes:
@@ -132,7 +139,7 @@ class Join(Struct, frozen=True):
         return self.start is not None and not self.flexible and not self.now
 
 
-class OpenStream(Struct, frozen=True):
+class OpenStream(_Event, frozen=True):
     """A consumer will join with a pipeline of its own: open this stream for it, unless it is open."""
 
     stream: Stream
@@ -145,7 +152,7 @@ class TrialPace(Struct, frozen=True):
     blocks_per_s: float
 
 
-class PacesMeasured(Struct, frozen=True):
+class PacesMeasured(_Event, frozen=True):
     """Pace of each trial with data always ready, and the maximum speed of prep in blocks/s.
 
     Both are measured over the last seconds; ``prep_per_s`` is 0 if unknown.
@@ -155,7 +162,7 @@ class PacesMeasured(Struct, frozen=True):
     prep_per_s: float
 
 
-class TaskEnded(Struct, frozen=True):
+class TaskEnded(_Event, frozen=True):
     """A task ended: its part is in memory on the worker's node, or the block's consumers must get ``error``.
 
     Attributes:
@@ -170,7 +177,7 @@ class TaskEnded(Struct, frozen=True):
     work_s: float | None = None
 
 
-class PutOff(Struct, frozen=True):
+class PutOff(_Event, frozen=True):
     """A task had no result, through no fault of its worker or its data: retry its part after a pause.
 
     ``reason`` is a clause that names the cause of the wait.
@@ -180,20 +187,20 @@ class PutOff(Struct, frozen=True):
     reason: str
 
 
-class TaskFailed(Struct, frozen=True):
+class TaskFailed(_Event, frozen=True):
     """A task failed because of a bug in its worker, which is alive, or in a cache node; ``reason`` is a clause."""
 
     task: int
     reason: str
 
 
-class EpochsWritten(Struct, frozen=True):
+class EpochsWritten(_Event, frozen=True):
     """Reply to `WriteEpochs`: the shuffles of these epochs are now persisted."""
 
     epochs: tuple[int, ...]
 
 
-class Stop(Struct, frozen=True):
+class Stop(_Event, frozen=True):
     """The feed ends: no block is prepared or delivered any more, and all callers get the reason.
 
     The reasons are listed in `mbaas.core.cluster.events.FeedEnd`.
@@ -202,38 +209,15 @@ class Stop(Struct, frozen=True):
     reason: str
 
 
-class Tick(Struct, frozen=True):
+class Tick(_Event, frozen=True):
     """Time has passed: check leases, reservations, patience, deadlines and postponed parts."""
 
 
-Event: TypeAlias = (
-    WorkerUp
-    | WorkerDown
-    | WorkerLeaves
-    | NodeDown
-    | NodeLeaves
-    | NodeStays
-    | PartMoved
-    | PartStays
-    | UnreadablePart
-    | Announce
-    | OpenStream
-    | Join
-    | Ask
-    | HandBack
-    | Heartbeat
-    | PacesMeasured
-    | Leave
-    | TaskEnded
-    | PutOff
-    | TaskFailed
-    | EpochsWritten
-    | Stop
-    | Tick
-)
+class _Instruction(Struct, frozen=True):
+    """Base of the instructions that are Structs: all but `Deliver`."""
 
 
-class Admitted(Struct, frozen=True):
+class Admitted(_Instruction, frozen=True):
     """Answer to a `Join`: the session's first block, and the consumer's epoch."""
 
     consumer: str
@@ -260,7 +244,7 @@ class Deliver:
     new: tuple[int, ...] = field(default=(), compare=False)
 
 
-class Prepare(Struct, frozen=True):
+class Prepare(_Instruction, frozen=True):
     """Send a task to a worker: prepare this part of this block."""
 
     task: int
@@ -271,7 +255,7 @@ class Prepare(Struct, frozen=True):
     shuffle: Shuffle
 
 
-class DropBlock(Struct, frozen=True):
+class DropBlock(_Instruction, frozen=True):
     """Drop the references to a block, so that the object store frees its bytes. It can be prepared again.
 
     With ``anew``, its bad samples are then tried as if for the first time. ``for_room``: its bytes were needed for
@@ -283,13 +267,13 @@ class DropBlock(Struct, frozen=True):
     for_room: bool = False
 
 
-class CloseStream(Struct, frozen=True):
+class CloseStream(_Instruction, frozen=True):
     """Forget this stream: it has had no consumers for a while."""
 
     stream: int
 
 
-class WriteEpochs(Struct, frozen=True):
+class WriteEpochs(_Instruction, frozen=True):
     """Persist the shuffles of a page of epochs where they outlive the coordinator; delete a page without shuffles.
 
     Until that is done, blocks of the page's new epochs are not delivered.
@@ -299,7 +283,7 @@ class WriteEpochs(Struct, frozen=True):
     shuffles: Mapping[int, Shuffle]
 
 
-class MovePart(Struct, frozen=True):
+class MovePart(_Instruction, frozen=True):
     """Copy a part of a staged block to another node, and report the outcome."""
 
     move: int
@@ -308,7 +292,7 @@ class MovePart(Struct, frozen=True):
     node: str
 
 
-class UsePart(Struct, frozen=True):
+class UsePart(_Instruction, frozen=True):
     """Replace a part by the copy that a `MovePart` made; the copy counts as made by another ``task``."""
 
     move: int
@@ -317,7 +301,7 @@ class UsePart(Struct, frozen=True):
     task: int
 
 
-class ReplaceWorker(Struct, frozen=True):
+class ReplaceWorker(_Instruction, frozen=True):
     """Kill this worker and start another: it is past its deadline, or failed several times in a row.
 
     ``blame`` as in `WorkerDown`.
@@ -328,13 +312,13 @@ class ReplaceWorker(Struct, frozen=True):
     blame: bool = True
 
 
-class ReleaseWorker(Struct, frozen=True):
+class ReleaseWorker(_Instruction, frozen=True):
     """Release this worker: it was leaving, and has no tasks left."""
 
     worker: str
 
 
-class RemoveConsumer(Struct, frozen=True):
+class RemoveConsumer(_Instruction, frozen=True):
     """End this consumer's session; answer its calls with the reason."""
 
     consumer: str
@@ -342,7 +326,7 @@ class RemoveConsumer(Struct, frozen=True):
     reason: str
 
 
-class Refuse(Struct, frozen=True):
+class Refuse(_Instruction, frozen=True):
     """Answer the call with the reason: its session is not open, or the call is not possible."""
 
     consumer: str
@@ -350,24 +334,10 @@ class Refuse(Struct, frozen=True):
     reason: str
 
 
-class Note(Struct, frozen=True):
+class Note(_Instruction, frozen=True):
     """Write a line to the log, for example why a consumer was moved or a worker replaced."""
 
     text: str
 
 
-Instruction: TypeAlias = (
-    Admitted
-    | Deliver
-    | Prepare
-    | DropBlock
-    | CloseStream
-    | WriteEpochs
-    | MovePart
-    | UsePart
-    | ReplaceWorker
-    | ReleaseWorker
-    | RemoveConsumer
-    | Refuse
-    | Note
-)
+Instruction: TypeAlias = _Instruction | Deliver
