@@ -64,10 +64,10 @@ EQUIVALENT: dict[str, str] = {
         "that is 1 s, and the result is rounded down"
     ),
     "mbaas.core.layout block_samples: 1e-09 -> -0.999999999": "no sample takes a negative time",
-    "mbaas.core.staging.holding Holding.__init__: min -> max": "it is used only where there is one cohort",
-    "mbaas.core.staging.holding Holding.holdable: self._end - self._lowest <= self._most - SPARED_BLOCKS -> "
+    "mbaas.core.staging.rooms Holding.__init__: min -> max": "it is used only where there is one cohort",
+    "mbaas.core.staging.rooms Holding.holdable: self._end - self._lowest <= self._most - SPARED_BLOCKS -> "
     "self._end - self._lowest < self._most - SPARED_BLOCKS": _ALL_ROOM,
-    "mbaas.core.staging.holding Holding.holdable: self._end - self._lowest -> self._end + self._lowest": _ALL_ROOM,
+    "mbaas.core.staging.rooms Holding.holdable: self._end - self._lowest -> self._end + self._lowest": _ALL_ROOM,
     "mbaas.core.staging.epochs EpochTable.fix: "
     "number < ASIDE -> number <= ASIDE": "no epoch has the number just before the reserved ones",
     "mbaas.core.ledgers LedgerBook.newest: len(found) >= most -> len(found) > most": (

@@ -29,7 +29,7 @@ from mbaas.core.kept_form import FEED_PIPELINE, Forms
 from mbaas.core.layout import Layout
 from mbaas.core.staging import calls
 from mbaas.core.staging import events as ev
-from mbaas.core.staging.slot_use import SlotUse
+from mbaas.core.staging.rooms import SlotUse
 from mbaas.core.staging.state import Cut, StagingState
 from mbaas.core.staging.streams import FEED_STREAM, Stream, in_core, stream_number
 from mbaas.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mbaas.core.staging.slot_use import MOST_LOST, SPARE_SLOTS, SlotUse
+from mbaas.core.staging.rooms import MOST_LOST, SPARE_SLOTS, SlotUse
 
 
 def test_slots_are_for_feeds_all_of_whose_workers_and_consumers_run_beside_the_coordinator() -> None:

@@ -13,14 +13,12 @@
 `keeping`       **Why does a block stay, and which one goes first?** `Keeping.reason`
 `scheduling`    next task of each worker, and room for its block
 `turns`         whose turn it is, if consumers use several pipelines
-`rooms`         each cohort's part of the staging budget, if consumers use several pipelines
+`rooms`         each cohort's part of the staging budget, the share of it that consumers may hold, and slots of workers
 `window`        staged blocks, their parts, and their byte budget
-`holding`       share of that budget that consumers may hold, so that the next block always has room
 `moving`        copies of parts from nodes that will be gone soon
 `tasks`         tasks of each prep worker
 `transitions`   states of parts, blocks, consumers and workers, and the allowed transitions
 `explain`       why a consumer waits; consistency of the tables
 `pace`          which trials are split from a cohort because of their pace
-`slot_use`      whether blocks are prepared in slots of workers' memory, and in how many
 ==============  ========================================================================================================
 """

@@ -28,11 +28,11 @@ from mbaas.core.staging import explain, pace, rooms
 from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.staging.epochs import EpochTable
-from mbaas.core.staging.holding import Holding
 from mbaas.core.staging.keeping import WHY, Keeping
 from mbaas.core.staging.moving import PartMoves
 from mbaas.core.staging.regrouping import Regrouping
 from mbaas.core.staging.reservations import ReservationTime
+from mbaas.core.staging.rooms import Holding
 from mbaas.core.staging.scheduling import Assignment, Scheduler
 from mbaas.core.staging.streams import FEED_STREAM, Stream, StreamTable, block_name, shown_block, stream_number
 from mbaas.core.staging.tasks import Task, TaskTable, Worker
