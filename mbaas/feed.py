@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from mbaas.base.notebook import sentence, table
 from mbaas.base.validation import takes
 from mbaas.calls.client import CALL_TIMEOUT_S, call
 from mbaas.client.join import JoinOptions
-from mbaas.client.ledger_table import to_table
 from mbaas.coordinator.control import CALL_S, FeedControl, checked_names, find, successor
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, MbaasError, last_line
@@ -25,6 +24,7 @@ from mbaas.loader import Loader
 from mbaas.model.sharing import LoadingCosts
 from mbaas.ray_cluster import actor_names, connection, leftovers
 from mbaas.wire.consumers import ConsumerName
+from mbaas.wire.samples import LedgerEntry
 
 if TYPE_CHECKING:
     from mbaas.status import FeedStatus
@@ -35,6 +35,25 @@ SHOWN_WITHIN_S = 10.0
 SERVED: dict[str, Any] = {}
 """Coordinators of the feeds that this program serves. The references keep them alive even if their `Feed` is
 dropped."""
+
+LEDGER_COLUMNS = pa.schema(
+    [
+        ("consumer", pa.string()),
+        ("epoch", pa.int64()),
+        ("feed_epoch", pa.int64()),
+        ("begin", pa.int64()),
+        ("shuffled", pa.string()),
+        ("pipeline", pa.string()),
+        ("samples", pa.int64()),
+        ("expected_samples", pa.int64()),
+        ("id_hash", pa.uint64()),
+        ("expected_id_hash", pa.uint64()),
+        ("exact", pa.bool_()),
+        ("seconds", pa.float64()),
+        ("arrived", pa.timestamp("ms", tz="UTC")),
+    ]
+)
+"""Columns of `Feed.ledger`."""
 
 
 class Feed:
@@ -99,7 +118,7 @@ class Feed:
         Raises:
             FeedRestartingError, FeedGoneError, FeedFailedError: as for `status`.
         """
-        return to_table(self._control.ledgers())
+        return ledger_table(self._control.ledgers())
 
     def stop(self) -> None:
         """Stop the feed and free its resources; waiting consumers get a `FeedFailedError`. May be called twice."""
@@ -153,6 +172,20 @@ def first_images(control: FeedControl) -> str:
     except (MbaasError, ray.exceptions.RayError) as error:  # Ray's: a module of the dataset or pipeline is missing here
         return sentence(f"no picture of the first samples: {last_line(error)}")
     return html_of(dataset, pipeline, seed=info.settings.seed, shuffle=info.settings.shuffle)
+
+
+def ledger_table(entries: Sequence[LedgerEntry]) -> pa.Table:
+    """Return a row for each ledger; see `Feed.ledger`."""
+    rows = [
+        {
+            "consumer": entry.consumer,
+            **asdict(entry.ledger),
+            "exact": entry.ledger.exact,
+            "arrived": int(1000 * entry.at),  # milliseconds
+        }
+        for entry in entries
+    ]
+    return pa.Table.from_pylist(rows, LEDGER_COLUMNS)
 
 
 def feeds() -> list[Feed]:

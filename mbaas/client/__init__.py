@@ -14,7 +14,6 @@
 `heartbeat`     renews leases and reports
 `saved_state`   the JSON schema of a loader's state, and its checks
 `ledger`        proof that an epoch was exact
-`ledger_table`  the ledgers of a feed as an Arrow table
 `stalls`        waits of a trial: their timeouts and causes; pure
 ==============  ========================================================================================================
 """

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 import mbaas
 from mbaas.cli import app, ledger
-from mbaas.client.ledger_table import to_table
+from mbaas.feed import ledger_table
 
 
 def test_a_feed_without_ledgers_is_shown_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "join_cluster", lambda _: None)
-    monkeypatch.setattr(mbaas, "connect", lambda name: SimpleNamespace(ledger=lambda: to_table([])))
+    monkeypatch.setattr(mbaas, "connect", lambda name: SimpleNamespace(ledger=lambda: ledger_table([])))
 
     def shown(*options: str) -> str:
         done = CliRunner().invoke(app, ["ledger", "train", *options], catch_exceptions=False)
