@@ -22,9 +22,8 @@ from mbaas.base.units import counted, percent, seconds
 from mbaas.client.batches import BatchCutter, BlockView, RecycledMemory
 from mbaas.client.convert import Converter, Minibatch, check_columns, check_names, collating, make_converter
 from mbaas.client.heartbeat import Heartbeat
-from mbaas.client.join import Find, JoinOptions, await_feed_restart, feed_info
+from mbaas.client.join import Find, JoinOptions, PickledPipeline, await_feed_restart, feed_info
 from mbaas.client.ledger import EpochProgress
-from mbaas.client.own_pipeline import PickledPipeline
 from mbaas.client.rank_stream import RankStream
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding

@@ -1,8 +1,7 @@
 """The consumer's side of a feed: from staged blocks to a trial's minibatches.
 
 ==============  ========================================================================================================
-`join`          a consumer's options, and its search for a restarted feed
-`own_pipeline`  a pipeline that a consumer brings
+`join`          a consumer's options, its own pipeline, and its search for a restarted feed
 `position`      a consumer's position: received, held, requested next; pure
 `stream`        the blocks of a feed, in order: makes the calls that `position` decides, and reads the blocks
 `rank_stream`   the blocks of a rank, in order, and agreement with the other ranks about beginnings and plans

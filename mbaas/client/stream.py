@@ -35,7 +35,7 @@ from mbaas.calls.client import (
     call_patiently,
 )
 from mbaas.client.batches import BlockView
-from mbaas.client.own_pipeline import PickledPipeline
+from mbaas.client.join import PickledPipeline
 from mbaas.client.part_fetch import FetchPlan, PartFetch, unreadable_parts
 from mbaas.client.position import Position
 from mbaas.client.sharding import RankSharding
