@@ -43,7 +43,7 @@ from mbaas.calls import socket as local_socket
 from mbaas.calls.server import CallServer
 from mbaas.cli import feed_file, what_if
 from mbaas.client.saved_state import read_state, resumption
-from mbaas.coordinator.stories import story_of
+from mbaas.coordinator.status_report import story_of
 from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import calls, events
 from mbaas.core.staging.state import StagingState

@@ -14,7 +14,7 @@
 `asking`          waits for answers of other actors, with deadlines
 `lending`         lends workers to other feeds
 `peer_feeds`      calls between the coordinators of several feeds
-`cache_monitor`     notes what cache nodes log, and tells them the rate of prep
+`cache_monitor`   notes what cache nodes log, and tells them the rate of prep
 `recovery`        state that a coordinator leaves to its successor
 `written_epochs`  shuffles of epochs and plans of ranks, stored before any consumer gets a block
 `served_by`       the program that serves a feed
@@ -22,7 +22,6 @@
 `background`      background tasks; handling of internal errors
 `control`         calls of `Feed`, commands and the Tune callback
 `counters`        work done so far
-`status_report`   the contents of `mbaas status`
-`stories`         the history of a block, consumer, worker or cache node
+`status_report`   the contents of `mbaas status`, and the history of a block, consumer, worker or cache node
 ================  ======================================================================================================
 """

@@ -29,8 +29,7 @@ from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.own_pipelines import OwnPipelines
 from mbaas.coordinator.peer_feeds import Offer, Shared
 from mbaas.coordinator.service import ConsumerService
-from mbaas.coordinator.status_report import metric_values, snapshot
-from mbaas.coordinator.stories import story_of
+from mbaas.coordinator.status_report import metric_values, snapshot, story_of
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerPool, claims
 from mbaas.core.cluster import events as cluster

@@ -1,4 +1,4 @@
-"""Assembles the feed's status for `mbaas status`, and the values of its metrics."""
+"""Assembles the feed's status and stories for `mbaas status`, and the values of its metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mbaas.core.cluster.supervisor import Supervisor
 from mbaas.core.staging.consumers import Consumer
 from mbaas.core.staging.state import StagingState
 from mbaas.core.staging.streams import FEED_STREAM, stream_number
-from mbaas.core.story import SHOWN_DIGITS
+from mbaas.core.story import SHOWN_DIGITS, Stories, names_meant, shown_name, unknown_thing
 from mbaas.model.engine_choice import EngineChoice
 from mbaas.model.gains import WorkerChange
 from mbaas.settings import Lending
@@ -136,6 +136,30 @@ def metric_values(counters: Counters, *, staged_bytes: int, workers: int) -> dic
     if counters.prediction_error is not None:
         values["mbaas_prediction_error"] = counters.prediction_error
     return values
+
+
+def story_of(staging: Stories, supervisor: Stories, thing: str) -> list[str]:
+    """Return the history of a thing, oldest line first.
+
+    ``thing`` is a block ("block 17"), or the name of a consumer, a worker or a cache node. The supervisor has the
+    history of cache nodes, and of workers before the staging core gets them.
+
+    Raises:
+        ConfigError: the thing is unknown; the message lists known names.
+    """
+    names = supervisor.names()
+    lines = [line for name in names_meant(thing, names) for line in supervisor.lines(name, _time_of_day)]
+    staged = staging.lines(thing, _time_of_day)
+    if not lines and not staged:
+        raise unknown_thing(thing, dict.fromkeys((*staging.names(), *map(shown_name, names))))
+    if lines and staged:
+        lines = ["as the supervisor saw it:", *lines, "as the staging core saw it:"]
+    return lines + staged
+
+
+def _time_of_day(now: float) -> str:
+    seconds = time.time() - time.monotonic() + now
+    return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03d}"
 
 
 def _consumer(counters: Counters, service: ConsumerService, consumer: Consumer) -> ConsumerStatus:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mbaas.coordinator.stories import story_of
+from mbaas.coordinator.status_report import story_of
 from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.state import StagingState
