@@ -876,7 +876,8 @@ def test_who_comes_after_the_feed_failed_learns_why_and_all_else_is_silence():
     assert feed.send(ev.Stop("it was stopped")) == [ev.Refuse("ann", 1, "it was stopped")], "a waiting trial is refused"
     assert feed.send(ev.Stop("another reason")) == []
     for thing in ("ann", "w0", "block 0"):
-        assert feed.core.story(thing)[-1].endswith("the feed ended: it was stopped  <- Stop(reason='it was stopped')")
+        story = feed.core.stories.lines(thing)
+        assert story[-1].endswith("the feed ended: it was stopped  <- Stop(reason='it was stopped')")
     for event in (ev.Join("bob", 9), ev.Ask("ann", 1, 0, 0, 0)):
         assert [i.reason for i in kinds(feed.send(event), ev.Refuse)] == ["it was stopped"]
     assert feed.send(ev.TaskEnded(0)) == []

@@ -33,7 +33,6 @@ from mbaas.core.story import (
     shown_name,
     unknown_thing,
 )
-from mbaas.errors import ConfigError
 from mbaas.samples.order import OwnEpoch
 from mbaas.samples.placement import WHOLE
 
@@ -107,7 +106,7 @@ def test_the_reason_for_which_a_block_is_staged_is_told(core):
 def test_a_block_tells_its_life(core):
     core.handle(ev.TaskEnded(0), 4.0)
     core.handle(ev.Leave("ann"), 5.0)
-    told = core.story("block 0")
+    told = core.stories.lines("block 0")
     assert [line.split("  ")[:2] for line in told] == [
         ["3.000 s", "GRANTED: 10 bytes, 1 parts"],
         ["3.000 s", "part 0: OPEN -> MAKING: task 0 of prep-0"],
@@ -124,7 +123,7 @@ def test_a_block_tells_its_life(core):
 def test_a_consumer_tells_where_it_began_what_it_got_and_how_it_ended(core):
     core.handle(ev.TaskEnded(0), 4.0)
     core.handle(ev.Tick(), 100.0)
-    assert [line.split("  ")[1] for line in core.story("ann")] == [
+    assert [line.split("  ")[1] for line in core.stories.lines("ann")] == [
         "BUSY: session 1, from block 0 on, in cohort 0",
         "BUSY -> WAITING",
         "WAITING -> BUSY: it is given blocks 0 to 0",
@@ -136,7 +135,7 @@ def test_a_worker_tells_what_it_had_in_hand(core):
     core.handle(ev.TaskEnded(0), 4.0)
     core.handle(ev.WorkerLeaves("prep-0"), 5.0)
     core.handle(ev.WorkerDown("prep-0", "killed"), 6.0)
-    told = core.story("prep-0")
+    told = core.stories.lines("prep-0")
     assert [line.split("  ")[1] for line in told] == [
         "UP on node n0, credit 1",
         "task 0: part 0 of block 0",
@@ -149,26 +148,25 @@ def test_a_worker_tells_what_it_had_in_hand(core):
 
 
 def test_times_are_written_as_the_shell_wants_them(core):
-    assert core.story("ann", lambda now: f"minute {now / 60:.2f}")[0].startswith("minute 0.03  BUSY")
+    assert core.stories.lines("ann", lambda now: f"minute {now / 60:.2f}")[0].startswith("minute 0.03  BUSY")
 
 
 def test_one_that_comes_back_goes_on_with_its_story(core):
     core.handle(ev.Leave("ann"), 5.0)
     core.handle(ev.Join("ann", 2), 6.0)
-    states = [line.split("  ")[1] for line in core.story("ann")]
+    states = [line.split("  ")[1] for line in core.stories.lines("ann")]
     assert states[2:] == ["WAITING -> GONE: it left", "BUSY: session 2, from block 4 on, in cohort 1"]
 
 
 def test_a_reason_that_looks_like_a_format_is_only_text(core):
     core.handle(ev.TaskEnded(0, "cannot prepare {x}.jpg: {}"), 4.0)
-    assert any("GRANTED -> FAILED: cannot prepare {x}.jpg: {}" in line for line in core.story("block 0"))
+    assert any("GRANTED -> FAILED: cannot prepare {x}.jpg: {}" in line for line in core.stories.lines("block 0"))
 
 
 def test_an_unknown_thing_is_answered_with_the_names_near_it(core):
-    with pytest.raises(ConfigError) as raised:
-        core.story("prep-9")
-    assert "nothing is known of 'prep-9'; near it: prep-0;" in str(raised.value)
-    assert "prep-0, ann, block 0" in str(raised.value)
+    error = str(unknown_thing("prep-9", core.stories.names()))
+    assert "nothing is known of 'prep-9'; near it: prep-0;" in error
+    assert "prep-0, ann, block 0" in error
 
 
 @pytest.mark.parametrize(("blocks", "end"), [(SHOWN_NAMES, ""), (SHOWN_NAMES + 1, " and 1 more")])
@@ -179,16 +177,14 @@ def test_of_many_names_some_are_listed_and_the_others_counted(blocks, end):
 
 def test_a_long_event_is_shortened(core):
     core.handle(ev.WorkerDown("prep-0", "a" * 1000), 5.0)
-    told = core.story("prep-0")[-1].partition("  <- ")[2]
+    told = core.stories.lines("prep-0")[-1].partition("  <- ")[2]
     assert len(told) == LONGEST_CAUSE
     assert told.startswith("WorkerDown(worker='prep-0', reason='aaaa")
     assert told.endswith("aaa...")
 
 
 def test_nothing_told_yet_is_said_so():
-    core = StagingState(StagingLimits(budget_bytes=80, ahead_blocks=3), 4, lambda _: 10)
-    with pytest.raises(ConfigError, match="there are none yet"):
-        core.story("block 0")
+    assert "there are none yet" in str(unknown_thing("block 0", ()))
 
 
 # ---- bounds ----
@@ -202,7 +198,7 @@ def test_of_a_thing_the_last_lines_are_kept():
     for block in range(ENTRIES):
         core.handle(ev.Ask("ann", 1, block, block, block), float(block))
         core.handle(ev.TaskEnded(block), float(block))
-    told = core.story("ann")
+    told = core.stories.lines("ann")
     assert len(told) == ENTRIES
     assert told[-1].startswith(f"{ENTRIES - 1}.000 s")
     assert "session 1" not in told[0]

@@ -349,7 +349,7 @@ class System(Cluster):
             if trial.joined:
                 end, member = trial.end, core.consumers.by_name.get(trial.name)
                 if member is not None and member.session == end.session and block in end.holds:
-                    story = "\n".join(core.story(f"block {block}"))
+                    story = "\n".join(core.stories.lines(f"block {block}"))
                     _, _, since = story.partition("its node is gone")
                     assert "-> FAILED" in since, f"block {block} is dropped, and {trial.name} looks at it"
 

@@ -39,7 +39,7 @@ from mbaas.core.staging.tasks import Task, TaskTable, Worker
 from mbaas.core.staging.transitions import BlockState, ConsumerState, PartState
 from mbaas.core.staging.turns import Charge, Progress, Turns
 from mbaas.core.staging.window import StagedBlock, Window
-from mbaas.core.story import Clock, InvariantError, Stories, Story, seconds, unknown_thing
+from mbaas.core.story import InvariantError, Stories, Story
 from mbaas.samples.order import ASIDE, Shuffle
 from mbaas.samples.placement import WHOLE, BlockPart
 
@@ -852,17 +852,6 @@ class StagingState:
             return self._keeping.could_free(self.streams.bytes_of(block))
 
         return explain.wait(name, self.epochs, self.consumers, self.tasks, self.window, has_room, awaited)
-
-    def story(self, thing: str, clock: Clock = seconds) -> list[str]:
-        """Return the history of a consumer, a worker or a block ("block 17"), oldest line first.
-
-        Raises:
-            ConfigError: ``thing`` is unknown; the message lists the known ones.
-        """
-        lines = self.stories.lines(thing, clock)
-        if not lines:
-            raise unknown_thing(thing, self.stories.names())
-        return lines
 
     def validate(self) -> None:
         """Check every invariant; raise InvariantError with the stories concerned."""
