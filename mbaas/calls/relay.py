@@ -231,4 +231,4 @@ async def relay_node(feed: str, node: str, *, may_start: bool) -> Any | None:
             return None
 
     # In a thread: Ray calls its GCS, and this event loop serves consumers.
-    return await asyncio.get_running_loop().run_in_executor(None, find)
+    return await asyncio.to_thread(find)

@@ -211,10 +211,10 @@ class CachePool:
             )
 
         # In a thread: this draws a number per sample and node, and this event loop serves consumers.
-        return await asyncio.get_running_loop().run_in_executor(None, find)
+        return await asyncio.to_thread(find)
 
     async def _look_at_stores(self) -> None:
-        stores = await asyncio.get_running_loop().run_in_executor(None, resources.store_bytes)
+        stores = await asyncio.to_thread(resources.store_bytes)
         # each node keeps the bytes computed from the first size of its object store
         for node, store in stores.items():
             self.budgets.setdefault(node, self._settings.cache_bytes_on(store))

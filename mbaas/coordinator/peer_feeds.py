@@ -32,16 +32,14 @@ class Shared(Struct, frozen=True):
 
 async def shared(own: str) -> dict[str, Shared]:
     """Return the workers that each other feed shares with this one, by feed, for the feeds that answer."""
-    names = [name for name in await _apart(actor_names.feed_names) if name != own]
-    found = await asyncio.gather(*(_ask(name, "shared_with", own) for name in names))
-    return {name: answer for name, answer in zip(names, found, strict=True) if answer is not None}
+    answers = await _ask_all(own, "shared_with", own)
+    return {name: answer for name, answer in answers.items() if answer is not None}
 
 
 async def demand_reports(own: str) -> tuple[list[str], list[DemandReport]]:
     """Return the names of all other feeds, and the demand reports received in time."""
-    names = [name for name in await _apart(actor_names.feed_names) if name != own]
-    found = await asyncio.gather(*(_ask(name, "demand_report") for name in names))
-    return names, [report for report in found if report is not None]
+    answers = await _ask_all(own, "demand_report")
+    return [*answers], [report for report in answers.values() if report is not None]
 
 
 async def offer(feed: str, worker: Offer) -> bool:
@@ -54,13 +52,15 @@ async def report_lent_gone(owner: str, actor: Any) -> None:
     await _ask(owner, "lent_worker_gone", actor)
 
 
+async def _ask_all(own: str, method: str, *arguments: Any) -> dict[str, Any]:
+    """Return the answer of each other feed, by feed; None without one."""
+    # In a thread here and below: looking up names blocks on Ray.
+    names = [name for name in await asyncio.to_thread(actor_names.feed_names) if name != own]
+    return dict(zip(names, await asyncio.gather(*(_ask(name, method, *arguments) for name in names)), strict=True))
+
+
 async def _ask(feed: str, method: str, *arguments: Any) -> Any:
-    coordinator = await _apart(actor_names.find_coordinator, feed)
+    coordinator = await asyncio.to_thread(actor_names.find_coordinator, feed)
     if coordinator is None:
         return None
     return await answer_or_none(getattr(coordinator, method).remote(*arguments), ANSWER_S, is_reported=True)
-
-
-async def _apart(function: Any, *arguments: Any) -> Any:
-    # in a thread, because the call blocks on Ray
-    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

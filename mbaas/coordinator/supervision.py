@@ -311,12 +311,11 @@ class Supervision:
         is_alone = used <= {here}
         if is_alone and not asks_alone:
             return
-        loop = asyncio.get_running_loop()
         if not is_alone:  # this actor's own node lives as long as it does
-            nodes = await loop.run_in_executor(None, ray.nodes)
+            nodes = await asyncio.to_thread(ray.nodes)
             dead = frozenset(node["NodeID"] for node in nodes if not node["Alive"])
             if dead & used:
                 self.handle(ev.NodesDead(dead & used))
-        draining = await loop.run_in_executor(None, resources.draining_nodes)
+        draining = await asyncio.to_thread(resources.draining_nodes)
         if draining or self.state.draining:
             self.handle(ev.NodesDraining(draining))

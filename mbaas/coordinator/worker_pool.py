@@ -406,7 +406,7 @@ async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[],
     """Return the location of a new worker. After ``deadline_s`` it gets `BEGIN_S` more if its process has started."""
     located = asyncio.ensure_future(actor.location.remote())
     if not await _done(located, deadline_s, give_up):
-        pid = await asyncio.get_running_loop().run_in_executor(None, actor_names.pid_of, actor)
+        pid = await asyncio.to_thread(actor_names.pid_of, actor)
         if pid is None or not await _done(located, BEGIN_S, give_up):
             located.cancel()
             raise _NotReadyError(deadline_s if pid is None else deadline_s + BEGIN_S, pid)
