@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le
 from mbaas.base import units
 from mbaas.base.validation import Checked, OneOrMore, option, options
 from mbaas.errors import ConfigError, shown
-from mbaas.memory.budgets import MemoryClaim, cache_budget, staging_room
+from mbaas.memory.budgets import MemoryClaim
 from mbaas.samples.order import MOST_SEED
 
 if TYPE_CHECKING:
@@ -320,14 +320,6 @@ class FeedSettings(FeedOptions):
     def memory(self) -> MemoryClaim:
         """Upper bound on this feed's share of each node's memory."""
         return MemoryClaim(self.cache_bytes, self.staging_bytes)
-
-    def cache_bytes_on(self, store_bytes: int) -> int:
-        """Return the cache budget in bytes on a node with an object store of ``store_bytes``."""
-        return cache_budget(store_bytes, self.memory, self.earlier)
-
-    def staging_room_on(self, store_bytes: int) -> int:
-        """Return the bytes of staged samples that fit on a node with an object store of ``store_bytes``."""
-        return staging_room(store_bytes, self.earlier)
 
 
 GROUPS: dict[str, type] = {

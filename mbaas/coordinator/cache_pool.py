@@ -16,6 +16,7 @@ from mbaas.cache.stats import CacheStats, Flow
 from mbaas.coordinator.asking import answer, answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
+from mbaas.memory.budgets import cache_budget, staging_room
 from mbaas.ray_cluster import actor_names, resources
 from mbaas.samples.placement import (
     DecodedSizes,
@@ -215,10 +216,11 @@ class CachePool:
 
     async def _look_at_stores(self) -> None:
         stores = await asyncio.to_thread(resources.store_bytes)
+        claim, earlier = self._settings.memory, self._settings.earlier
         # each node keeps the bytes computed from the first size of its object store
         for node, store in stores.items():
-            self.budgets.setdefault(node, self._settings.cache_bytes_on(store))
-            self.rooms.setdefault(node, self._settings.staging_room_on(store))
+            self.budgets.setdefault(node, cache_budget(store, claim, earlier))
+            self.rooms.setdefault(node, staging_room(store, earlier))
 
     async def _who_keeps_what(self) -> Holders | None:
         # A node that does not answer counts as empty: its samples are read from storage again, which is slower but
