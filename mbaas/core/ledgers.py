@@ -6,12 +6,12 @@ coordinator. Only the newest page is kept as objects, and only that page is rewr
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from functools import lru_cache
 from typing import TypeVar
+
+from msgspec import json
 
 from mbaas.wire.samples import EpochLedger, LedgerEntry
 
@@ -39,7 +39,6 @@ class LedgerBook:
         self.inexact = 0
         self._full: dict[int, bytes] = {}  # full pages by number, as compressed JSON
         self._newest: list[LedgerEntry] = []  # the newest page, not full
-        self._lines: list[str] = []  # the same as JSON, because the page is rewritten for each new ledger
         self._number = 0  # number of the newest page
         self._changed: set[int] = set()
         self._last: dict[str, EpochLedger] = {}  # by consumer
@@ -50,12 +49,11 @@ class LedgerBook:
         if entry.number <= self._number_of.get(entry.loader, -1):
             return False
         self._newest.append(entry)
-        self._lines.append(_line(entry))
         self._changed.add(self._number)
         self._note(entry)
         if len(self._newest) == PAGE:
-            self._full[self._number] = _page(self._lines)
-            self._newest, self._lines, self._number = [], [], self._number + 1
+            self._full[self._number] = _page(self._newest)
+            self._newest, self._number = [], self._number + 1
             if len(self._full) > MOST_PAGES:
                 self._changed.add(given_up := min(self._full))
                 del self._full[given_up]
@@ -69,7 +67,7 @@ class LedgerBook:
     def take_changed(self) -> dict[int, bytes | None]:
         """Return the pages to persist, by number; None for a page to delete."""
         changed, self._changed = self._changed, set()
-        return {n: _page(self._lines) if n == self._number else self._full.get(n) for n in sorted(changed)}
+        return {n: _page(self._newest) if n == self._number else self._full.get(n) for n in sorted(changed)}
 
     def keep_again(self, numbers: Iterable[int]) -> None:
         """Mark pages from `take_changed` that could not be persisted as changed."""
@@ -85,7 +83,7 @@ class LedgerBook:
             self._full[number], self._number = pages[number], number + 1
         if entries and len(entries) < PAGE:
             self._number -= 1
-            self._newest, self._lines = list(entries), [*map(_line, entries)]
+            self._newest = list(entries)
             del self._full[self._number]
 
     def page(self, number: int) -> tuple[LedgerEntry, ...]:
@@ -116,18 +114,13 @@ def _put_last(known: dict[str, Value], name: str, value: Value) -> None:
         del known[next(iter(known))]
 
 
-def _line(entry: LedgerEntry) -> str:
-    return json.dumps([entry.consumer, entry.loader, entry.number, entry.at, asdict(entry.ledger)])
-
-
-def _page(lines: list[str]) -> bytes:
-    return zlib.compress(f"[{', '.join(lines)}]".encode())
+def _page(entries: Iterable[LedgerEntry]) -> bytes:
+    rows = [(each.consumer, each.loader, each.number, each.at, each.ledger) for each in entries]
+    return zlib.compress(json.encode(rows))
 
 
 @lru_cache(maxsize=8)  # a page takes 1 ms, and each status shows the newest ones
 def read(page: bytes) -> tuple[LedgerEntry, ...]:
     """Return the entries of a page."""
-    return tuple(
-        LedgerEntry(consumer, loader, number, at, EpochLedger(**ledger))
-        for consumer, loader, number, at, ledger in json.loads(zlib.decompress(page))
-    )
+    rows = json.decode(zlib.decompress(page), type=list[tuple[str, str, int, float, EpochLedger]])
+    return tuple(LedgerEntry(*row) for row in rows)
