@@ -159,7 +159,7 @@ class Counters:
 
     def finished(self, worker: str, block: int, meta: BlockMeta, order: SampleOrder) -> None:
         """Count a part of a block prepared by a worker; ``order`` is in blocks of its pipeline."""
-        first, end = order.span(meta.block)
+        block_rows = order.size_of(meta.block)
         self.parts += 1
         if (decided_at := self._moved_in.pop(worker, None)) is not None:
             self.moves_s.append(time.time() - decided_at)
@@ -177,10 +177,10 @@ class Counters:
         # The sum of rows detects a repeated part: a block's parts divide its rows.
         rows = self.rows_made.get(block, 0) + meta.rows
         self.rows_made[block] = rows
-        again = rows > end - first
+        again = rows > block_rows
         self.remade += again
         if again:
-            self.repeats += self._cause(block, rows, end - first, meta.samples)
+            self.repeats += self._cause(block, rows, block_rows, meta.samples)
         # Bad samples of a repeated part were counted before.
         if not again:
             self._leave_out(block, meta, order)

@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import pickle
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -20,7 +19,6 @@ from mbaas.core.layout import Layout, own_block_samples
 from mbaas.core.staging.streams import FEED_STREAM, Stream
 from mbaas.errors import ConfigError, StateError
 from mbaas.ray_cluster import store
-from mbaas.samples.order import SampleOrder
 from mbaas.settings import FeedSettings
 from mbaas.wire.blocks import OwnPipeline, own_pipeline_key
 from mbaas.wire.consumers import FeedInfo
@@ -160,14 +158,11 @@ class OwnPipelines:
             difference=report.difference,
         )
         sample_bytes = report.probe.spec.nbytes
-        return Stream(
-            pipeline.number, order.blocks_per_epoch, order.block_samples, partial(_block_bytes, order, sample_bytes)
-        )
 
+        def bytes_of(block: int) -> int:
+            return order.size_of(block) * sample_bytes
 
-def _block_bytes(order: SampleOrder, sample_bytes: int, block: int) -> int:
-    first, end = order.span(block)
-    return (end - first) * sample_bytes
+        return Stream(pipeline.number, order.blocks_per_epoch, order.block_samples, bytes_of)
 
 
 def forget_all(feed: str) -> None:

@@ -102,8 +102,7 @@ def _samples_ahead(service: ConsumerService) -> int:
     for number, block in core.window.blocks.items():
         if block.is_ready and block.given_as is None:
             stream = core.streams.of(number)
-            first, end = service.pipelines.info(stream.number).order.span(stream.local(number))
-            ahead += end - first
+            ahead += service.pipelines.info(stream.number).order.size_of(stream.local(number))
     return ahead
 
 

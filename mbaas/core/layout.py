@@ -121,8 +121,7 @@ class Layout(Struct, frozen=True):
 
     def block_bytes(self, block: int) -> int:
         """Return the staged size of a block in bytes."""
-        first, end = self.order.span(block)
-        return (end - first) * self.sample_bytes
+        return self.order.size_of(block) * self.sample_bytes
 
     def shortage(self, settings: FeedSettings) -> str:
         """Return a warning if the staging memory cannot keep all workers busy; "" if it can."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mbaas.core.staging.consumers import Consumer
 from mbaas.core.staging.streams import local_block
 from mbaas.errors import StateError
 from mbaas.samples.order import Shuffle
@@ -44,14 +45,6 @@ class KeptTrial(Struct, frozen=True):
     group: RankGroup
     plans: Mapping[int, RankPlan]
     reached: Mapping[int, int]
-
-
-class Session(Protocol):
-    """The fields of a consumer's session that are used here; see `mbaas.core.staging.consumers.Consumer`."""
-
-    cursor: int
-    done: int
-    deadline: float
 
 
 @dataclass
@@ -147,14 +140,14 @@ class RankTable:
 
     Args:
         blocks_per_epoch: blocks in an epoch, with the feed's pipeline.
-        session_of: (consumer, session number) -> the session; None if it is not open.
+        session_of: (consumer, session number) -> the consumer in that session; None if it is not open.
         written: state persisted by an earlier coordinator.
     """
 
     def __init__(
         self,
         blocks_per_epoch: int,
-        session_of: Callable[[str, int], Session | None],
+        session_of: Callable[[str, int], Consumer | None],
         written: Iterable[KeptTrial] = (),
     ) -> None:
         self._blocks_per_epoch, self._session_of = blocks_per_epoch, session_of

@@ -278,6 +278,11 @@ class SampleOrder(Struct, frozen=True):
         start = block % self.blocks_per_epoch * self.block_samples
         return start, min(start + self.block_samples, self.num_samples)
 
+    def size_of(self, block: int) -> int:
+        """Return the number of samples of a block."""
+        first, end = self.span(block)
+        return end - first
+
     def sample_ids(self, block: int, shuffle: Shuffle | None = None) -> Ids:
         """Return the samples of ``block``, in order, by the shuffle of its epoch: int64[stop - start], read-only."""
         return _ids_of(self, block, shuffle or Shuffle(self.epoch_of(block)))
