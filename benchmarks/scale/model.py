@@ -80,7 +80,7 @@ def layout_of(system: System) -> tuple[Layout, FeedSettings]:
         name="model",
         batch_size=system.block_samples,
         cache_bytes=0,
-        staging_bytes=system.staged_blocks * system.block_samples * layout.sample_bytes,
+        staging_bytes=system.staged_blocks * system.block_samples * spec.nbytes,
         prep_workers=system.nodes * system.workers,
         # there are no deaths and no timer events, so deadlines have no effect
         timeouts=Timeouts(lease_s=NEVER_S, patience_s=NEVER_S, prep_s=NEVER_S),

@@ -114,14 +114,9 @@ class Layout(Struct, frozen=True):
     slack_blocks: int = 0
     cache_bytes: int = 0
 
-    @property
-    def sample_bytes(self) -> int:
-        """Staged size of a prepared sample in bytes."""
-        return self.spec.nbytes
-
     def block_bytes(self, block: int) -> int:
         """Return the staged size of a block in bytes."""
-        return self.order.size_of(block) * self.sample_bytes
+        return self.order.size_of(block) * self.spec.nbytes
 
     def shortage(self, settings: FeedSettings) -> str:
         """Return a warning if the staging memory cannot keep all workers busy; "" if it can."""

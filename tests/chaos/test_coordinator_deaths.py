@@ -106,7 +106,7 @@ def test_a_status_comes_back_with_the_coordinator_and_a_stop_while_it_restarts_l
 def what_it_waits_for(feed):
     """Resources that the restarting coordinator lacks; () while it cannot answer."""
     try:
-        return in_coordinator(feed.name, lambda coordinator: coordinator._adoption.awaited, timeout_s=5)
+        return in_coordinator(feed.name, lambda coordinator: coordinator._adoption.sentences(0.0), timeout_s=5)
     except ray.exceptions.RayError:
         return ()
 

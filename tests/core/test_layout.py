@@ -191,7 +191,7 @@ def test_a_feed_runs_ahead_by_what_its_workers_have_in_hand_and_two_blocks():
     assert layout.order.block_samples == 512
     assert layout.ahead_blocks == 2 * 2 + 2
     assert layout.readahead_bytes == 64_000 * 512 * 4
-    assert layout.sample_bytes == PHOTO + 16
+    assert layout.spec.nbytes == PHOTO + 16
     assert layout.block_bytes(1) == (1000 - 512) * (PHOTO + 16)
 
 

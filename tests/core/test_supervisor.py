@@ -865,7 +865,7 @@ def test_a_machine_without_room_for_what_is_staged_gets_no_parts_while_another_h
     feed.wait(KEEP_HOME_S)
     assert not feed.said, "its worker gets no messages and no work, and the feed does not wait for it"
     assert feed.supervisor.workers[small].phase is WorkerPhase.BRIEFING
-    assert feed.supervisor.waits_for == ()
+    assert feed.supervisor.told_waits(feed.now) == ()
     feed.send(ev.Scale(1))
     assert feed.only(ev.EndWorker).worker == small, "it can be spared best"
 

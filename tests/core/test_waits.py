@@ -108,4 +108,4 @@ def test_after_the_end_and_before_the_beginning_nothing_is_awaited():
     assert Supervisor(own=1, credit=2).told_waits(0.0) == ()
     feed = Feed()
     feed.send(ev.Stop("it was stopped"))
-    assert feed.waits() == feed.supervisor.waits_for == ()
+    assert feed.waits() == ()

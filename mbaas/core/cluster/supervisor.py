@@ -803,11 +803,6 @@ class Supervisor:
 
         return sorted(staying, key=place)
 
-    @property
-    def waits_for(self) -> tuple[str, ...]:
-        """Workers and cache nodes that are awaited, each as text without the duration."""
-        return self._waits.awaited
-
     def told_waits(self, now: float) -> tuple[str, ...]:
         """Return a sentence for each current wait, with its duration."""
         return self._waits.sentences(now)

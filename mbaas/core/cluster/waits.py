@@ -44,11 +44,6 @@ class WaitTable:
                 wait.note_after_s = 2 * (now - wait.since)
         return notes
 
-    @property
-    def awaited(self) -> tuple[str, ...]:
-        """Descriptions of the waits without durations, so that they change only with the waits."""
-        return tuple(wait.what for wait in self._waits.values())
-
     def sentences(self, now: float) -> tuple[str, ...]:
         """Return a sentence for each wait, with its duration."""
         return tuple(_sentence(wait, now) for wait in self._waits.values())
