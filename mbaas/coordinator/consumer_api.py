@@ -59,7 +59,7 @@ class ConsumerApi(abc.ABC):
 
     async def pipeline_info(self, fingerprint: str) -> FeedInfo | None:
         """Return the description of the feed for consumers with a pipeline; None if the feed does not know it."""
-        return (await self._until_open()).pipeline_info(calls.name(fingerprint))
+        return (await self._until_open()).pipelines.info_of(calls.name(fingerprint))
 
     async def add_pipeline(self, fingerprint: str, payload: bytes) -> FeedInfo:
         """Add a pipeline that a consumer brings, pickled; return the description of the feed with it.

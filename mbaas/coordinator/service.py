@@ -185,10 +185,6 @@ class ConsumerService:
             found[own.fingerprint] = own.report.probe.decoded
         return found
 
-    def pipeline_info(self, fingerprint: str) -> FeedInfo | None:
-        """Return the description of the feed with a pipeline; see `ConsumerApi.pipeline_info`."""
-        return self.pipelines.info_of(fingerprint)
-
     def join(self, request: JoinRequest) -> Admission:
         """Open a session; see `ConsumerApi.join`."""
         stream = self.core.streams[self.pipelines.number_of(request.pipeline)]

@@ -20,6 +20,7 @@ from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.opening import Opening
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.core.cluster import events as ev
+from mbaas.core.cluster.supervised import MACHINE_S
 from mbaas.core.cluster.supervisor import Supervisor
 from mbaas.core.layout import CREDIT
 from mbaas.core.staging import events as staging
@@ -169,7 +170,8 @@ class Supervision:
 
     async def _start_worker(self, name: str) -> None:
         try:
-            worker = await self.workers.start_patiently(name, give_up=lambda: name not in self.state.workers)
+            # enough time for the cluster to add a node
+            worker = await self.workers.start(name, MACHINE_S, give_up=lambda: name not in self.state.workers)
         except (ResourceError, ray.exceptions.RayError, ValueError) as error:  # ValueError: the name is still taken
             self.handle(ev.StartFailed(name, last_line(error)))
         else:

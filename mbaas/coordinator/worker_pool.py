@@ -14,7 +14,7 @@ from msgspec import Struct
 from mbaas.base import units
 from mbaas.coordinator import peer_feeds
 from mbaas.coordinator.asking import answer, answer_or_none
-from mbaas.core.cluster.supervised import BEGIN_S, MACHINE_S
+from mbaas.core.cluster.supervised import BEGIN_S
 from mbaas.core.layout import Layout
 from mbaas.dataset.storage.retry import retry_async
 from mbaas.errors import MbaasError, ResourceError, WaitTimeoutError
@@ -138,7 +138,7 @@ class WorkerPool:
     async def start(
         self,
         name: str,
-        deadline_s: float = START_TIMEOUT_S,
+        deadline_s: float,
         give_up: Callable[[], bool] = lambda: False,
         launched: Any = None,
     ) -> WorkerHandle:
@@ -167,14 +167,10 @@ class WorkerPool:
         worker = self.workers[name] = WorkerHandle(name, actor, where.pid, where.node)
         return worker
 
-    async def start_patiently(self, name: str, give_up: Callable[[], bool]) -> WorkerHandle:
-        """Start a worker, with enough time for the cluster to add a node."""
-        return await self.start(name, MACHINE_S, give_up)
-
     async def start_all(self, launched: Mapping[str, Any]) -> list[WorkerHandle]:
         """Wait for launched workers. If one fails, end all and raise its error."""
         # Collect errors first: workers still starting when another fails must be ended too.
-        starts = [self.start(name, launched=actor) for name, actor in launched.items()]
+        starts = [self.start(name, START_TIMEOUT_S, launched=actor) for name, actor in launched.items()]
         results = await asyncio.gather(*starts, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:

@@ -9,7 +9,7 @@ from mbaas.core.cluster import supervised, supervisor
 @pytest.mark.parametrize(
     ("sooner_s", "later_s"),
     [
-        (worker_pool.MACHINE_S + worker_pool.BEGIN_S, supervisor.START_S),
+        (supervision.MACHINE_S + worker_pool.BEGIN_S, supervisor.START_S),
         (worker_pool.TAKE_IN_S, supervisor.BRIEFING_S),
         (supervision.BRIEFING_CALL_S, supervisor.BRIEFING_S),
         (peer_feeds.ANSWER_S, supervisor.HAND_OVER_S),
