@@ -21,12 +21,11 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_aft
 from mbaas.base import units
 from mbaas.base.validation import Checked, options, takes
 from mbaas.calls.client import call
-from mbaas.coordinator import kept_claims
+from mbaas.coordinator import registry
 from mbaas.coordinator.actor import Coordinator
 from mbaas.coordinator.control import CALL_S
 from mbaas.coordinator.engine_decision import are_shared, decide, run_probe
 from mbaas.coordinator.recovery import recall_engine
-from mbaas.coordinator.served_by import forget_server, keep_server, recall_server
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.coordinator.worker_pool import claims as claims_of
 from mbaas.core.layout import wanted_staging
@@ -133,7 +132,7 @@ def serve(asked: ServeRequest) -> Feed:
             asked,
             dataset,
             grows=asked.cache_decoded and (pipeline.prefix > 1 or not isinstance(pipeline.decoder, DecodeArray)),
-            claims=kept_claims.in_order(),
+            claims=registry.in_order(),
             gpus=_gpu_room(asked, pipeline, gpus) if gpus else None,
             engine=choice.engine,
         )
@@ -149,7 +148,7 @@ def _engine_before(name: str, asked: FeedOptions, dataset: Dataset, pipeline: Pi
 
 
 def _engine_room(asked: FeedOptions, pipeline: Pipeline, gpus: int) -> EngineRoom:
-    claims = kept_claims.in_order()
+    claims = registry.in_order()
     cpu, dali = (_prep_resources(asked, claims, room) for room in (None, _gpu_room(asked, pipeline, gpus)))
     each = asked.gpus_per_worker
     usable = resources.markable_gpus() if each is None else min(gpus, max(1, math.ceil(each * dali.workers)))
@@ -171,7 +170,7 @@ def _gpu_room(asked: FeedOptions, pipeline: Pipeline, gpus: int) -> GpuRoom:
 
 
 def _replace_or_refuse(name: str, replace: bool) -> None:
-    server = recall_server(name)
+    server = registry.server_of(name)
     whose = "" if server is None else f", served by {server}"
     if server is None or not server.is_ours:
         raise FeedExistsError(f"a feed {name!r} is already running{whose}; use another name, or have that feed stopped")
@@ -266,11 +265,10 @@ def _start(fill_in: Callable[[], FeedSettings], dataset: Dataset, pipeline: Pipe
     coordinator: Any = None
     try:
         # Other programs must not compute their feeds' shares between reading the claims and entering this feed's.
-        with kept_claims.dividing() as number:
+        with registry.dividing() as number:
             settings = fill_in()
             coordinator = _registered(settings, pipeline, choice)
-            keep_server(settings.name)
-            kept_claims.enter(settings.name, claims_of(settings, choice.engine, settings.prep_workers), number)
+            registry.enter(settings.name, claims_of(settings, choice.engine, settings.prep_workers), number)
         workers = _launched(settings, pipeline, choice.engine, coordinator)
         # The first sample may be retried for as long as any other while storage fails.
         timeout_s = CALL_S + settings.timeouts.storage_s
@@ -279,8 +277,7 @@ def _start(fill_in: Callable[[], FeedSettings], dataset: Dataset, pipeline: Pipe
         if coordinator is not None:
             ray.kill(coordinator)
             leftovers.end_children(settings.name)
-            kept_claims.forget(settings.name)
-            forget_server(settings.name)
+            registry.forget(settings.name)
         raise
     if not settings.detached:
         SERVED[settings.name] = coordinator

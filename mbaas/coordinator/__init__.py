@@ -17,8 +17,7 @@
 `cache_monitor`   notes what cache nodes log, and tells them the rate of prep
 `recovery`        state that a coordinator leaves to its successor
 `written_epochs`  shuffles of epochs and plans of ranks, stored before any consumer gets a block
-`served_by`       the program that serves a feed
-`kept_claims`     resources claimed by each feed, and the lock under which programs divide them
+`registry`        the program that serves each feed, the resources that it claims, and the lock for dividing them
 `background`      background tasks; handling of internal errors
 `control`         calls of `Feed`, commands and the Tune callback
 `counters`        work done so far

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mbaas.calls import encoding
 from mbaas.calls.client import CALL_TIMEOUT_S, call_patiently
-from mbaas.coordinator import kept_claims
-from mbaas.coordinator.served_by import check_version
+from mbaas.coordinator import registry
 from mbaas.core.cluster.events import FeedEnd
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, FeedNotFoundError, shown
@@ -61,7 +60,7 @@ class FeedControl:
             FeedNotFoundError: no feed with this name runs; the message lists the running feeds.
         """
         coordinator = find(name)
-        check_version(name)
+        registry.check_version(name)
         return cls(name, coordinator)
 
     def status(self, *, timeout_s: float = CALL_S) -> FeedStatus:
@@ -210,7 +209,7 @@ def find(name: str) -> Any:
 
 def claims() -> dict[str, Claims]:
     """Return the cluster resources that each feed reserved about a second ago, without calls to their coordinators."""
-    return {name: found for name in actor_names.feed_names() if (found := kept_claims.claims_of(name)) is not None}
+    return {name: found for name in actor_names.feed_names() if (found := registry.claims_of(name)) is not None}
 
 
 def successor(feed: str, error: FeedGoneError) -> Any | None:
@@ -228,5 +227,5 @@ def successor(feed: str, error: FeedGoneError) -> Any | None:
     if coordinator is None and not recovery.is_kept(feed):
         raise FeedFailedError(FeedEnd.STOPPED.of(feed)) from error
     if coordinator is not None:
-        check_version(feed)
+        registry.check_version(feed)
     return coordinator

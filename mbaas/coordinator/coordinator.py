@@ -18,7 +18,7 @@ from msgspec import Struct
 from mbaas.base import units
 from mbaas.calls import encoding
 from mbaas.calls.relay import relay_node
-from mbaas.coordinator import kept_claims, recovery, written_epochs
+from mbaas.coordinator import recovery, registry, written_epochs
 from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.cache_monitor import CacheMonitor
@@ -296,7 +296,7 @@ class FeedCoordinator(ConsumerApi):
         async with self._claiming:
             now = await self.claims()
             if now != self._kept_claims:
-                await asyncio.to_thread(kept_claims.update, self._settings.name, now)
+                await asyncio.to_thread(registry.update, self._settings.name, now)
                 self._kept_claims = now
 
     async def _keep_ledgers(self) -> None:

@@ -17,8 +17,7 @@ import pyarrow as pa
 from msgspec import Struct
 from ray import cloudpickle
 
-from mbaas.coordinator import kept_claims, own_pipelines, written_epochs
-from mbaas.coordinator.served_by import forget_server
+from mbaas.coordinator import own_pipelines, registry, written_epochs
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 from mbaas.model.engine_choice import EngineChoice
@@ -112,8 +111,7 @@ def forget(feed: str) -> None:
     written_epochs.forget(feed)
     forget_ledgers(feed)
     own_pipelines.forget_all(feed)
-    kept_claims.forget(feed)
-    forget_server(feed)
+    registry.forget(feed)
     store.delete(feed, "engine")
     _forget_pieces(feed, 0, _pieces(feed))
     store.delete(feed, "layout")

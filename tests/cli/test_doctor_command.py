@@ -113,12 +113,12 @@ def test_a_driver_that_does_not_answer_is_a_problem(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_server_that_cannot_be_recalled_is_a_note_of_its_feed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mbaas.coordinator import served_by
+    from mbaas.coordinator import registry
 
     def broken(name: str) -> None:
         raise ValueError(f"no server of {name}")
 
-    monkeypatch.setattr(served_by, "recall_server", broken)
+    monkeypatch.setattr(registry, "server_of", broken)
     monkeypatch.setattr("mbaas.feeds", lambda: [SimpleNamespace(name="a")])
     (feed,) = collect._feeds()
     assert (feed.name, "no server of a" in feed.error) == ("a", True)

@@ -12,7 +12,7 @@ from service_feeds import augmented
 import mbaas
 from mbaas import serving
 from mbaas.client import stream
-from mbaas.coordinator import kept_claims
+from mbaas.coordinator import registry
 from mbaas.ray_cluster import resources
 from mbaas.samples.order import SampleOrder, Shuffle, id_hash
 from mbaas.tools.chaos.participants import paused
@@ -151,7 +151,7 @@ def test_a_feed_stages_what_all_workers_that_it_may_have_need(
     """128 MiB for each of two blocks per worker and for three more, at least 1 GiB and at most 15 % of 100 GB."""
     monkeypatch.setattr(resources, "cpus", lambda: cpus)
     monkeypatch.setattr(resources, "store_bytes", lambda **_: {"a": 100 * 10**9})
-    monkeypatch.setattr(kept_claims, "in_order", list)  # as if this were the only feed
+    monkeypatch.setattr(registry, "in_order", list)  # as if this were the only feed
     monkeypatch.setattr(serving, "_start", lambda fill_in, *_given, **_options: fill_in())
     scaling = mbaas.Scaling(max_prep_workers=most)
     settings = mbaas.serve("filled in", photos_data, augmented(), batch_size=64, scaling=scaling)

@@ -14,7 +14,7 @@ from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.coordinator import kept_claims, recovery
+from mbaas.coordinator import recovery, registry
 from mbaas.coordinator.control import FeedControl
 from mbaas.dataset import synthetic
 from mbaas.memory.budgets import MemoryClaim
@@ -126,20 +126,20 @@ def test_a_default_cache_has_the_measured_size_of_decoded_samples(feed_name, pho
     pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
     options = {"batch_size": 64, "staging_bytes": STAGING_BYTES, "prep_workers": 1}
     with mbaas.serve(feed_name, photos_data, pipeline, **options) as feed:
-        claimed = kept_claims.claims_of(feed.name).memory.cache_bytes
+        claimed = registry.claims_of(feed.name).memory.cache_bytes
         assert decoded_bytes < claimed < 5 * decoded_bytes
         kill(coordinator_pid(feed_name))
         status = feed.status()
         assert (status.cache_bytes, status.claims.memory.cache_bytes) == (claimed, claimed)
-        assert kept_claims.claims_of(feed.name).memory.cache_bytes == claimed
+        assert registry.claims_of(feed.name).memory.cache_bytes == claimed
 
 
 def cpus_served(feed_name, **options):
     """Serve and stop a feed. Return the CPUs that its workers reserved."""
     options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES, **options}
     with mbaas.serve(feed_name, DATA, augmented(), **options) as feed:
-        assert kept_claims.claims_of(feed.name) == feed.status().claims
-        return kept_claims.claims_of(feed.name).cpus
+        assert registry.claims_of(feed.name) == feed.status().claims
+        return registry.claims_of(feed.name).cpus
 
 
 @pytest.mark.chaos
@@ -161,7 +161,7 @@ def test_feeds_that_are_served_at_the_same_moment_share_the_cluster(plain, feed_
 
     A program that has read the claims waits a second for the other one to read the same claims, which must not happen.
     """
-    served, both_read, in_order = [], threading.Barrier(2), kept_claims.in_order
+    served, both_read, in_order = [], threading.Barrier(2), registry.in_order
     options = {"batch_size": 10, "cache_bytes": 0, "staging_bytes": STAGING_BYTES}
 
     def read():
@@ -173,7 +173,7 @@ def test_feeds_that_are_served_at_the_same_moment_share_the_cluster(plain, feed_
     def serve(number):
         served.append(mbaas.serve(f"{feed_name}-{number}", DATA, augmented(), **options))
 
-    monkeypatch.setattr(kept_claims, "in_order", read)
+    monkeypatch.setattr(registry, "in_order", read)
     threads = [threading.Thread(target=serve, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
@@ -181,7 +181,7 @@ def test_feeds_that_are_served_at_the_same_moment_share_the_cluster(plain, feed_
         thread.join(90)
     try:
         assert sorted(
-            kept_claims.claims_of(feed.name).cpus for feed in mbaas.feeds() if feed.name.startswith(feed_name)
+            registry.claims_of(feed.name).cpus for feed in mbaas.feeds() if feed.name.startswith(feed_name)
         ) == [1.0, 3.0]
     finally:
         for feed in served:

@@ -309,13 +309,13 @@ def _with_ray(node: NodeFacts, known: dict[str, float]) -> NodeFacts:
 
 def _feeds() -> Iterator[FeedFacts]:
     import mbaas
-    from mbaas.coordinator.served_by import check_version, recall_server
+    from mbaas.coordinator.registry import check_version, server_of
 
     for feed in mbaas.feeds():
         whose = ""
         logging.disable(logging.ERROR)  # Ray logs an answer that it cannot unpickle, with a stack trace
         try:
-            server = recall_server(feed.name)
+            server = server_of(feed.name)
             whose = "" if server is None else str(server)
             check_version(feed.name)
             status = feed.status(timeout_s=FEED_TIMEOUT_S)

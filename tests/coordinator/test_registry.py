@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from ray.experimental import internal_kv
 
-from mbaas.coordinator import kept_claims
+from mbaas.coordinator import registry
 from mbaas.memory.budgets import MemoryClaim
 from mbaas.wire.consumers import Claims
 
@@ -18,11 +18,11 @@ PROGRAMS, TURNS = 6, 5
 @pytest.fixture
 def unlocked(ray_session: None) -> Iterator[None]:
     """A store without any key of the lock, before and after the test."""
-    for number in kept_claims._numbers():
-        internal_kv._internal_kv_del(kept_claims._lock(number))
+    for number in registry._numbers():
+        internal_kv._internal_kv_del(registry._lock(number))
     yield
-    for number in kept_claims._numbers():
-        internal_kv._internal_kv_del(kept_claims._lock(number))
+    for number in registry._numbers():
+        internal_kv._internal_kv_del(registry._lock(number))
 
 
 class Holders:
@@ -35,12 +35,12 @@ class Holders:
 
     def hold(self, turns: int) -> None:
         for _ in range(turns):
-            with kept_claims.dividing() as number:
+            with registry.dividing() as number:
                 with self._counting:
                     self._now += 1
                     self.most = max(self.most, self._now)
                     self.numbers.append(number)
-                kept_claims._numbers()  # takes time, so that others could enter
+                registry._numbers()  # takes time, so that others could enter
                 with self._counting:
                     self._now -= 1
 
@@ -58,13 +58,13 @@ def test_one_program_divides_the_cluster_at_a_time(unlocked: None) -> None:
     holders.run(PROGRAMS, TURNS)
     assert holders.most == 1
     assert holders.numbers == list(range(1, PROGRAMS * TURNS + 1)), "each has the next number"
-    assert kept_claims._numbers() == [PROGRAMS * TURNS], "earlier numbers are removed"
+    assert registry._numbers() == [PROGRAMS * TURNS], "earlier numbers are removed"
 
 
 def test_of_those_who_wait_for_one_that_died_one_takes_over(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease of 0.3 s is longer than a program holds the lock, even on a busy machine."""
-    monkeypatch.setattr(kept_claims, "LEASE_S", 0.3)
-    kept_claims._acquire()
+    monkeypatch.setattr(registry, "LEASE_S", 0.3)
+    registry._acquire()
     holders = Holders()
     holders.run(PROGRAMS, 1)
     assert holders.most == 1
@@ -73,10 +73,10 @@ def test_of_those_who_wait_for_one_that_died_one_takes_over(unlocked: None, monk
 
 def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It saw the lock free after turn 1. Two programs had turns since then, and the key of turn 2 is deleted again."""
-    with kept_claims.dividing():
+    with registry.dividing():
         pass
-    seen, look = kept_claims._numbers(), kept_claims._numbers
-    with kept_claims.dividing():
+    seen, look = registry._numbers(), registry._numbers
+    with registry.dividing():
         pass
     looked: list[bool] = []
 
@@ -84,8 +84,8 @@ def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypat
         looked.append(True)
         return seen if len(looked) == 1 else look()
 
-    with kept_claims.dividing() as third:
-        monkeypatch.setattr(kept_claims, "_numbers", late)
+    with registry.dividing() as third:
+        monkeypatch.setattr(registry, "_numbers", late)
         monkeypatch.setattr(internal_kv, "_internal_kv_get", _free_at_first(internal_kv._internal_kv_get))
         entered = threading.Event()
         thread = threading.Thread(target=lambda: _enter(entered))
@@ -97,21 +97,21 @@ def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypat
 
 def _free_at_first(get):
     """Read the lock of turn 1 as it was before its deletion."""
-    return lambda key, **more: b"" if key == kept_claims._lock(1) else get(key, **more)
+    return lambda key, **more: b"" if key == registry._lock(1) else get(key, **more)
 
 
 def _enter(entered: threading.Event) -> None:
-    with kept_claims.dividing():
+    with registry.dividing():
         entered.set()
 
 
 def test_what_a_feed_that_has_ended_keeps_comes_not_back(ray_session: None, feed_name: str) -> None:
     """The feed's coordinator may still send a change."""
     before, after = (Claims(memory=MemoryClaim(5, 6), cpus=cpus, gpus=0.0) for cpus in (1.5, 2.5))
-    kept_claims.enter(feed_name, before, 7)
-    assert kept_claims.claims_of(feed_name) == before
-    kept_claims.update(feed_name, after)
-    assert kept_claims.claims_of(feed_name) == after
-    kept_claims.forget(feed_name)
-    kept_claims.update(feed_name, after)
-    assert kept_claims.claims_of(feed_name) is None
+    registry.enter(feed_name, before, 7)
+    assert registry.claims_of(feed_name) == before
+    registry.update(feed_name, after)
+    assert registry.claims_of(feed_name) == after
+    registry.forget(feed_name)
+    registry.update(feed_name, after)
+    assert registry.claims_of(feed_name) is None

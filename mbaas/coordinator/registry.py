@@ -1,23 +1,32 @@
-"""Resources that each feed reserves, in the cluster's key-value store, and the lock for dividing them.
+"""The program that serves each feed and the resources that the feed reserves, and the lock for dividing these.
 
-A program that serves a feed needs the claims of earlier feeds. It does not call their coordinators, which may hang or
-be restarting. The lock serializes programs that serve at the same moment: its holder reads the claims, decides, and
-registers its feed before the next program reads.
+All are in the cluster's key-value store. A program that serves a feed needs the claims of earlier feeds. It does not
+call their coordinators, which may hang or be restarting. The lock serializes programs that serve at the same moment:
+its holder reads the claims, decides, and registers its feed before the next program reads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
+import os
+import socket
+import sys
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
 
+import msgspec
 from ray.experimental import internal_kv
 
+from mbaas.errors import ConfigError
 from mbaas.memory.budgets import MemoryClaim
 from mbaas.ray_cluster import actor_names, store
+from mbaas.wire import protocol
 from mbaas.wire.consumers import Claims
 
 LEASE_S = 10.0
@@ -33,23 +42,81 @@ _LOCK = b"mbaas:serving:"
 _FREE = b""
 
 
+class Server(msgspec.Struct, frozen=True):
+    """The program that serves a feed.
+
+    Attributes:
+        program: file name of its script, or of Python without a script, as in a notebook.
+        since_s: start of serving, Unix time in seconds.
+        protocol: its `mbaas.wire.protocol.PROTOCOL`.
+    """
+
+    program: str
+    pid: int
+    user: str
+    host: str
+    since_s: float
+    version: str = ""
+    protocol: str = ""
+
+    @classmethod
+    def of_this_program(cls) -> Server:
+        """Return the description of this program."""
+        script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else sys.executable
+        program, version = Path(script).name, metadata.version("mbaas")
+        return cls(program, os.getpid(), _user(), socket.gethostname(), time.time(), version, protocol.PROTOCOL)
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether this program's user runs it, on the same host."""
+        return (self.user, self.host) == (_user(), socket.gethostname())
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.since_s))
+        return f"{self.program} (process {self.pid}) of user {self.user} on {self.host}, since {since}"
+
+
 def enter(feed: str, claims: Claims, number: int) -> None:
-    """Store the claims of a new feed whose coordinator is registered.
+    """Store the claims of a new feed whose coordinator is registered, and that this program serves it.
 
     ``number``, from `dividing`, defines the order of feeds.
     """
-    store.put(feed, "claims", json.dumps({"number": number, **asdict(claims)}).encode())
+    store.put(feed, "server", msgspec.json.encode(Server.of_this_program()))
+    _put(feed, claims, number)
 
 
 def update(feed: str, claims: Claims) -> None:
     """Store a feed's current claims; do nothing if the feed has ended."""
     if (found := _read(feed)) is not None:
-        enter(feed, claims, found[0])
+        _put(feed, claims, found[0])
 
 
 def forget(feed: str) -> None:
-    """Delete the claims of a feed."""
+    """Delete the entry of a feed."""
     store.delete(feed, "claims")
+    store.delete(feed, "server")
+
+
+def server_of(feed: str) -> Server | None:
+    """Return the program that last served a feed; None if unknown."""
+    found = store.get(feed, "server")
+    return msgspec.json.decode(found, type=Server) if found else None
+
+
+def check_version(feed: str) -> None:
+    """Reject a feed that is served with an incompatible version of mbaas.
+
+    Raises:
+        ConfigError: the message protocols differ; the message contains both versions and the program.
+    """
+    server = server_of(feed)
+    if server is not None and server.protocol != protocol.PROTOCOL:
+        version = metadata.version("mbaas")
+        other = server.version or "an older version"
+        raise ConfigError(
+            f"feed {feed!r} is served with mbaas {other} (messages {server.protocol or 'unknown'}), and this program "
+            f"has {version} (messages {protocol.PROTOCOL}): install the same one in both; it is served by {server}"
+        )
 
 
 def claims_of(feed: str) -> Claims | None:
@@ -108,9 +175,20 @@ def _lock(number: int) -> bytes:
     return _LOCK + str(number).encode()
 
 
+def _put(feed: str, claims: Claims, number: int) -> None:
+    store.put(feed, "claims", json.dumps({"number": number, **asdict(claims)}).encode())
+
+
 def _read(feed: str) -> tuple[int, Claims] | None:
     found = store.get(feed, "claims")
     if not found:
         return None
     kept = json.loads(found)
     return kept["number"], Claims(memory=MemoryClaim(**kept["memory"]), cpus=kept["cpus"], gpus=kept["gpus"])
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
