@@ -11,14 +11,13 @@
 `engine_decision` the engine of a new feed, measured if both are possible
 `worker_pool`     starts, briefs and ends prep workers
 `cache_pool`      starts, briefs and ends cache nodes; computes placements
-`asking`          waits for answers of other actors, with deadlines
 `lending`         lends workers to other feeds
 `peer_feeds`      calls between the coordinators of several feeds
 `cache_monitor`   notes what cache nodes log, and tells them the rate of prep
 `recovery`        state that a coordinator leaves to its successor
 `written_epochs`  shuffles of epochs and plans of ranks, stored before any consumer gets a block
 `registry`        the program that serves each feed, the resources that it claims, and the lock for dividing them
-`background`      background tasks; handling of internal errors
+`background`      background tasks; handling of internal errors; waits for answers of other actors
 `control`         calls of `Feed`, commands and the Tune callback
 `counters`        work done so far
 `status_report`   the contents of `mbaas status`, and the history of a block, consumer, worker or cache node

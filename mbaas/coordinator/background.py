@@ -1,4 +1,4 @@
-"""Background tasks of an actor, and its handling of bugs."""
+"""Background tasks of an actor, its handling of bugs, and its waits for answers of other actors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Container, Coroutine, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import ray
 
 from mbaas.coordinator.counters import Counters
 from mbaas.core.story import InvariantError
@@ -121,7 +123,13 @@ class Driver(Generic[Event, Instruction]):
 
 
 class InternalErrors:
-    """Bugs that an actor survives. Each is counted, and logged with its traceback once per line of origin."""
+    """Bugs that an actor survives. Each is counted, and logged with its traceback once per line of origin.
+
+    Attributes:
+        of_process: the errors of this process's coordinator, to which `answer_or_none` reports; None without one.
+    """
+
+    of_process: ClassVar[InternalErrors | None] = None
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -178,6 +186,22 @@ def _reporting(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[...,
             raise
 
     return call
+
+
+async def answer_or_none(ref: Any, within_s: float, *, is_reported: bool = False) -> Any:
+    """Wait for an actor's answer; return None after a timeout or an error. A bug in the call is reported.
+
+    ``is_reported`` is True if bugs in the call are reported elsewhere, so that they are not counted twice.
+    """
+    try:
+        return await asyncio.wait_for(ref, within_s)
+    except (asyncio.TimeoutError, ray.exceptions.RayError) as error:
+        # A method's exception is both of its own class and a Ray error, so a timeout inside the method is not a late
+        # answer.
+        errors = InternalErrors.of_process
+        if isinstance(error, ray.exceptions.RayError) and not is_reported and errors is not None:
+            errors.report_bug(error, "in a worker or cache node")
+        return None
 
 
 class BackgroundTasks:

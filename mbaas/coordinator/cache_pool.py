@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas.cache.node import CacheNodeActor
 from mbaas.cache.stats import CacheStats, Flow
-from mbaas.coordinator.asking import answer, answer_or_none
+from mbaas.coordinator.background import answer_or_none
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 from mbaas.memory.budgets import cache_budget, staging_room
@@ -138,7 +138,7 @@ class CachePool:
         )
         self._others[node, generation] = cache
         try:
-            await answer(cache.pid.remote(), START_CALL_S)
+            await asyncio.wait_for(cache.pid.remote(), START_CALL_S)
         except BaseException:  # includes a cancelled start: nothing else refers to the actor yet
             self.end(node, generation)
             raise

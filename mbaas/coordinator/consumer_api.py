@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mbaas.calls import encoding
 from mbaas.calls.server import CallServer, Spawn
-from mbaas.coordinator.asking import answer_or_none
+from mbaas.coordinator.background import answer_or_none
 from mbaas.coordinator.service import ConsumerService
 from mbaas.core.staging import calls
 from mbaas.core.staging import events as ev

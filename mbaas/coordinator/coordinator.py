@@ -19,7 +19,6 @@ from mbaas.base import units
 from mbaas.calls import encoding
 from mbaas.calls.relay import relay_node
 from mbaas.coordinator import recovery, registry, written_epochs
-from mbaas.coordinator.asking import is_set_within, report_bugs_to
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.cache_monitor import CacheMonitor
 from mbaas.coordinator.consumer_api import ConsumerApi
@@ -107,7 +106,7 @@ class FeedCoordinator(ConsumerApi):
         self._choice, self._engine = choice, choice.engine
         self._counters = Counters()
         self._errors = InternalErrors(self._counters)
-        report_bugs_to(self._errors)
+        InternalErrors.of_process = self._errors
         self._tasks = BackgroundTasks(self._errors)
         super().__init__(self._tasks.spawn)
         self._metrics = FeedMetrics(settings.name, WAIT_BOUNDS_S)
@@ -257,7 +256,10 @@ class FeedCoordinator(ConsumerApi):
         if self._has_predecessor and not self._goes_on:
             self._goes_on = True
             self._tasks.spawn(self._go_on())
-        if not await is_set_within(self._opened, within_s):
+        if not self._opened.is_set():  # a set event costs no task
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._opened.wait(), within_s)
+        if not self._opened.is_set():
             raise FeedRestartingError(
                 f"feed {self._settings.name!r} is still starting after {units.seconds(within_s)}{self._why_not_open()}"
             )

@@ -15,7 +15,7 @@ import ray
 
 from mbaas.base.units import counted
 from mbaas.coordinator import recovery
-from mbaas.coordinator.asking import answer_or_none
+from mbaas.coordinator.background import answer_or_none
 from mbaas.coordinator.cache_pool import CachePool, FoundCache
 from mbaas.coordinator.worker_pool import WorkerPool
 from mbaas.core.cluster import events as ev

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mbaas.coordinator.asking import answer_or_none
+from mbaas.coordinator.background import answer_or_none
 from mbaas.model.lending import DemandReport
 from mbaas.ray_cluster import actor_names
 

@@ -18,8 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mbaas.calls.server import Spawn
-from mbaas.coordinator.asking import answer_or_none
-from mbaas.coordinator.background import Driver, InternalErrors
+from mbaas.coordinator.background import Driver, InternalErrors, answer_or_none
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.own_pipelines import OwnPipelines
 from mbaas.coordinator.worker_pool import WorkerHandle

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mbaas.base import units
 from mbaas.coordinator import peer_feeds
-from mbaas.coordinator.asking import answer, answer_or_none
+from mbaas.coordinator.background import answer_or_none
 from mbaas.core.cluster.supervised import BEGIN_S
 from mbaas.core.layout import Layout
 from mbaas.dataset.storage.retry import retry_async
@@ -201,7 +201,7 @@ class WorkerPool:
                 does so.
         """
         try:
-            where: WorkerLocation = await answer(actor.location.remote(), TAKE_IN_S)
+            where: WorkerLocation = await asyncio.wait_for(actor.location.remote(), TAKE_IN_S)
         except (asyncio.TimeoutError, ray.exceptions.RayError):
             if owner is None:
                 ray.kill(actor)
@@ -248,7 +248,7 @@ class WorkerPool:
         settings = self._settings
         try:
             asked = worker.actor.probe.remote(dataset_ref, self._config, settings.threads.fetch)
-            probe: Probe = await answer(asked, settings.timeouts.prep_s)
+            probe: Probe = await asyncio.wait_for(asked, settings.timeouts.prep_s)
         except asyncio.TimeoutError:
             raise WaitTimeoutError(
                 f"waited {units.seconds(settings.timeouts.prep_s)} for {worker.name} (process {worker.pid}) of feed "
@@ -271,7 +271,7 @@ class WorkerPool:
         for worker in random.sample(workers, min(MOST_TRIES, len(workers))):
             asked = worker.actor.look_at.remote(dataset_ref, self._config, payload, settings.threads.fetch)
             try:
-                report: PipelineReport = await answer(asked, settings.timeouts.prep_s)
+                report: PipelineReport = await asyncio.wait_for(asked, settings.timeouts.prep_s)
             except asyncio.TimeoutError:
                 raise WaitTimeoutError(
                     f"waited {units.seconds(settings.timeouts.prep_s)} for {worker.name} (process {worker.pid}) of "

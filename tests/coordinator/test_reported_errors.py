@@ -9,7 +9,7 @@ import os
 import pytest
 import ray
 
-from mbaas.coordinator.background import InternalErrors, decide, reports_errors_of_calls
+from mbaas.coordinator.background import InternalErrors, answer_or_none, decide, reports_errors_of_calls
 from mbaas.coordinator.counters import Counters
 from mbaas.core.story import InvariantError
 from mbaas.errors import BadSampleError, ConfigError, StateError
@@ -189,3 +189,56 @@ def test_the_next_life_of_a_class_is_not_changed():
         assert one.counters.internal_errors == 1
     with pytest.raises(KeyError):
         asyncio.run(Base().inherited())
+
+
+# ---- a call that may go unanswered still reports a bug in the other process ----
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def counters(monkeypatch: pytest.MonkeyPatch) -> Counters:
+    """Counters of a process that has a coordinator."""
+    counters = Counters()
+    monkeypatch.setattr(InternalErrors, "of_process", InternalErrors(counters))
+    return counters
+
+
+async def fails(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("cause", [KeyError("n9"), asyncio.TimeoutError("of a socket")])
+def test_a_bug_of_who_is_asked_is_counted_and_told_once_and_there_is_no_answer(counters, cause):
+    for count in (1, 2):
+        assert asyncio.run(answer_or_none(fails(from_afar(cause)), WAIT_S)) is None
+        assert counters.internal_errors == count
+    (note,) = counters.notes
+    assert "in a worker or cache node" in note
+    assert type(cause).__name__ in note
+
+
+@pytest.mark.parametrize("error", [ray.exceptions.ActorDiedError(), from_afar(StateError("it works for another feed"))])
+def test_a_process_that_is_gone_and_a_refusal_are_no_bugs(counters, error):
+    assert asyncio.run(answer_or_none(fails(error), WAIT_S)) is None
+    assert counters.internal_errors == 0
+
+
+def test_an_answer_that_comes_too_late_is_no_bug(counters):
+    async def ask() -> None:
+        assert await answer_or_none(asyncio.Event().wait(), 0.001) is None
+
+    asyncio.run(ask())
+    assert counters.internal_errors == 0
+
+
+def test_a_bug_that_somebody_else_reports_is_not_counted_twice(counters):
+    assert asyncio.run(answer_or_none(fails(from_afar(KeyError("n9"))), WAIT_S, is_reported=True)) is None
+    assert counters.internal_errors == 0
+
+
+def test_what_is_answered_comes_as_it_is(counters):
+    async def answers() -> int:
+        return 9
+
+    assert asyncio.run(answer_or_none(answers(), WAIT_S)) == 9
