@@ -39,12 +39,11 @@ def decoded(call: bytes | msgspec.Raw, kind: type[MessageT]) -> MessageT:
     """Return an encoded call. Raises `ConfigError` with the field, its value and the allowed ones if it is invalid."""
     of_kind: Any = kind
     try:
-        found: MessageT = _decoder(of_kind).decode(call)
+        return _decoder(of_kind).decode(call)
     except msgspec.ValidationError as error:
         raise ConfigError(_sentence(str(error), kind.__name__, call)) from None
     except (*INVALID, TypeError) as error:
         raise ConfigError(f"a call must be a {kind.__name__} in msgpack, got {shown(call)}: {error}") from None
-    return found
 
 
 def _sentence(error: str, kind: str, call: bytes | msgspec.Raw) -> str:
@@ -71,10 +70,9 @@ def _value_at(path: str, call: bytes | msgspec.Raw) -> Any:
 def socket_call(message: bytes) -> SocketCall | None:
     """Return a message to a coordinator over a socket; None if it is invalid."""
     try:
-        found: SocketCall = _decoder(SocketCall).decode(message)
+        return _decoder(SocketCall).decode(message)
     except INVALID:
         return None
-    return found
 
 
 # ---- answers ----
@@ -123,5 +121,4 @@ def encode_answer(answer: SocketAnswer) -> bytes:
 
 def decode_answer(message: bytes) -> SocketAnswer:
     """Return an encoded answer. Raises `INVALID`."""
-    found: SocketAnswer = _ANSWERS.decode(message)
-    return found
+    return _ANSWERS.decode(message)

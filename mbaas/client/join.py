@@ -158,17 +158,15 @@ class PickledPipeline:
         )
         if known is not None:
             return known
-        info: FeedInfo = call_patiently(
+        return call_patiently(
             coordinator, lambda: coordinator.add_pipeline.remote(fingerprint, payload), timeout_s, what
         )
-        return info
 
 
 def feed_info(coordinator: Any, name: ConsumerName, timeout_s: float) -> FeedInfo:
     """Return the description of a feed before joining it. Wait up to ``timeout_s`` seconds for the feed to open."""
     what = f"consumer {str(name)!r} joins"
-    info: FeedInfo = call_patiently(coordinator, coordinator.info.remote, timeout_s, what)
-    return info
+    return call_patiently(coordinator, coordinator.info.remote, timeout_s, what)
 
 
 def await_feed_restart(

@@ -190,5 +190,4 @@ class RankStream(Stream):
         """
         asked = encoding.encode(RankCall(self._report, epoch, poll_s, shuffle))
         what = "asks how minibatches are shared out"
-        orders: RankOrders = self._call_patiently("rank_orders", asked, poll_s + timeout_s, what)
-        return orders
+        return self._call_patiently("rank_orders", asked, poll_s + timeout_s, what)

@@ -66,14 +66,12 @@ class FeedControl:
     def status(self, *, timeout_s: float = CALL_S) -> FeedStatus:
         """Return the feed's state; see `mbaas.Feed.status`."""
         calls.number("timeout_s", timeout_s)
-        status: FeedStatus = self._call("status", timeout_s=timeout_s)
-        return status
+        return self._call("status", timeout_s=timeout_s)
 
     def costs(self, *, timeout_s: float = CALL_S) -> LoadingCosts:
         """Return the costs of loading so far; see `mbaas.Feed.costs`."""
         calls.number("timeout_s", timeout_s)
-        costs: LoadingCosts = self._call("costs", timeout_s=timeout_s)
-        return costs
+        return self._call("costs", timeout_s=timeout_s)
 
     def ledgers(self) -> list[LedgerEntry]:
         """Return the ledgers of all finished epochs, in order of arrival."""
@@ -100,8 +98,7 @@ class FeedControl:
         Raises:
             ConfigError: ``thing`` is not a string, or has no history; the message lists similar names.
         """
-        lines: list[str] = self._call("story", thing)
-        return lines
+        return self._call("story", thing)
 
     def contents(self, *, timeout_s: float = CALL_S) -> tuple[FeedInfo, Dataset, Pipeline]:
         """Return the feed's constants, its dataset and its pipeline.
@@ -114,8 +111,7 @@ class FeedControl:
 
     def info(self) -> FeedInfo:
         """Return the constants of the feed: settings, order, shape of a sample."""
-        info: FeedInfo = self._call("info")
-        return info
+        return self._call("info")
 
     def announce(self, consumers: Sequence[str], *, others: int = 0) -> None:
         """Reserve positions for consumers that will join soon, so that they begin the same epoch.

@@ -129,11 +129,10 @@ def run_probe(feed: str, asked: FeedOptions, dataset: Dataset, pipeline: Pipelin
     actor = PrepWorkerActor.options(**options).remote(config)
     on_gpu = structs.replace(config, engine="dali", shares_gpu=shares_gpu)
     try:
-        probe: EngineProbe = connection.get(actor.probe_engines.remote(dataset, on_gpu, asked.threads.fetch), PROBE_S)
+        return connection.get(actor.probe_engines.remote(dataset, on_gpu, asked.threads.fetch), PROBE_S)
     except ray.exceptions.GetTimeoutError:
         return f"the probe did not end within {units.seconds(PROBE_S)}"
     except ray.exceptions.RayError as error:
         return f"the probe failed: {last_line(error)}"
     finally:
         ray.kill(actor)
-    return probe

@@ -248,14 +248,13 @@ class WorkerPool:
         settings = self._settings
         try:
             asked = worker.actor.probe.remote(dataset_ref, self._config, settings.threads.fetch)
-            probe: Probe = await asyncio.wait_for(asked, settings.timeouts.prep_s)
+            return await asyncio.wait_for(asked, settings.timeouts.prep_s)
         except asyncio.TimeoutError:
             raise WaitTimeoutError(
                 f"waited {units.seconds(settings.timeouts.prep_s)} for {worker.name} (process {worker.pid}) of feed "
                 f"{settings.name!r} to read and prepare a first sample; its log shows its stack; timeouts.prep_s sets "
                 "how long it may take"
             ) from None
-        return probe
 
     async def look_at(self, dataset_ref: Any, payload: bytes) -> PipelineReport:
         """Have a worker prepare some samples with a pipeline that a consumer brought.
@@ -271,7 +270,7 @@ class WorkerPool:
         for worker in random.sample(workers, min(MOST_TRIES, len(workers))):
             asked = worker.actor.look_at.remote(dataset_ref, self._config, payload, settings.threads.fetch)
             try:
-                report: PipelineReport = await asyncio.wait_for(asked, settings.timeouts.prep_s)
+                return await asyncio.wait_for(asked, settings.timeouts.prep_s)
             except asyncio.TimeoutError:
                 raise WaitTimeoutError(
                     f"waited {units.seconds(settings.timeouts.prep_s)} for {worker.name} (process {worker.pid}) of "
@@ -283,7 +282,6 @@ class WorkerPool:
                 raise
             except ray.exceptions.RayActorError:
                 continue
-            return report
         raise ResourceError(
             f"feed {settings.name!r} has no prep worker that could try the consumer's pipeline: {len(self.workers)} "
             "are up; join again"
@@ -406,8 +404,7 @@ async def _location_in_time(actor: Any, deadline_s: float, give_up: Callable[[],
         if pid is None or not await _done(located, BEGIN_S, give_up):
             located.cancel()
             raise _NotReadyError(deadline_s if pid is None else deadline_s + BEGIN_S, pid)
-    where: WorkerLocation = located.result()
-    return where
+    return located.result()
 
 
 async def _done(future: asyncio.Future[Any], within_s: float, give_up: Callable[[], bool]) -> bool:

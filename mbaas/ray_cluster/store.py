@@ -15,8 +15,7 @@ def put(feed: str, name: str, value: bytes) -> None:
 
 def get(feed: str, name: str) -> bytes | None:
     """Return the value of a name, or None."""
-    found: bytes | None = internal_kv._internal_kv_get(_key(feed, name))
-    return found
+    return internal_kv._internal_kv_get(_key(feed, name))
 
 
 def delete(feed: str, name: str) -> None:
