@@ -64,15 +64,12 @@ def _lack(
     asked = f"{sum(bundle.get(name, 0.0) for bundle in bundles):g} {name}"
     if len(bundles) > 1:
         asked += f" in {len(bundles)} bundles of at most {largest[name]:g}"
-    free, total = (sum(each.get(name, 0.0) for each in one) for one in _columns(nodes))
+    free = sum(node.free.get(name, 0.0) for node in nodes)
+    total = sum(node.total.get(name, 0.0) for node in nodes)
     return (
         f"{asks} {asked}, {free:g} of {total:g} are free{_most_on_one(name, largest, nodes)}, "
         f"and prep workers of feeds hold {' and '.join(holders)}"
     )
-
-
-def _columns(nodes: Sequence[Node]) -> tuple[list[Resources], list[Resources]]:
-    return [node.free for node in nodes], [node.total for node in nodes]
 
 
 def _most_on_one(name: str, bundle: Resources, nodes: Sequence[Node]) -> str:
