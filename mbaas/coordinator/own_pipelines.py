@@ -64,10 +64,9 @@ class OwnPipelines:
     def recall(self) -> list[Stream]:
         """Return the streams of the pipelines that an earlier coordinator kept."""
         feed, streams = self._settings.name, []
-        for name in store.names(feed, own_pipeline_key("")):
-            kept = store.get(feed, name)
-            fingerprint, pipeline = pickle.loads(kept) if kept else ("", None)
-            if pipeline is not None and fingerprint == self._feed.fingerprint:
+        for name, kept in store.items(feed, own_pipeline_key("")):
+            fingerprint, pipeline = pickle.loads(kept)
+            if fingerprint == self._feed.fingerprint:
                 streams.append(self._enter(pipeline))
             else:  # of another feed of this name
                 store.delete(feed, name)
@@ -163,9 +162,3 @@ class OwnPipelines:
             return order.size_of(block) * sample_bytes
 
         return Stream(pipeline.number, order.blocks_per_epoch, order.block_samples, bytes_of)
-
-
-def forget_all(feed: str) -> None:
-    """Delete all stored pipelines of a feed."""
-    for name in store.names(feed, own_pipeline_key("")):
-        store.delete(feed, name)

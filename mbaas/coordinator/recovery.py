@@ -17,11 +17,12 @@ import pyarrow as pa
 from msgspec import Struct
 from ray import cloudpickle
 
-from mbaas.coordinator import own_pipelines, registry, written_epochs
+from mbaas.coordinator import registry, written_epochs
 from mbaas.core.layout import Layout
 from mbaas.dataset import Dataset
 from mbaas.model.engine_choice import EngineChoice
 from mbaas.ray_cluster import store
+from mbaas.wire.blocks import own_pipeline_key
 
 MAX_PACKED_BYTES = 256 << 20
 """Largest packed size of a stored dataset. The store is in the memory of the cluster's head.
@@ -46,8 +47,7 @@ def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
 
     Takes 0.25 s per million files; do not call on an event loop.
     """
-    pieces = _keep(feed, dataset)
-    before = _pieces(feed)
+    pieces, before = _keep(feed, dataset), _recalled(feed)[1]
     store.put(feed, "layout", pickle.dumps((layout, pieces)))
     _forget_pieces(feed, pieces, before)
 
@@ -79,14 +79,12 @@ def keep_ledgers(feed: str, pages: Mapping[int, bytes | None]) -> None:
 
 def recall_ledgers(feed: str) -> dict[int, bytes]:
     """Return the stored pages of a feed's ledgers by number."""
-    found = {int(name.rsplit("-", 1)[1]): store.get(feed, name) for name in store.names(feed, "ledgers-")}
-    return {number: page for number, page in found.items() if page}
+    return {int(name.removeprefix("ledgers-")): page for name, page in store.items(feed, "ledgers-")}
 
 
 def forget_ledgers(feed: str) -> None:
     """Delete the stored ledgers of a feed."""
-    for name in store.names(feed, "ledgers-"):
-        store.delete(feed, name)
+    store.delete_all(feed, "ledgers-")
 
 
 def keep_engine(feed: str, identity: str, choice: EngineChoice) -> None:
@@ -110,10 +108,10 @@ def forget(feed: str) -> None:
     """Delete everything stored for a feed."""
     written_epochs.forget(feed)
     forget_ledgers(feed)
-    own_pipelines.forget_all(feed)
+    store.delete_all(feed, own_pipeline_key(""))
     registry.forget(feed)
     store.delete(feed, "engine")
-    _forget_pieces(feed, 0, _pieces(feed))
+    store.delete_all(feed, "dataset-")
     store.delete(feed, "layout")
 
 
@@ -198,10 +196,6 @@ def _keep(feed: str, dataset: Dataset) -> int:
         return 0
     pieces.finish()
     return pieces.count
-
-
-def _pieces(feed: str) -> int:
-    return _recalled(feed)[1]
 
 
 def _recalled(feed: str) -> tuple[Layout | None, int]:

@@ -82,10 +82,9 @@ def keep_page(feed: str, fingerprint: str, page: int, shuffles: Mapping[int, Shu
 def recall_epochs(feed: str, fingerprint: str) -> dict[int, Shuffle]:
     """Return the stored shuffles by epoch. Delete pages of a feed with another fingerprint."""
     shuffles: dict[int, Shuffle] = {}
-    for name in store.names(feed, "epochs-"):
-        found = store.get(feed, name)
-        page = msgspec.msgpack.decode(found, type=_Page) if found else None
-        if page is not None and page.fingerprint == fingerprint:
+    for name, found in store.items(feed, "epochs-"):
+        page = msgspec.msgpack.decode(found, type=_Page)
+        if page.fingerprint == fingerprint:
             shuffles.update(page.shuffles)
         else:
             store.delete(feed, name)
@@ -104,11 +103,10 @@ def keep_trial(feed: str, fingerprint: str, trial: KeptTrial) -> None:
 def recall_trials(feed: str, fingerprint: str) -> list[KeptTrial]:
     """Return the trials with stored plans. Delete trials of a feed with another fingerprint."""
     trials: list[KeptTrial] = []
-    for name in store.names(feed, "ranks-"):
-        found = store.get(feed, name)
-        kept = msgspec.msgpack.decode(found, type=tuple[str, KeptTrial]) if found else None
-        if kept is not None and kept[0] == fingerprint:
-            trials.append(kept[1])
+    for name, found in store.items(feed, "ranks-"):
+        written_for, trial = msgspec.msgpack.decode(found, type=tuple[str, KeptTrial])
+        if written_for == fingerprint:
+            trials.append(trial)
         else:
             store.delete(feed, name)
     return trials
@@ -116,5 +114,5 @@ def recall_trials(feed: str, fingerprint: str) -> list[KeptTrial]:
 
 def forget(feed: str) -> None:
     """Delete everything stored about a feed's epochs."""
-    for name in [*store.names(feed, "epochs-"), *store.names(feed, "ranks-")]:
-        store.delete(feed, name)
+    store.delete_all(feed, "epochs-")
+    store.delete_all(feed, "ranks-")

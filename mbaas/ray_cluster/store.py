@@ -5,6 +5,8 @@ Calls block on the cluster's head, so a coordinator that serves consumers makes 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ray.experimental import internal_kv
 
 
@@ -27,6 +29,18 @@ def names(feed: str, prefix: str) -> list[str]:
     """Return the stored names that begin with ``prefix``."""
     keys: list[bytes] = internal_kv._internal_kv_list(_key(feed, prefix))
     return [key.removeprefix(_key(feed, "")).decode() for key in keys]
+
+
+def items(feed: str, prefix: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the stored names that begin with ``prefix``, and their values."""
+    for name in names(feed, prefix):
+        if found := get(feed, name):
+            yield name, found
+
+
+def delete_all(feed: str, prefix: str) -> None:
+    """Delete the values of all names that begin with ``prefix``."""
+    internal_kv._internal_kv_del(_key(feed, prefix), del_by_prefix=True)
 
 
 def _key(feed: str, name: str) -> bytes:

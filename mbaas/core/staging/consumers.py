@@ -225,13 +225,9 @@ class Cohort:
             return max([m.cursor for m in self.members])
         return min([m.cursor for m in self.active])  # a list is faster than a generator
 
-    @property
-    def furthest(self) -> int:
-        """Cursor of the furthest member that has requested a block; otherwise `slowest`."""
-        return self._furthest(self.slowest)
-
     def _furthest(self, slowest: int) -> int:
-        # Every event reads positions of each cohort several times, so properties look for `slowest` only once.
+        # The cursor of the furthest member that has requested a block, or `slowest`, which is passed because every
+        # event reads positions of each cohort several times.
         return max([slowest, *[m.cursor for m in self.active if m.asked]])
 
     @property
