@@ -11,8 +11,7 @@
 `engine_decision` the engine of a new feed, measured if both are possible
 `worker_pool`     starts, briefs and ends prep workers
 `cache_pool`      starts, briefs and ends cache nodes; computes placements
-`lending`         lends workers to other feeds
-`peer_feeds`      calls between the coordinators of several feeds
+`lending`         lends workers to other feeds: calls between their coordinators, and one feed's side of it
 `cache_monitor`   notes what cache nodes log, and tells them the rate of prep
 `recovery`        state that a coordinator leaves to its successor
 `written_epochs`  shuffles of epochs and plans of ranks, stored before any consumer gets a block

@@ -23,10 +23,9 @@ from mbaas.coordinator.background import BackgroundTasks, InternalErrors, report
 from mbaas.coordinator.cache_monitor import CacheMonitor
 from mbaas.coordinator.consumer_api import ConsumerApi
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.lending import LendingClient, worker_kind
+from mbaas.coordinator.lending import LendingClient, Offer, Shared, worker_kind
 from mbaas.coordinator.opening import Opening, adopt, prepare
 from mbaas.coordinator.own_pipelines import OwnPipelines
-from mbaas.coordinator.peer_feeds import Offer, Shared
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.status_report import metric_values, snapshot, story_of
 from mbaas.coordinator.supervision import Supervision
@@ -235,7 +234,9 @@ class FeedCoordinator(ConsumerApi):
             job=context.get_job_id(),
             runtime_env=context.get_runtime_env_string(),
         )
-        lending = LendingClient(self._settings, kind=kind, supervision=supervision, counters=counters)
+        lending = LendingClient(
+            self._settings, kind=kind, supervisor=supervision.state, handle=supervision.handle, counters=counters
+        )
         cache_monitor = CacheMonitor(supervision=supervision, counters=counters)
         if shortage := layout.shortage(self._settings):
             counters.note(shortage)

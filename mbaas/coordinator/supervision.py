@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from mbaas.base import units
-from mbaas.coordinator import peer_feeds
+from mbaas.coordinator import lending
 from mbaas.coordinator.background import Driver, InternalErrors
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.opening import Opening
@@ -135,7 +135,7 @@ class Supervision:
             case ev.ReportLentGone():
                 worker = self.workers.workers.get(instruction.worker)
                 if worker is not None:
-                    self._spawn(peer_feeds.report_lent_gone(instruction.owner, worker.actor))
+                    self._spawn(lending.report_lent_gone(instruction.owner, worker.actor))
             case ev.EndLent():
                 if (lent := self._elsewhere.pop(instruction.key, None)) is not None:
                     ray.kill(lent)
@@ -202,7 +202,7 @@ class Supervision:
 
     # ---- workers of other feeds ----
 
-    async def take_on(self, offer: peer_feeds.Offer) -> bool:
+    async def take_on(self, offer: lending.Offer) -> bool:
         """Take on another feed's worker, or a returning one. Return whether it was accepted."""
         key = self._key_of(offer.actor)
         self._elsewhere[key], self._decided_at[key] = offer.actor, offer.decided_at
@@ -219,11 +219,11 @@ class Supervision:
         self._elsewhere.pop(key, None)
         self.handle(ev.LentGone(key))
 
-    def shared_with(self, feed: str) -> peer_feeds.Shared:
+    def shared_with(self, feed: str) -> lending.Shared:
         """Return the workers lent to another feed, and that feed's workers lent to this one."""
         lent = (self._elsewhere.get(key) for key in self.state.lent.get(feed, ()))
         here = (self.worker(name) for name, worker in self.state.workers.items() if worker.owner == feed)
-        return peer_feeds.Shared(
+        return lending.Shared(
             tuple(actor for actor in lent if actor is not None),
             tuple(handle.actor for handle in here if handle is not None),
         )
@@ -259,8 +259,8 @@ class Supervision:
         if worker is not None:
             leaving = self.state.workers.get(instruction.worker)  # None if the feed ends
             waited_s = 0.0 if leaving is None or leaving.left_s is None else time.monotonic() - leaving.left_s
-            offer = peer_feeds.Offer(worker.actor, worker.owner or self._settings.name, time.time() - waited_s)
-            taken = await peer_feeds.offer(instruction.target, offer)
+            offer = lending.Offer(worker.actor, worker.owner or self._settings.name, time.time() - waited_s)
+            taken = await lending.offer(instruction.target, offer)
             if worker.owner is None:
                 # also if it was refused: the supervisor takes it in again under this key
                 self._elsewhere[instruction.worker] = worker.actor

@@ -12,7 +12,7 @@ import ray
 from msgspec import Struct
 
 from mbaas.base import units
-from mbaas.coordinator import peer_feeds
+from mbaas.coordinator import lending
 from mbaas.coordinator.background import answer_or_none
 from mbaas.core.cluster.supervised import BEGIN_S
 from mbaas.core.layout import Layout
@@ -217,7 +217,7 @@ class WorkerPool:
             *(answer_or_none(actor.location.remote(), ADOPT_S) for actor in found.values())
         )
         # A worker that does not answer may belong to another feed or be lent to one; ask the other feeds.
-        peers = await peer_feeds.shared(feed) if None in locations else {}
+        peers = await lending.shared(feed) if None in locations else {}
         left = Survivors([], set(), {}, 1 + max([_serial(name) for _, name in found], default=-1))
         for ((owner, name), actor), where in zip(found.items(), locations, strict=True):
             works_for = where.feed if where is not None else _said_to_work_for(actor, owner, feed, peers)
@@ -385,7 +385,7 @@ def node_options(labels: Mapping[str, str], node: str | None) -> dict[str, Any]:
     return {**first, "fallback_strategy": others} if others else first
 
 
-def _said_to_work_for(actor: Any, owner: str, feed: str, peers: Mapping[str, peer_feeds.Shared]) -> str:
+def _said_to_work_for(actor: Any, owner: str, feed: str, peers: Mapping[str, lending.Shared]) -> str:
     # Find the feed that a silent worker works for: as other feeds report, by default the feed that started it.
     if owner == feed:
         return next((peer for peer, shared in peers.items() if actor in shared.borrowed), feed)

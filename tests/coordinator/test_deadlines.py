@@ -2,7 +2,7 @@
 
 import pytest
 
-from mbaas.coordinator import cache_pool, peer_feeds, supervision, worker_pool
+from mbaas.coordinator import cache_pool, lending, supervision, worker_pool
 from mbaas.core.cluster import supervised, supervisor
 
 
@@ -12,7 +12,7 @@ from mbaas.core.cluster import supervised, supervisor
         (supervision.MACHINE_S + worker_pool.BEGIN_S, supervisor.START_S),
         (worker_pool.TAKE_IN_S, supervisor.BRIEFING_S),
         (supervision.BRIEFING_CALL_S, supervisor.BRIEFING_S),
-        (peer_feeds.ANSWER_S, supervisor.HAND_OVER_S),
+        (lending.ANSWER_S, supervisor.HAND_OVER_S),
         (cache_pool.START_CALL_S, supervised.CACHE_START_S),
         (cache_pool.PROBE_CALL_S + cache_pool.ANSWER_S, supervisor.PROBE_S),
         (cache_pool.MOVE_OUT_CALL_S, supervisor.VACATE_S),

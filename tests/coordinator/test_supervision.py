@@ -81,7 +81,7 @@ def test_a_bug_while_a_worker_is_handed_over_is_reported_and_the_feed_can_end(mo
         await asyncio.wait_for(shell.end("it was stopped"), WAIT_S)
         return shell
 
-    monkeypatch.setattr(supervision_module.peer_feeds, "offer", offer)
+    monkeypatch.setattr(supervision_module.lending, "offer", offer)
     shell = asyncio.run(hand_over())
     assert shell.counters.internal_errors == 1
     assert "RuntimeError: provoked while it is handed over" in shell.counters.notes[-1]
