@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import ray
@@ -160,20 +160,16 @@ class InternalErrors:
             self.report(error)
 
 
-def reports_errors_of_calls(*, but: Container[str] = ()) -> Callable[[type[Actor]], type[Actor]]:
-    """Return a class decorator that reports bugs in an actor's calls; the caller gets the error as well.
+def reports_errors_of_calls(actor: type[Actor]) -> type[Actor]:
+    """Make a class report bugs in its calls; a decorator. The caller gets the error as well.
 
     Errors that mbaas raises on purpose are not reported. The class has its `InternalErrors` in ``_errors``. Apply the
-    decorator below ``ray.remote``. Bugs in the calls ``but`` are reported by the caller.
+    decorator below ``ray.remote``.
     """
-
-    def decorate(actor: type[Actor]) -> type[Actor]:
-        for name, method in inspect.getmembers(actor, inspect.iscoroutinefunction):
-            if not name.startswith("_") and name not in but:
-                setattr(actor, name, _reporting(method))
-        return actor
-
-    return decorate
+    for name, method in inspect.getmembers(actor, inspect.iscoroutinefunction):
+        if not name.startswith("_"):
+            setattr(actor, name, _reporting(method))
+    return actor
 
 
 def _reporting(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:

@@ -88,7 +88,7 @@ class _Running(Struct, frozen=True):
     kept_form: KeptForm | None
 
 
-@reports_errors_of_calls()
+@reports_errors_of_calls
 class FeedCoordinator(ConsumerApi):
     """Runs one feed; created by `mbaas.serve`.
 

@@ -123,7 +123,7 @@ class Supervision:
             case ev.TakeIn():
                 self._spawn(self._take_in(instruction))
             case ev.RefuseOffer():
-                self._answer_offer(instruction.key, taken=False)
+                self._refuse_offer(instruction.key)
             case ev.EndWorker():
                 self.workers.end(instruction.worker)
             case ev.BriefWorker():
@@ -247,11 +247,11 @@ class Supervision:
         if answer is not None and not answer.done():
             answer.set_result(instruction.worker in self.workers.workers)
 
-    def _answer_offer(self, key: Hashable, *, taken: bool) -> None:
+    def _refuse_offer(self, key: Hashable) -> None:
         self._elsewhere.pop(key, None)
         answer = self._offers.pop(key, None)
         if answer is not None and not answer.done():
-            answer.set_result(taken)
+            answer.set_result(False)
 
     async def _hand_over(self, instruction: ev.HandOver) -> None:
         worker = self.workers.workers.get(instruction.worker)

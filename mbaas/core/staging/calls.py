@@ -148,12 +148,12 @@ def whole(field: str, value: object, *, least: int = 0, most: int = MOST_NUMBER)
     return value
 
 
-def number(field: str, value: object, *, least: float = 0, most: float = MOST_NUMBER) -> float:
-    """Check and return a number in [least, most]."""
+def number(field: str, value: object) -> float:
+    """Check and return a number in [0, MOST_NUMBER]."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise ConfigError(f"{field} must be a number, got {shown(value)}")
-    if not least <= value <= most:  # also false for NaN
-        raise ConfigError(f"{field} must be in [{least}, {most}], got {shown(value)}")
+    if not 0 <= value <= MOST_NUMBER:  # also false for NaN
+        raise ConfigError(f"{field} must be in [0, {MOST_NUMBER}], got {shown(value)}")
     return value
 
 
