@@ -114,10 +114,7 @@ async def adopt(settings: FeedSettings, workers: WorkerPool) -> Opening:
     await caches.adopt(found)
     survivors = await workers.survivors()
     begin = ev.Begin(
-        workers={
-            worker.name: ev.FoundWorker(worker.node, worker.owner, worker.name not in survivors.silent)
-            for worker in survivors.workers
-        },
+        workers={worker.name: ev.FoundWorker(worker.node, worker.owner) for worker in survivors.workers},
         caches={key: cache.answers for key, cache in found.items()},
         lent={borrower: tuple(lent) for borrower, lent in survivors.lent.items()},
         serial=survivors.serial,

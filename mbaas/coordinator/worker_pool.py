@@ -70,13 +70,11 @@ class Survivors(Struct, frozen=True):
 
     Attributes:
         workers: workers that work for this feed.
-        silent: names of workers without an answer.
         lent: borrowing feed -> this feed's workers there, by key.
         serial: first worker number above the numbers of all living workers.
     """
 
     workers: list[WorkerHandle]
-    silent: set[str]
     lent: dict[str, dict[str, Any]]
     serial: int
 
@@ -218,7 +216,7 @@ class WorkerPool:
         )
         # A worker that does not answer may belong to another feed or be lent to one; ask the other feeds.
         peers = await lending.shared(feed) if None in locations else {}
-        left = Survivors([], set(), {}, 1 + max([_serial(name) for _, name in found], default=-1))
+        left = Survivors([], {}, 1 + max([_serial(name) for _, name in found], default=-1))
         for ((owner, name), actor), where in zip(found.items(), locations, strict=True):
             works_for = where.feed if where is not None else _said_to_work_for(actor, owner, feed, peers)
             own = owner == feed
@@ -227,8 +225,6 @@ class WorkerPool:
                 worker = WorkerHandle(name if own else f"{owner}-{name}", actor, pid, node, None if own else owner)
                 left.workers.append(worker)
                 self.workers[worker.name] = worker
-                if where is None:
-                    left.silent.add(worker.name)
             elif own:
                 left.lent.setdefault(works_for, {})[actor._actor_id.hex()] = actor
         return left

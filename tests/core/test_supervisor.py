@@ -458,7 +458,7 @@ def test_workers_that_are_lent_are_known_after_a_restart():
 
 def test_workers_that_do_not_answer_after_a_restart_are_ended_and_replaced():
     """An unresponsive worker could recover later without an owner. A lent worker belongs to its borrower."""
-    found = {"prep-0": ev.FoundWorker("a"), "prep-1": ev.FoundWorker("", answers=False)}
+    found = {"prep-0": ev.FoundWorker("a"), "prep-1": ev.FoundWorker("")}
     feed = Feed(own=2, workers=found, lent={"other": ("x",)}, serial=2, is_restart=True)
     assert [end.worker for end in feed.kinds(ev.EndWorker)] == ["prep-1"]
     assert not feed.kinds(ev.EndLent)
@@ -472,7 +472,7 @@ def test_workers_that_do_not_answer_after_a_restart_are_ended_and_replaced():
 
 def test_the_owner_of_a_borrowed_worker_that_does_not_answer_after_a_restart_is_told():
     """Otherwise the owner would count it as lent forever and start no replacement."""
-    feed = Feed(workers={"other-prep-3": ev.FoundWorker("", "other", answers=False)}, is_restart=True)
+    feed = Feed(workers={"other-prep-3": ev.FoundWorker("", "other")}, is_restart=True)
     assert feed.said.index(ev.ReportLentGone("other-prep-3", "other")) < feed.said.index(
         ev.EndWorker("other-prep-3")
     ), "its owner is notified before the worker ends"

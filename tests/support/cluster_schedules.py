@@ -537,7 +537,7 @@ class Cluster(abc.ABC):
             if self.rng.random() < 0.5:
                 self._silent_lent[str(key)] = self.lent.pop(key)
         workers = {
-            name: ev.FoundWorker(actor.node, None if actor.is_ours else "other", self._answers(actor))
+            name: ev.FoundWorker(actor.node if self._answers(actor) else "", None if actor.is_ours else "other")
             for name, actor in {**self.workers, **self._silent_lent}.items()
         }
         caches = {key: self._answers(actor) for key, actor in self.caches.items()}
@@ -548,8 +548,8 @@ class Cluster(abc.ABC):
         rooms = {node: self.room_bytes(node) for node, _ in caches}
         self._begin(ev.Begin(workers, caches, lent, self._versions, serial, is_restart=True, rooms=rooms))
         for name, found in workers.items():
-            assert found.answers or name not in self.workers, f"{name} is silent, and was not ended"
-            assert found.answers or found.owner is None or name in self.reported_gone, f"{name}'s owner got no report"
+            assert found.node or name not in self.workers, f"{name} is silent, and was not ended"
+            assert found.node or found.owner is None or name in self.reported_gone, f"{name}'s owner got no report"
         assert len({node for node, _ in self.caches}) == len(self.caches), "an older cache node of a machine lives on"
         assert not self._silent_lent, "a silent lent worker lives on unnoticed"
 

@@ -205,12 +205,10 @@ class FoundWorker(Struct, frozen=True):
     Attributes:
         node: its node; "" if it does not answer.
         owner: the feed that started it; None for this feed.
-        answers: whether it has reported its node and its feed.
     """
 
     node: str
     owner: str | None = None
-    answers: bool = True
 
 
 class Begin(Event, frozen=True):

@@ -231,7 +231,7 @@ class Supervisor:
             self.workers[name] = SupervisedWorker(name, story, found.owner, found.node, WorkerPhase.BRIEFING)
         if event.is_restart:
             self.own = max(self.own, self._own_present())  # more if the predecessor had requested more
-        self._end_silent(name for name, found in event.workers.items() if not found.answers)
+        self._end_silent(name for name, found in event.workers.items() if not found.node)
         self._take_over_caches(event)
         if event.is_restart:
             self._note(
