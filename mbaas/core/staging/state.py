@@ -559,7 +559,7 @@ class StagingState:
         if event.error is None:
             self.tasks.failures.pop(task.block, None)
             if event.lacks:
-                self.window.leave_out(task.block)
+                self.window.lacking.add(task.block)
             block.finish(task.part, self.tasks.workers[task.worker].node)
             return
         # Only with on_bad_sample="raise". The block fails as a whole: a minibatch may contain samples of all parts.

@@ -51,13 +51,12 @@ class StagedBlock:
         may_mend: whether it is prepared again for a consumer that got its error and requests it again.
         told: consumers that got its error.
         given_as: number under which it was first delivered; None if it was not delivered yet.
-        lacks: whether bad samples were left out.
         waits_for: clause on the cause of the last pause of a part.
     """
 
     __slots__ = (
-        "_making", "_put_off", "_ready", "error", "given_as", "is_ready", "lacks", "may_mend", "nbytes", "number",
-        "parts", "state", "story", "told", "waits_for",
+        "_making", "_put_off", "_ready", "error", "given_as", "is_ready", "may_mend", "nbytes", "number", "parts",
+        "state", "story", "told", "waits_for",
     )  # fmt: skip
 
     def __init__(self, number: int, nbytes: int, parts: Sequence[BlockPart], story: Story) -> None:
@@ -67,7 +66,7 @@ class StagedBlock:
         self.state = BlockState.GRANTED
         self.is_ready = False
         self.error: str | None = None
-        self.may_mend, self.told, self.lacks = False, set[str](), False
+        self.may_mend, self.told = False, set[str]()
         self.given_as: int | None = None
         self.waits_for: str
         self._making = self._ready = self._put_off = 0  # parts in these states
@@ -191,7 +190,7 @@ class Window:
         blocks: by the number under which each is staged (`staged_as`); none is DROPPED.
         used_bytes: sum of the blocks' ``nbytes``, at most ``budget_bytes``.
         failed: numbers of the FAILED blocks.
-        lacking: numbers of the blocks without their bad samples.
+        lacking: numbers of the blocks from which bad samples were left out.
     """
 
     def __init__(self, budget_bytes: int, stories: Stories, streams: StreamTable) -> None:
@@ -242,11 +241,6 @@ class Window:
         self.used_bytes -= block.nbytes  # an error uses no memory; late parts are released on arrival
         block.error, block.nbytes, block.may_mend = error, 0, may_mend
         self.failed.add(number)
-
-    def leave_out(self, number: int) -> None:
-        """Record that bad samples were left out of the block."""
-        self.blocks[number].lacks = True
-        self.lacking.add(number)
 
     def drop(self, number: int, why: str) -> None:
         """Drop a block and free its bytes."""
@@ -305,7 +299,7 @@ class Window:
             raise InvariantError(f"{self.used_bytes} bytes are staged, the budget is {self.budget_bytes}", *stories)
         if self.failed != {block.number for block in self.blocks.values() if block.state is BlockState.FAILED}:
             raise InvariantError(f"{self.failed} are counted as FAILED", *stories)
-        if self.lacking != {block.number for block in self.blocks.values() if block.lacks}:
+        if not self.lacking <= self.blocks.keys():
             raise InvariantError(f"{self.lacking} are counted as lacking samples", *stories)
         for block in self.blocks.values():
             block.validate()
