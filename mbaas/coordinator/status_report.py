@@ -90,7 +90,7 @@ def snapshot(
         uptime_s=time.monotonic() - counters.began,
         start_s=counters.start_s,
         failed=core.failed,
-        pipelines=tuple(_pipeline(counters, service, stream.number) for stream in core.streams),
+        pipelines=tuple(_pipeline(counters, service, stream) for stream in core.streams),
         rank_steps=counters.rank_steps.by_trial(each.trial for each in core.consumers.by_name.values()),
         decoded_costs=None if supervision.layout.decoded is None else supervision.layout.decoded.costs,
     )

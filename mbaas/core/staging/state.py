@@ -312,18 +312,18 @@ class StagingState:
 
     def _open_stream(self, stream: Stream, now: float) -> None:
         if stream.number not in self.streams:
-            self.streams.add(stream)
+            self.streams[stream.number] = stream
             self._unused_since[stream.number] = now
 
     def _close_streams(self, now: float) -> None:
         used = {stream_number(consumer.cursor) for consumer in self.consumers.by_name.values()}
         used.update(map(stream_number, self.window.blocks))
-        for stream in [stream.number for stream in self.streams if stream.number != FEED_STREAM]:
+        for stream in sorted(self.streams.keys() - {FEED_STREAM}):
             if stream in used:
                 self._unused_since.pop(stream, None)
             elif now - self._unused_since.setdefault(stream, now) >= UNUSED_S:
                 del self._unused_since[stream]
-                self.streams.remove(stream)
+                del self.streams[stream]
                 self._turns.forget(stream)
                 self._out.append(ev.CloseStream(stream))
 
@@ -682,7 +682,7 @@ class StagingState:
             for consumer in map(self.consumers.by_name.get, trial.consumers):
                 if consumer is not None:
                     consumer.blocks_per_s = trial.blocks_per_s
-        for cohort in [cohort for stream in self.streams for cohort in self.consumers.cohorts_of(stream.number)]:
+        for cohort in [cohort for stream in self.streams for cohort in self.consumers.cohorts_of(stream)]:
             apart = self._part(cohort, now, pace.SPLIT_AFTER_S)
             while apart is not None:
                 apart = self._part(apart, now, 0.0)

@@ -9,7 +9,7 @@ has the numbers from ``s << STREAM_BITS`` on. Consumers and workers know only nu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -78,40 +78,20 @@ class Stream(Struct, frozen=True):
         return self.begin_of(epoch) + position // self.block_samples
 
 
-class StreamTable:
+class StreamTable(dict[int, Stream]):
     """The streams of a feed, by number; ``feed`` is that of the feed's pipeline."""
 
     def __init__(self, feed: Stream) -> None:
-        self._streams = {feed.number: feed}
-
-    def __iter__(self) -> Iterator[Stream]:
-        return iter(self._streams.values())
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._streams
-
-    def __getitem__(self, number: int) -> Stream:
-        return self._streams[number]
+        super().__init__({feed.number: feed})
 
     def of(self, block: int) -> Stream:
         """Return the stream of a block."""
-        return self._streams[block >> STREAM_BITS]
+        return self[block >> STREAM_BITS]
 
     def bytes_of(self, block: int) -> int:
         """Return the staged size of a block in bytes."""
         stream = self.of(block)
         return stream.bytes_of(stream.local(block))
-
-    def add(self, stream: Stream) -> None:
-        """Add a stream."""
-        self._streams[stream.number] = stream
-
-    def remove(self, number: int) -> None:
-        """Remove a stream without consumers and blocks."""
-        del self._streams[number]
 
 
 def in_core(call: CallT, stream: Stream) -> CallT:
