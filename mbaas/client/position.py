@@ -232,8 +232,3 @@ class Position(Generic[BlockT]):
         """
         newest = next((block for block, is_alive in reversed(self._held) if is_alive()), None)
         return None if newest is None or newest + 1 >= self._unread else (newest + 1, self._unread)
-
-    def held_blocks(self) -> int:
-        """Return the number of blocks of this session with arrays that are alive in this process."""
-        self.released()  # drops blocks without live arrays
-        return len(self._held)

@@ -60,7 +60,7 @@ def test_the_last_minibatch_of_an_epoch_holds_no_block(plain, batch_size):
     with mbaas.join(plain.name, consumer="me", batch_size=batch_size, format="numpy") as loader:
         for batch in loader:
             size = len(batch["sample_id"])
-        assert loader._stream.held_blocks() == 0
+        assert loader._stream.released() == loader._stream._unread, "no block is held"
         assert size == len(batch["sample_id"]) == (SAMPLES % batch_size or batch_size)
 
 
