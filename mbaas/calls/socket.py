@@ -34,20 +34,6 @@ def are_supported() -> bool:
     return sys.platform == "linux"
 
 
-def listen() -> tuple[socket.socket, str]:
-    """Return a non-blocking socket for connections from this machine, and its address; `OSError` if there is none."""
-    address = f"mbaas-{secrets.token_hex(16)}"
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listening.setblocking(False)
-        listening.bind(f"\0{address}")
-        listening.listen()
-    except OSError:
-        listening.close()
-        raise
-    return listening, address
-
-
 def connect(address: str, timeout_s: float) -> socket.socket:
     """Return a socket connected to an address. Raises `OSError` without a listener of this user there."""
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -156,10 +142,9 @@ class Listener:
     async def _listen(self) -> str | None:
         if not are_supported():
             return None
-        loop = asyncio.get_running_loop()
+        loop, address = asyncio.get_running_loop(), f"mbaas-{secrets.token_hex(16)}"
         try:
-            listening, address = listen()
-            self._server = await loop.create_unix_server(lambda: Connection(self._handle, self._gone), sock=listening)
+            self._server = await loop.create_unix_server(lambda: Connection(self._handle, self._gone), f"\0{address}")
         except OSError:  # most likely too many open files
             return None
         return address

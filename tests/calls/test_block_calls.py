@@ -29,6 +29,7 @@ from mbaas.calls.server import RELAYED_FROM, CallServer
 from mbaas.errors import BadSampleError, FeedGoneError, FeedRestartingError
 from mbaas.tools.chaos.participants import alive, kill, paused
 from mbaas.wire.consumers import Ask, BlockCall, Delivery, SocketAnswer
+from support.ports import listen
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
@@ -264,8 +265,7 @@ def test_who_sends_no_calls_is_cut_off_and_nobody_else(coordinator: Any, listene
 @pytest.fixture
 def impostor() -> Iterator[tuple[str, list[bytes]]]:
     """An address, and the answers that its listener sends to its next calls, after which it hangs up."""
-    listening, address = local_socket.listen()
-    listening.setblocking(True)
+    listening, address = listen()
     answers: list[bytes] = []
 
     def serve() -> None:

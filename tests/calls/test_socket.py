@@ -10,15 +10,20 @@ import sys
 import pytest
 
 from mbaas.calls import socket as local_socket
+from support.ports import listen
 
 pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
 
 LISTENER = """
-import sys
-from mbaas.calls import socket as local_socket
-listening, address = local_socket.listen()
-print(address, flush=True)
-sys.stdin.read()
+import asyncio, sys
+from mbaas.calls.socket import Listener
+
+async def serve():
+    listener = Listener(lambda *_: None)
+    print(await listener.address(), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(serve())
 """
 
 
@@ -47,7 +52,7 @@ def test_a_message_that_is_too_long_is_refused_before_it_is_here() -> None:
 
 
 def test_each_side_speaks_to_the_other_only_if_it_is_of_the_same_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening, address = local_socket.listen()
+    listening, address = listen()
     with listening, local_socket.connect(address, 5.0) as connected:
         accepted, _ = listening.accept()
         with accepted:

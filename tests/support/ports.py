@@ -1,9 +1,10 @@
-"""Ports for servers that tests start."""
+"""Ports and local sockets for servers that tests start."""
 
 from __future__ import annotations
 
 import random
 import socket
+import uuid
 from contextlib import suppress
 
 PORTS = range(20_000, 32_768)
@@ -22,3 +23,11 @@ def free_ports(number: int) -> list[int]:
         if len(found) == number:
             return found
     raise OSError(f"{len(found)} of {number} ports are free of {PORTS.start} to {PORTS.stop - 1}")
+
+
+def listen() -> tuple[socket.socket, str]:
+    """Return a socket that accepts connections at a local address of `mbaas.calls.socket`, and this address."""
+    listening, address = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), f"mbaas-{uuid.uuid4().hex}"
+    listening.bind(f"\0{address}")
+    listening.listen()
+    return listening, address
