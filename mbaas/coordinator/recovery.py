@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -49,7 +49,8 @@ def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
     """
     pieces, before = _keep(feed, dataset), _recalled(feed)[1]
     store.put(feed, "layout", pickle.dumps((layout, pieces)))
-    _forget_pieces(feed, pieces, before)
+    for number in range(pieces, before):
+        store.delete(feed, f"dataset-{number}")
 
 
 def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
@@ -59,7 +60,7 @@ def recall(feed: str) -> tuple[Layout | None, Dataset | None]:
     there = [piece for piece in packed if piece]
     if not there or len(there) < pieces:
         return layout, None
-    with pa.CompressedInputStream(pa.PythonFile(_Source(there), "r"), CODEC) as content:
+    with pa.CompressedInputStream(pa.BufferReader(b"".join(there)), CODEC) as content:
         return layout, pickle.load(io.BufferedReader(content))
 
 
@@ -124,85 +125,39 @@ class _TooLargeError(Exception):
     """A packed dataset passes `MAX_PACKED_BYTES`."""
 
 
-class _Pieces(io.RawIOBase):
-    def __init__(self, feed: str) -> None:
-        self._feed, self._rest, self._nbytes = feed, bytearray(), 0
-        self.count = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        written = memoryview(data).nbytes
-        self._rest += data
-        self._nbytes += written
-        while len(self._rest) >= PIECE_BYTES:
-            self._keep(PIECE_BYTES)
-        return written
-
-    def check(self) -> None:
-        if self._nbytes > MAX_PACKED_BYTES:
-            raise _TooLargeError
-
-    def finish(self) -> None:
-        if self._rest:
-            self._keep(len(self._rest))
-
-    def _keep(self, nbytes: int) -> None:
-        store.put(self._feed, f"dataset-{self.count}", bytes(self._rest[:nbytes]))
-        del self._rest[:nbytes]
-        self.count += 1
-
-
 class _Packer:
     """File that a pickle is written to. It compresses step by step, so that the whole pickle is never in memory."""
 
-    def __init__(self, packed: Any, pieces: _Pieces) -> None:
-        self._packed, self._pieces = packed, pieces
+    def __init__(self, stream: Any, packed: Any) -> None:
+        self._stream, self._packed = stream, packed
 
     def write(self, data: Any) -> int:
         content = memoryview(data).cast("B")
         for start in range(0, len(content), STEP_BYTES):
-            self._packed.write(content[start : start + STEP_BYTES])
-            self._pieces.check()
+            self._stream.write(content[start : start + STEP_BYTES])
+            if self._packed.tell() > MAX_PACKED_BYTES:
+                raise _TooLargeError
         return len(content)
 
 
-class _Source(io.RawIOBase):
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces, self._rest = iter(pieces), memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._rest:
-            self._rest = memoryview(next(self._pieces, b""))
-        given = min(len(self._rest), len(buffer))
-        buffer[:given], self._rest = self._rest[:given], self._rest[given:]
-        return given
-
-
 def _keep(feed: str, dataset: Dataset) -> int:
-    pieces = _Pieces(feed)
+    """Store the pieces of a dataset; return their number, 0 if it is too large."""
+    packed = pa.BufferOutputStream()
     try:
-        with pa.CompressedOutputStream(pa.PythonFile(pieces, "w"), CODEC) as packed:
+        with pa.CompressedOutputStream(packed, CODEC) as stream:
             # The dataset's class may exist only in the user's program.
-            cloudpickle.dump(dataset, _Packer(packed, pieces), protocol=5)
-            packed.flush()
-        pieces.check()
+            cloudpickle.dump(dataset, _Packer(stream, packed), protocol=5)
     except _TooLargeError:
-        _forget_pieces(feed, 0, pieces.count)
         return 0
-    pieces.finish()
-    return pieces.count
+    content = packed.getvalue()
+    if content.size > MAX_PACKED_BYTES:
+        return 0
+    starts = range(0, content.size, PIECE_BYTES)
+    for number, start in enumerate(starts):
+        store.put(feed, f"dataset-{number}", content[start : start + PIECE_BYTES].to_pybytes())
+    return len(starts)
 
 
 def _recalled(feed: str) -> tuple[Layout | None, int]:
     found = store.get(feed, "layout")
     return pickle.loads(found) if found else (None, 0)
-
-
-def _forget_pieces(feed: str, first: int, end: int) -> None:
-    for number in range(first, end):
-        store.delete(feed, f"dataset-{number}")
