@@ -31,7 +31,6 @@ CALLS = (
     "pipeline_info",
     "placement_update",
     "rank_orders",
-    "relaying",
     "shared_with",
     "start",
     "status",

@@ -94,11 +94,11 @@ class ConsumerApi(abc.ABC):
         return await self._calls.address() if node == self._node else self._calls.relay_address(node, consumers)
 
     @abc.abstractmethod
-    async def relaying(self, node: str, may_start: bool) -> Any | None:
+    async def _relaying(self, node: str, may_start: bool) -> Any | None:
         """Return the actor that relays calls on a node, starting it if allowed; otherwise None."""
 
     async def _find_relay(self, node: str, may_start: bool) -> tuple[str, str] | None:
-        actor, own = await self.relaying(node, may_start), ray.get_runtime_context()
+        actor, own = await self._relaying(node, may_start), ray.get_runtime_context()
         if actor is None:
             return None
         return await answer_or_none(actor.relay.remote(own.get_actor_id(), own.current_actor), RELAY_S)

@@ -429,7 +429,7 @@ class FeedCoordinator(ConsumerApi):
         if member is not None:
             self._counters.report_steps(member.trial, consumer, member.world_size, report)
 
-    async def relaying(self, node: str, may_start: bool) -> Any | None:
+    async def _relaying(self, node: str, may_start: bool) -> Any | None:
         """Return the actor that relays calls on a node: its cache node or a relay."""
         cache = (await self._until_running()).supervision.caches.actors.get(node)
         return await relay_node(self._settings.name, node, may_start=may_start) if cache is None else cache
