@@ -13,7 +13,6 @@ CALLS = (
     "add_pipeline",
     "announce",
     "ask",
-    "claims",
     "contents",
     "costs",
     "demand_report",

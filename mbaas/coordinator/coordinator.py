@@ -145,7 +145,7 @@ class FeedCoordinator(ConsumerApi):
         await asyncio.to_thread(recovery.keep_engine, self._settings.name, running.info.fingerprint, self._choice)
         if self._settings.engine == "auto" and self._choice.gpus:
             self._counters.note(self._choice.sentence)
-        await self._keep_claims()  # the next feed can use the memory that this one leaves free
+        await self._keep_claims(running)  # the next feed can use the memory that this one leaves free
         self._counters.start_s = time.monotonic() - self._counters.began
         return running.info
 
@@ -288,16 +288,19 @@ class FeedCoordinator(ConsumerApi):
             if not self._keeping.locked():
                 self._tasks.spawn(self._keep_ledgers())
             if not self._claiming.locked():
-                self._tasks.spawn(self._keep_claims())
+                self._tasks.spawn(self._keep_claims(running))
         if tick % TICKS_A_REPORT == 0:
             staged_bytes = running.service.core.window.used_bytes
             workers = len(running.supervision.workers.workers)
             values = metric_values(self._counters, staged_bytes=staged_bytes, workers=workers)
             self._metrics.update(values, self._counters.reports.total.waits.counts)
 
-    async def _keep_claims(self) -> None:
+    def _claims(self, running: _Running) -> Claims:
+        return claims(self._settings, self._engine, running.supervision.state.own)
+
+    async def _keep_claims(self, running: _Running) -> None:
         async with self._claiming:
-            now = await self.claims()
+            now = self._claims(running)
             if now != self._kept_claims:
                 await asyncio.to_thread(registry.update, self._settings.name, now)
                 self._kept_claims = now
@@ -411,11 +414,6 @@ class FeedCoordinator(ConsumerApi):
         """Return the feed's description."""
         return (await self._until_running()).info
 
-    async def claims(self) -> Claims:
-        """Return the resources that this feed reserves."""
-        running, own = self._running, self._settings.prep_workers
-        return claims(self._settings, self._engine, own if running is None else running.supervision.state.own)
-
     async def announce(self, consumers: list[str], others: int = 0) -> None:
         """Reserve places for consumers that will join soon, and for ``others`` more that will be announced soon."""
         announced = calls.announce(consumers, others)
@@ -498,7 +496,7 @@ class FeedCoordinator(ConsumerApi):
             self._choice,
             running.service,
             running.supervision,
-            claims=await self.claims(),
+            claims=self._claims(running),
             caches={} if has_ended else await running.supervision.caches.stats(),
             changes=self._gains.changes,
         )
