@@ -15,7 +15,6 @@ import os
 import secrets
 import socket
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -27,11 +26,6 @@ _LENGTH = struct.Struct(">I")
 
 class BrokenSocketError(Exception):
     """The socket was closed, or received an invalid message."""
-
-
-def are_supported() -> bool:
-    """Return whether this system has such sockets, as Linux does."""
-    return sys.platform == "linux"
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:
@@ -134,14 +128,12 @@ class Listener:
         self._server: asyncio.Server | None = None
 
     async def address(self) -> str | None:
-        """Return the address for processes of this machine; None if the system has no such sockets."""
+        """Return the address for processes of this machine; None if it cannot listen."""
         if self._address is None:
             self._address = asyncio.get_running_loop().create_task(self._listen())
         return await self._address
 
     async def _listen(self) -> str | None:
-        if not are_supported():
-            return None
         loop, address = asyncio.get_running_loop(), f"mbaas-{secrets.token_hex(16)}"
         try:
             self._server = await loop.create_unix_server(lambda: Connection(self._handle, self._gone), f"\0{address}")

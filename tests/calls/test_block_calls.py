@@ -32,8 +32,6 @@ from mbaas.wire.consumers import Ask, BlockCall, Delivery, SocketAnswer
 from support.ports import listen
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
-
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import from this folder
 
 REFUSED, BUG = 1, 2

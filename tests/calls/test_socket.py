@@ -12,8 +12,6 @@ import pytest
 from mbaas.calls import socket as local_socket
 from support.ports import listen
 
-pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
-
 LISTENER = """
 import asyncio, sys
 from mbaas.calls.socket import Listener

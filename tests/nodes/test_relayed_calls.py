@@ -8,22 +8,18 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import pytest
 import ray
 from node_feeds import OPTIONS, SAMPLES, augmented, digests
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import mbaas
 from mbaas.calls import client
-from mbaas.calls import socket as local_socket
 from mbaas.core.layout import MIN_BLOCKS_IN_BUDGET
 from mbaas.ray_cluster import actor_names, resources
 from mbaas.tools.chaos.participants import kill, participants
 from support.processes import cache_node_pids, coordinator_pid, relay_pids
 from support.trials import EpochRecord, record_epoch
 from support.waiting import wait_until
-
-pytestmark = pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux")
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers run where this folder is not on the path
 

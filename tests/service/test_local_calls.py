@@ -15,10 +15,7 @@ from mbaas.tools.chaos.participants import kill
 from support.processes import coordinator_pid
 from support.trials import record_epoch
 
-pytestmark = [
-    pytest.mark.usefixtures("ray_clean"),
-    pytest.mark.skipif(not local_socket.are_supported(), reason="needs the abstract sockets of Linux"),
-]
+pytestmark = pytest.mark.usefixtures("ray_clean")
 
 SAMPLES = 1003
 
