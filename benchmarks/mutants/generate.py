@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-CHECKS = ("validate", "_contradictions", "check_links", "__repr__", "__str__")
+CHECKS = ("validate", "_contradictions", "_check_links", "__repr__", "__str__")
 """Functions that only report broken state: mistakes in them are harmless."""
 
 TELLING = ("tell", "_note", "story")

@@ -35,7 +35,7 @@ from mbaas.core.cluster.waits import WaitTable
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.kept_form import KeptForm
 from mbaas.core.ranks import RankTable
-from mbaas.core.staging import calls
+from mbaas.core.staging import calls, explain
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.streams import FEED_STREAM, block_number, stream_number
 from mbaas.dataset import Dataset
@@ -516,7 +516,7 @@ class FeedCoordinator(ConsumerApi):
         running = await self._until_running()
         core, number = running.service.core, block_number(thing)
         lines = story_of(core.stories, running.supervision.state.stories, thing)
-        reason = "" if number is None else core.why_kept(number)
+        reason = "" if number is None else explain.why_kept(core, number)
         return [*lines, f"staged now, {reason}"] if reason else lines
 
     async def contents(self) -> tuple[FeedInfo, ray.ObjectRef[Dataset], Pipeline]:

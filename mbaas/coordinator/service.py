@@ -26,7 +26,7 @@ from mbaas.coordinator.written_epochs import EpochWriter
 from mbaas.core.cluster import events as cluster
 from mbaas.core.kept_form import FEED_PIPELINE, Forms
 from mbaas.core.layout import Layout
-from mbaas.core.staging import calls
+from mbaas.core.staging import calls, explain
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.rooms import SlotUse
 from mbaas.core.staging.state import Cut, StagingState
@@ -240,7 +240,7 @@ class ConsumerService:
 
     def explain_wait(self, consumer: str) -> str:
         """Return one clause that explains the wait of a consumer."""
-        return self.core.explain_wait(consumer, self._waits_for())
+        return explain.wait(self.core, consumer, self._waits_for())
 
     # ---- instructions ----
 

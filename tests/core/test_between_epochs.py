@@ -9,6 +9,7 @@ import pytest
 from staging_feeds import Feed, delivered, give, kinds
 
 from mbaas.core.staging import events as ev
+from mbaas.core.staging import explain
 from mbaas.core.staging.state import REST_AFTER_S
 from mbaas.core.staging.transitions import ConsumerState
 from mbaas.samples.order import ASIDE, OwnEpoch, Shuffle
@@ -199,7 +200,7 @@ def test_a_call_of_one_that_rests_may_end_later_and_still_be_explained() -> None
     feed.finish(1)
     feed.wait(REST_AFTER_S)
     assert state(feed, "a") is ConsumerState.RESTING
-    assert feed.core.explain_wait("a")
+    assert explain.wait(feed.core, "a")
 
 
 def test_who_stands_still_in_the_middle_of_an_epoch_does_not_rest() -> None:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from mbaas.calls import encoding
 from mbaas.core.layout import StagingLimits
-from mbaas.core.staging import calls
+from mbaas.core.staging import calls, explain
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.state import MOST_AHEAD_EPOCHS, StagingState
 from mbaas.errors import ConfigError
@@ -240,7 +240,7 @@ class Service:
             self.send(ev.Tick())
             if len(self.got) >= 2 * BLOCKS:
                 return
-        raise AssertionError(f"it was given {self.got} only: {self.core.explain_wait(GOOD)}")
+        raise AssertionError(f"it was given {self.got} only: {explain.wait(self.core, GOOD)}")
 
 
 @example(None, [joining(7)])  # the good consumer moves ahead to it

@@ -5,6 +5,7 @@ from staging_feeds import Feed, delivered, kinds
 
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.staging import events as ev
+from mbaas.core.staging import explain
 from mbaas.core.staging.state import VERDICT_S
 from mbaas.core.staging.transitions import BlockState
 from mbaas.samples.placement import BlockPart
@@ -140,7 +141,7 @@ def test_who_waits_in_a_later_epoch_is_told_what_for():
     feed.send(ev.NodeDown("a", "killed"))
     feed.send(ev.WorkerUp("w-b", 1, "b"))
     feed.ask("c", start + EPOCH)
-    assert feed.core.explain_wait("c") == f"block {start + EPOCH} is being prepared by w-b"
+    assert explain.wait(feed.core, "c") == f"block {start + EPOCH} is being prepared by w-b"
 
 
 def test_there_is_no_demand_once_all_is_kept():

@@ -5,6 +5,7 @@ from staging_feeds import Feed, delivered, give, kinds, prepared
 
 from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import events as ev
+from mbaas.core.staging import explain
 from mbaas.core.staging.state import PUT_OFF_S, VERDICT_S, StagingState
 from mbaas.core.story import InvariantError
 from mbaas.samples.order import Shuffle
@@ -148,7 +149,7 @@ def test_a_block_that_kills_every_worker_is_bad_and_the_feed_goes_on():
         if death < 2:
             feed.send(ev.WorkerUp(f"again{death}", 1))
     assert not kinds(feed.wait(VERDICT_S - 1), ev.Deliver), "perhaps their node died"
-    assert feed.core.explain_wait("a") == "block 0: too many prep workers died over it"
+    assert explain.wait(feed.core, "a") == "block 0: too many prep workers died over it"
     done = feed.wait(1)
     assert [delivery.blocks for delivery in kinds(done, ev.Deliver)] == [(0,)]
     assert feed.core.window.blocks[0].error == "3 prep workers died over it; the last one: signal 11"
@@ -279,7 +280,7 @@ def test_a_part_over_which_a_worker_met_a_bug_is_tried_again_a_moment_later_and_
     assert [note.text for note in kinds(done, ev.Note)] == ["w0 failed on block 0: KeyError: 7"]
     assert prepared(done) == [1], "the worker has its next block, not the same one at once"
     feed.wait(0.9 * PUT_OFF_S)
-    assert feed.core.explain_wait("a") == "block 0: it is tried again after an error: KeyError: 7"
+    assert explain.wait(feed.core, "a") == "block 0: it is tried again after an error: KeyError: 7"
     assert prepared(feed.wait(0.1 * PUT_OFF_S)) == []
     assert prepared(feed.finish(1)) == [0]
     assert delivered(feed.finish(0)) == {"a": (0,)}
@@ -730,7 +731,7 @@ def test_a_part_that_waits_for_storage_holds_no_worker_and_is_tried_again():
     feed = Feed()
     feed.join("a")
     assert prepared(put_off(feed, 0)) == [1]
-    assert feed.core.explain_wait("a") == "block 0: storage does not give x.jpg: slow down"
+    assert explain.wait(feed.core, "a") == "block 0: storage does not give x.jpg: slow down"
     feed.make(1, 2)
     assert prepared(feed.wait(PUT_OFF_S / 2)) == []
     assert prepared(feed.wait(PUT_OFF_S / 2)) == [0]
@@ -866,8 +867,8 @@ def test_who_keeps_the_budget_is_named():
     feed.finish(1)
     feed.send(ev.Ask("ann", session, 1, 0, 0, 1))
     feed.join("bob", start=30)
-    assert feed.core.explain_wait("bob") == "the staging budget of 20 B is held by ann", "bob holds nothing"
-    assert feed.core.explain_wait("nobody") == "it is not a member of the feed"
+    assert explain.wait(feed.core, "bob") == "the staging budget of 20 B is held by ann", "bob holds nothing"
+    assert explain.wait(feed.core, "nobody") == "it is not a member of the feed"
 
 
 def test_who_comes_after_the_feed_failed_learns_why_and_all_else_is_silence():
@@ -907,20 +908,20 @@ def test_who_is_ahead_waits_for_the_slowest_and_is_told_so():
     feed.join("bob", asks=False)
     feed.make(0)
     feed.ask("ann", 1)
-    assert feed.core.explain_wait("ann") == "the slowest consumer, bob, is at block 0, this one at 1"
+    assert explain.wait(feed.core, "ann") == "the slowest consumer, bob, is at block 0, this one at 1"
 
 
 def test_who_waits_for_workers_is_told_for_which():
     """The only worker prepares block 0, which the consumer then skips; finally the worker dies."""
     feed = Feed()
     feed.join("ann")
-    assert feed.core.explain_wait("ann") == "block 0 is being prepared by w0"
+    assert explain.wait(feed.core, "ann") == "block 0 is being prepared by w0"
     feed.ask("ann", 1)
-    assert feed.core.explain_wait("ann") == "block 1 waits for a prep worker"
+    assert explain.wait(feed.core, "ann") == "block 1 waits for a prep worker"
     feed.send(ev.WorkerDown("w0", "killed"))
-    assert feed.core.explain_wait("ann") == "no prep worker is up"
+    assert explain.wait(feed.core, "ann") == "no prep worker is up"
     awaited = ["prep-3 is being started, it needs 1 CPU", "the cache of node a is being started"]
-    assert feed.core.explain_wait("ann", awaited) == "; ".join(["no prep worker is up", *awaited])
+    assert explain.wait(feed.core, "ann", awaited) == "; ".join(["no prep worker is up", *awaited])
 
 
 def test_small_blocks_do_not_pass_a_large_one_that_waits_for_room():
@@ -1157,7 +1158,7 @@ def written_feed():
 def test_no_block_of_an_epoch_is_given_before_it_is_written_down_how_that_is_shuffled():
     core, done = written_feed()
     assert delivered(done) == {}
-    assert core.explain_wait("a") == "it is still to be written down, with the cluster's head, how epoch 0 is shuffled"
+    assert explain.wait(core, "a") == "it is still to be written down, with the cluster's head, how epoch 0 is shuffled"
     core.validate()
     assert delivered(core.handle(ev.EpochsWritten((0,)), 1.0)) == {"a": (0,)}
 

@@ -8,6 +8,7 @@ import pytest
 
 from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import events as ev
+from mbaas.core.staging import explain
 from mbaas.core.staging.consumers import Cohort, Consumer
 from mbaas.core.staging.state import StagingState
 from mbaas.core.staging.streams import block_name, block_number
@@ -96,11 +97,11 @@ def test_every_state_has_its_line_in_the_table_and_says_what_it_means(states):
 
 
 def test_the_reason_for_which_a_block_is_staged_is_told(core):
-    assert core.why_kept(0) == "IN_PREPARATION: a worker prepares a part of it"
+    assert explain.why_kept(core, 0) == "IN_PREPARATION: a worker prepares a part of it"
     core.handle(ev.TaskEnded(0), 4.0)
-    assert core.why_kept(0) == "HELD: a consumer uses it"
+    assert explain.why_kept(core, 0) == "HELD: a consumer uses it"
     core.handle(ev.Leave("ann"), 5.0)
-    assert core.why_kept(0) == "", "it is dropped"
+    assert explain.why_kept(core, 0) == "", "it is dropped"
 
 
 def test_a_block_tells_its_life(core):

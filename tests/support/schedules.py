@@ -16,6 +16,7 @@ from msgspec.structs import replace as replace_struct
 
 from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import events as ev
+from mbaas.core.staging import explain
 from mbaas.core.staging.state import StagingState
 from mbaas.core.staging.streams import STREAM_BITS, Stream, in_core, local_block
 from mbaas.samples.order import ASIDE, OwnEpoch, SampleOrder, Shuffle
@@ -638,7 +639,7 @@ class Simulation:
             if not self.workers - self.leaving:
                 self._worker_up(f"again{self.now}")
         raise AssertionError(
-            f"somebody starved: {[(c.name, c.cursor, self.core.explain_wait(c.name)) for c in starved]}"
+            f"somebody starved: {[(c.name, c.cursor, explain.wait(self.core, c.name)) for c in starved]}"
         )
 
     def _go_on(self, consumer: FakeConsumer, *, asks: bool) -> None:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from mbaas.core.cluster import events as cluster
 from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import events as ev
+from mbaas.core.staging import explain
 from mbaas.core.staging.epochs import PAGE_EPOCHS
 from mbaas.core.staging.state import WORKER_FAILURES, StagingState
 from mbaas.samples.order import Ids, OwnEpoch, Shuffle
@@ -494,7 +495,7 @@ class System(Cluster):
 
     def _why(self, name: str) -> str:
         trial = self.trials[name]
-        why = self.service.core.explain_wait(name)
+        why = explain.wait(self.service.core, name)
         return f"{name} at {trial.cursor}, up {trial.is_up}, joined {trial.joined}, busy {trial.busy}: {why}"
 
 

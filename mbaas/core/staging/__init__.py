@@ -18,7 +18,7 @@
 `moving`        copies of parts from nodes that will be gone soon
 `tasks`         tasks of each prep worker
 `transitions`   states of parts, blocks, consumers and workers, and the allowed transitions
-`explain`       why a consumer waits; consistency of the tables
+`explain`       why a consumer waits; why a block is staged
 `pace`          which trials are split from a cohort because of their pace
 ==============  ========================================================================================================
 """

@@ -24,11 +24,11 @@ from mbaas.core.cluster.supervisor import PROBE_S
 from mbaas.core.layout import StagingLimits
 from mbaas.core.peer_idle import PeerIdle
 from mbaas.core.staging import events as ev
-from mbaas.core.staging import explain, pace, rooms
+from mbaas.core.staging import pace, rooms
 from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import Cohort, Consumer, ConsumerTable
 from mbaas.core.staging.epochs import EpochTable
-from mbaas.core.staging.keeping import WHY, Keeping
+from mbaas.core.staging.keeping import Keeping
 from mbaas.core.staging.moving import PartMoves
 from mbaas.core.staging.regrouping import Regrouping
 from mbaas.core.staging.reservations import ReservationTime
@@ -117,7 +117,7 @@ class StagingState:
         self.tasks = TaskTable(self.stories)
         self.beginnings = Beginnings(self.consumers, self.window)
         self._regrouping = Regrouping(self.consumers, self.beginnings)
-        self._keeping = Keeping(self.consumers, self.window, self.beginnings)
+        self.keeping = Keeping(self.consumers, self.window, self.beginnings)
         self.next_epoch = max([number + 1 for number in written or () if number < ASIDE], default=0)
         self.failed: str | None = None
         self._cut = cut
@@ -128,7 +128,7 @@ class StagingState:
             self.consumers,
             self.tasks,
             self.window,
-            self._keeping,
+            self.keeping,
             self._turns,
             cut=self._begin_block,
             drop=self._drop,
@@ -139,7 +139,7 @@ class StagingState:
         self._starts = ReservationTime(first_s)  # from a trial's announcement until it joins
         # From an unassigned reservation until a trial is announced, for successors and for trials that start together.
         self._successions, self._cohort_mates = ReservationTime(first_s), ReservationTime(first_s)
-        self._peer_idle = PeerIdle(self.consumers, self._keeping.could_free)
+        self._peer_idle = PeerIdle(self.consumers, self.keeping.could_free)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # True if no follow-up is needed after the event
 
@@ -731,7 +731,7 @@ class StagingState:
             self._out.append(ev.ReleaseWorker(worker.name))
         for assignment in self._scheduler.assignments():
             self._assign(assignment, now)
-        for number, move in self._moves.begin(self._keeping.lead):
+        for number, move in self._moves.begin(self.keeping.lead):
             self._out.append(ev.MovePart(number, move.block, move.part, move.target))
         self._out += [ev.WriteEpochs(page, shuffles) for page, shuffles in self.epochs.take_changed().items()]
         self._peer_idle.look(now, is_idle=self._scheduler.leaves_idle)
@@ -829,14 +829,6 @@ class StagingState:
         """Return the blocks of a stream that fit its part of the staging budget."""
         return rooms.room_blocks(stream, self.consumers.cohorts.values(), self.limits.budget_bytes)
 
-    def why_kept(self, number: int) -> str:
-        """Return the reason for which a block is staged, and a clause that explains it; "" if it is not staged."""
-        block = self.window.find(number)
-        if block is None:
-            return ""
-        reason = self._keeping.reason(block)
-        return f"{reason.name}: {WHY[reason]}"
-
     def lowest_blocks(self) -> dict[int, int]:
         """Return stream -> its lowest block that is staged, or that a consumer may request."""
         lowest: dict[int, int] = {}
@@ -845,23 +837,38 @@ class StagingState:
             lowest[stream] = min(number, lowest.get(stream, number))
         return lowest
 
-    def explain_wait(self, name: str, awaited: Sequence[str] = ()) -> str:
-        """Return one clause on why a consumer waits; see `explain.wait`."""
-
-        def has_room(block: int) -> bool:
-            return self._keeping.could_free(self.streams.bytes_of(block))
-
-        return explain.wait(name, self.epochs, self.consumers, self.tasks, self.window, has_room, awaited)
-
     def validate(self) -> None:
         """Check every invariant; raise InvariantError with the stories concerned."""
         self.window.validate()
         self.tasks.validate()
         self.consumers.validate()
         self.epochs.validate()
-        explain.check_links(self.epochs, self.consumers, self.tasks, self.window)
-        if self.failed is None and (unwanted := self._keeping.unwanted()):  # a failed feed drops no blocks
+        self._check_links()
+        if self.failed is None and (unwanted := self.keeping.unwanted()):  # a failed feed drops no blocks
             raise InvariantError(f"{unwanted[0]} is kept without a reason", unwanted[0].story)
+
+    def _check_links(self) -> None:
+        # The invariants between the tables, each of which is valid by itself.
+        making = {
+            (block.number, number)
+            for block in self.window.blocks.values()
+            for number, part in enumerate(block.parts)
+            if part.state is PartState.MAKING
+        }
+        if making != self.tasks.in_hand():
+            odd = {number for number, _ in making ^ self.tasks.in_hand()}
+            stories = [self.window.blocks[number].story for number in sorted(odd & self.window.blocks.keys())]
+            stories += [worker.story for worker in self.tasks.workers.values()]
+            # It is unknown which side is wrong, so show both stories.
+            raise InvariantError(f"parts in MAKING are {making}, on workers' lists {self.tasks.in_hand()}", *stories)
+        if blamed := (self.tasks.deaths.keys() | self.tasks.failures.keys()) - self.window.blocks.keys():
+            raise InvariantError(
+                f"blocks {sorted(blamed)} are not staged, and deaths or errors are counted against them"
+            )
+        for consumer in self.consumers.by_name.values():
+            block = self.window.find(consumer.cursor)
+            if consumer.waiting and block is not None and block.is_ready and self.epochs.is_written(consumer.cursor):
+                raise InvariantError(f"{consumer.name} waits for {block}, which is ready", consumer.story, block.story)
 
 
 def _ranks(world_size: int) -> str:
