@@ -25,7 +25,6 @@ from mbaas.coordinator.consumer_api import ConsumerApi
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.lending import LendingClient, Offer, Shared, worker_kind
 from mbaas.coordinator.opening import Opening, adopt, prepare
-from mbaas.coordinator.own_pipelines import OwnPipelines
 from mbaas.coordinator.service import ConsumerService
 from mbaas.coordinator.status_report import metric_values, snapshot, story_of
 from mbaas.coordinator.supervision import Supervision
@@ -170,9 +169,7 @@ class FeedCoordinator(ConsumerApi):
     def _open(self, opening: Opening) -> _Running:
         self._settings = opening.settings
         layout, dataset, counters = opening.layout, opening.dataset, self._counters
-        supervision = Supervision(
-            self._settings, opening, counters=counters, errors=self._errors, spawn=self._tasks.spawn
-        )
+        supervision = Supervision(opening, counters=counters, errors=self._errors, spawn=self._tasks.spawn)
         info = FeedInfo(
             settings=self._settings,
             order=layout.order,
@@ -191,30 +188,16 @@ class FeedCoordinator(ConsumerApi):
             pipeline=self._pipeline.fingerprint,
             engine_reason=self._choice.reason,
         )
-        pipelines = OwnPipelines(
-            info,
-            self._settings,
-            layout,
-            look_at=lambda payload: self._workers.look_at(supervision.caches.dataset_ref, payload),
-            nodes=lambda: len(self._workers.per_node()),
-            trials=lambda: len({each.trial for each in service.core.consumers.by_name.values()}),
-        )
         # Consumers of a predecessor, or of an earlier program that served this feed, may have seen part of each epoch
         # that was begun. New consumers therefore start in the epoch after those.
         written = written_epochs.recall_epochs(self._settings.name, info.fingerprint)
         service = ConsumerService(
             info,
-            layout,
-            pipelines=pipelines,
-            placements=supervision.caches.placements,
-            worker_of=supervision.worker,
-            report=supervision.handle,
-            waits_for=supervision.waits_for,
+            supervision,
             counters=self._counters,
             errors=self._errors,
             spawn=self._tasks.spawn,
             written=written,
-            cache_of=lambda node: supervision.caches.actors.get(node),
         )
         if written:
             counters.ledgers.go_on(recovery.recall_ledgers(self._settings.name))

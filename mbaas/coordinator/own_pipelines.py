@@ -10,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from mbaas.base.units import size
-from mbaas.core.layout import Layout, own_block_samples
+from mbaas.coordinator.supervision import Supervision
+from mbaas.core.layout import own_block_samples
 from mbaas.core.staging.streams import FEED_STREAM, Stream
 from mbaas.errors import ConfigError, StateError
 from mbaas.ray_cluster import store
-from mbaas.settings import FeedSettings
 from mbaas.wire.blocks import OwnPipeline, own_pipeline_key
 from mbaas.wire.consumers import FeedInfo
-from mbaas.wire.samples import PipelineReport
 
 MOST_BYTES = 64 << 20
 """Largest pickled pipeline. It is kept in the memory of the cluster's head."""
@@ -32,30 +31,18 @@ EXPECTED = 8
 blocks would go through an epoch faster, and fewer reads would be shared.
 """
 
-LookAt = Callable[[bytes], Awaitable[PipelineReport]]
-"""Has a worker prepare some samples with a pickled pipeline, and returns its report."""
-
 
 class OwnPipelines:
     """The pipelines of a feed, by fingerprint and by the number of their stream.
 
     Args:
         info: the feed's description, for consumers that use its own pipeline.
-        nodes, trials: return the number of nodes with workers, and of trials that are here or announced.
+        supervision: its workers, which try new pipelines.
+        trials: returns the number of trials that are here or announced.
     """
 
-    def __init__(
-        self,
-        info: FeedInfo,
-        settings: FeedSettings,
-        layout: Layout,
-        look_at: LookAt,
-        *,
-        nodes: Callable[[], int],
-        trials: Callable[[], int],
-    ) -> None:
-        self._feed, self._settings, self._layout = info, settings, layout
-        self._look_at, self._nodes, self._trials = look_at, nodes, trials
+    def __init__(self, info: FeedInfo, supervision: Supervision, trials: Callable[[], int]) -> None:
+        self._feed, self._settings, self._supervision, self._trials = info, info.settings, supervision, trials
         self._infos = {FEED_STREAM: info}
         self._own: dict[int, OwnPipeline] = {}
         self._numbers = {info.pipeline: FEED_STREAM}
@@ -116,13 +103,15 @@ class OwnPipelines:
         async with self._adding.setdefault(fingerprint, asyncio.Lock()):  # trials bring equal pipelines at once
             if fingerprint in self._numbers:
                 return None
-            report = await self._look_at(payload)
+            supervision = self._supervision
+            report = await supervision.workers.look_at(supervision.caches.dataset_ref, payload)
             if report.fingerprint in self._numbers:  # functions may have another fingerprint after unpickling
                 self._numbers[fingerprint] = self._numbers[report.fingerprint]
                 return None
             number = next(number for number in itertools.count(1) if number not in self._own)
             expected = max(number, self._trials(), EXPECTED)
-            block_samples = own_block_samples(self._settings, self._layout, report.probe, expected, self._nodes())
+            nodes = len(supervision.workers.per_node())
+            block_samples = own_block_samples(self._settings, supervision.layout, report.probe, expected, nodes)
             pipeline = OwnPipeline(number, payload, block_samples, replace(report, fingerprint=fingerprint))
             stream = self._enter(pipeline)
             name, kept = own_pipeline_key(fingerprint), pickle.dumps((self._feed.fingerprint, pipeline))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,15 +21,15 @@ from mbaas.calls.server import Spawn
 from mbaas.coordinator.background import Driver, InternalErrors, answer_or_none
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.own_pipelines import OwnPipelines
+from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerHandle
 from mbaas.coordinator.written_epochs import EpochWriter
 from mbaas.core.cluster import events as cluster
 from mbaas.core.kept_form import FEED_PIPELINE, Forms
-from mbaas.core.layout import Layout
 from mbaas.core.staging import calls, explain
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.rooms import SlotUse
-from mbaas.core.staging.state import Cut, StagingState
+from mbaas.core.staging.state import StagingState
 from mbaas.core.staging.streams import FEED_STREAM, Stream, in_core, stream_number
 from mbaas.errors import (
     BadSampleError,
@@ -44,7 +44,7 @@ from mbaas.memory.part_memory import HeldObject, PartMemory
 from mbaas.ray_cluster import store
 from mbaas.ray_cluster.bugs import in_short, is_bug
 from mbaas.samples.order import Shuffle
-from mbaas.samples.placement import BlockPart, PartRequest, PlacementHistory
+from mbaas.samples.placement import BlockPart, PartRequest
 from mbaas.wire.blocks import BlockMeta, DeliveredBlock, DeliveredPart, PartMeta
 from mbaas.wire.consumers import Admission, Delivery, FeedInfo, JoinRequest
 
@@ -97,45 +97,35 @@ class ConsumerService:
     """Serves the blocks of a feed.
 
     Args:
-        pipelines: the pipelines that consumers brought.
-        placements: history of the placements that cut blocks into parts.
-        worker_of: returns the running worker of a name, or None if it is gone.
-        report: passes events about workers to the supervisor.
-        waits_for: lists the workers and cache nodes that the feed is waiting for.
+        supervision: the feed's workers, cache nodes and placements.
         written: as for `StagingState`.
-        cache_of: returns the cache node actor of a node, which copies parts there, or None.
 
     Attributes:
         core: the staging state.
-        pipelines: the argument.
+        pipelines: the pipelines that consumers brought.
         send: passes an event to it, carries out its instructions, and returns them.
     """
 
     def __init__(
         self,
         info: FeedInfo,
-        layout: Layout,
+        supervision: Supervision,
         *,
-        pipelines: OwnPipelines,
-        placements: PlacementHistory,
-        worker_of: Callable[[str], WorkerHandle | None],
-        report: Callable[[cluster.Event], object],
-        waits_for: Callable[[], Sequence[str]],
         counters: Counters,
         errors: InternalErrors,
         spawn: Spawn,
-        written: Mapping[int, Shuffle] | None = None,
-        cache_of: Callable[[str], Any] = lambda _node: None,
+        written: Mapping[int, Shuffle] | None,
     ) -> None:
-        self._info, self.pipelines, self._waits_for = info, pipelines, waits_for
-        self._worker_of, self._report, self._counters, self._spawn = worker_of, report, counters, spawn
-        self._errors, self._cache_of = errors, cache_of
+        self._info, self._supervision = info, supervision
+        self._counters, self._errors, self._spawn = counters, errors, spawn
+        layout = supervision.layout
         self._forms = layout.forms
+        self.pipelines = OwnPipelines(info, supervision, self._count_trials)
         self.core = StagingState(
             layout.limits(info.settings),
             info.order.blocks_per_epoch,
             layout.block_bytes,
-            self._cut_by(placements),
+            self._cut,
             keeps_all=layout.keeps_all,
             block_samples=info.order.block_samples,
             is_shuffled=info.order.shuffled,
@@ -150,15 +140,16 @@ class ConsumerService:
         self._progress = 0
         self._slot_use = SlotUse(ray.get_runtime_context().get_node_id())
 
-        for stream in pipelines.recall():
+        for stream in self.pipelines.recall():
             self.send(ev.OpenStream(stream))
 
-    def _cut_by(self, placements: PlacementHistory) -> Cut:
-        def cut(block: int, shuffle: Shuffle) -> Sequence[BlockPart]:
-            stream = self.core.streams.of(block)
-            return placements.parts(stream.local(block), shuffle, self._block_samples(stream.number))
+    def _count_trials(self) -> int:
+        return len({each.trial for each in self.core.consumers.by_name.values()})
 
-        return cut
+    def _cut(self, block: int, shuffle: Shuffle) -> Sequence[BlockPart]:
+        stream = self.core.streams.of(block)
+        placements = self._supervision.caches.placements
+        return placements.parts(stream.local(block), shuffle, self._block_samples(stream.number))
 
     def _block_samples(self, stream: int) -> int:
         own = self.pipelines.own(stream)
@@ -240,7 +231,7 @@ class ConsumerService:
 
     def explain_wait(self, consumer: str) -> str:
         """Return one clause that explains the wait of a consumer."""
-        return explain.wait(self.core, consumer, self._waits_for())
+        return explain.wait(self.core, consumer, self._supervision.waits_for())
 
     # ---- instructions ----
 
@@ -274,9 +265,9 @@ class ConsumerService:
                     parts[instruction.part], memory=copy, task=instruction.task, node=node
                 )
             case ev.ReplaceWorker():
-                self._report(cluster.WorkerDied(instruction.worker, instruction.reason, instruction.blame))
+                self._supervision.handle(cluster.WorkerDied(instruction.worker, instruction.reason, instruction.blame))
             case ev.ReleaseWorker():
-                self._report(cluster.WorkerDone(instruction.worker))
+                self._supervision.handle(cluster.WorkerDone(instruction.worker))
             case ev.RemoveConsumer() | ev.Refuse():
                 self._expel(instruction.consumer, instruction.session, self._why_expelled(instruction))
             case ev.Note():
@@ -341,7 +332,7 @@ class ConsumerService:
 
     async def _make(self, order: ev.Prepare, *, in_slots: bool = True) -> None:
         """Have a worker prepare one part, in a slot if possible, and send the outcome to the core."""
-        worker = self._worker_of(order.worker)
+        worker = self._supervision.worker(order.worker)
         if worker is None:
             return  # the core will receive its death shortly and reassign the part
         block, stream = order.block, self.core.streams.of(order.block)
@@ -351,7 +342,7 @@ class ConsumerService:
             stream.local(block),
             order.block_part,
             order.shuffle,
-            0 if own is None else own.block_samples,
+            self._block_samples(stream.number),
             tuple(each.form for each in forms),
         )
         # With "raise" no consumer ever got this block without its bad samples, so prepare every sample again.
@@ -388,7 +379,7 @@ class ConsumerService:
 
     async def _move(self, order: ev.MovePart) -> None:
         """Copy a part to another node, as an object that this coordinator owns."""
-        part, cache = self._staged_part(order.block, order.part), self._cache_of(order.node)
+        part, cache = self._staged_part(order.block, order.part), self._supervision.caches.actors.get(order.node)
         if part is None or cache is None or part.memory.ref is None:
             self.send(ev.PartStays(order.move))
             return
@@ -403,9 +394,9 @@ class ConsumerService:
 
     def _tell_of(self, worker: WorkerHandle, event: cluster.Event) -> None:
         # A late result of a call to an earlier worker of the same name must not be reported for the new one.
-        newest = self._worker_of(worker.name)
+        newest = self._supervision.worker(worker.name)
         if newest is None or newest.pid == worker.pid:
-            self._report(event)
+            self._supervision.handle(event)
 
     def _failed(self, order: ev.Prepare, worker: WorkerHandle, error: ray.exceptions.RayTaskError) -> None:
         if is_bug(error):

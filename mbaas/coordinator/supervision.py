@@ -26,7 +26,6 @@ from mbaas.core.layout import CREDIT
 from mbaas.core.staging import events as staging
 from mbaas.errors import ResourceError, last_line
 from mbaas.ray_cluster import resources
-from mbaas.settings import FeedSettings
 
 NODES_PERIOD_S = 1.0
 """Period in seconds at which Ray is polled for dead and draining nodes, if the feed uses more than one node."""
@@ -51,19 +50,19 @@ class Supervision:
     Attributes:
         state: the supervisor, which makes all decisions.
         handle: passes an event to it, carries out its instructions, and returns them.
-        workers: the running prep workers.
+        workers, caches, layout: the running prep workers, the cache nodes, and the feed's layout.
     """
 
     def __init__(
         self,
-        settings: FeedSettings,
         opening: Opening,
         *,
         counters: Counters,
         errors: InternalErrors,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
     ) -> None:
-        self._settings, self._counters, self._errors, self._spawn = settings, counters, errors, spawn
+        settings = self._settings = opening.settings
+        self._counters, self._errors, self._spawn = counters, errors, spawn
         self.workers, self.caches, self.layout = opening.workers, opening.caches, opening.layout
         self.state = Supervisor(
             own=settings.prep_workers,

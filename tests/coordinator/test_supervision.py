@@ -53,8 +53,10 @@ class Shell(Supervision):
         worker = SimpleNamespace(name="prep-0", owner=None, actor="the actor of prep-0")
         workers = SimpleNamespace(needs="1 CPU", workers={"prep-0": worker}, ended=[])
         workers.end, workers.end_all, workers.release = workers.ended.append, lambda: None, lambda _: None
-        opening: Any = SimpleNamespace(workers=workers, caches=None, layout=None, begin=ev.Begin(), lent={})
-        super().__init__(SETTINGS, opening, counters=self.counters, errors=errors, spawn=BackgroundTasks(errors).spawn)
+        opening: Any = SimpleNamespace(
+            settings=SETTINGS, workers=workers, caches=None, layout=None, begin=ev.Begin(), lent={}
+        )
+        super().__init__(opening, counters=self.counters, errors=errors, spawn=BackgroundTasks(errors).spawn)
         self.state: Any = Scripted(*instructions)
         self.handle = Driver(self.state, self._carry_out, errors).send
 
