@@ -14,7 +14,6 @@
 `lending`         lends workers to other feeds: calls between their coordinators, and one feed's side of it
 `cache_monitor`   notes what cache nodes log, and tells them the rate of prep
 `recovery`        state that a coordinator leaves to its successor
-`written_epochs`  shuffles of epochs and plans of ranks, stored before any consumer gets a block
 `registry`        the program that serves each feed, the resources that it claims, and the lock for dividing them
 `background`      background tasks; handling of internal errors; waits for answers of other actors
 `control`         calls of `Feed`, commands and the Tune callback

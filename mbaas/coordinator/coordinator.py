@@ -18,7 +18,7 @@ from msgspec import Struct
 from mbaas.base import units
 from mbaas.calls import encoding
 from mbaas.calls.relay import relay_node
-from mbaas.coordinator import recovery, registry, written_epochs
+from mbaas.coordinator import recovery, registry
 from mbaas.coordinator.background import BackgroundTasks, InternalErrors, reports_errors_of_calls
 from mbaas.coordinator.cache_monitor import CacheMonitor
 from mbaas.coordinator.consumer_api import ConsumerApi
@@ -190,7 +190,7 @@ class FeedCoordinator(ConsumerApi):
         )
         # Consumers of a predecessor, or of an earlier program that served this feed, may have seen part of each epoch
         # that was begun. New consumers therefore start in the epoch after those.
-        written = written_epochs.recall_epochs(self._settings.name, info.fingerprint)
+        written = recovery.recall_epochs(self._settings.name, info.fingerprint)
         service = ConsumerService(
             info,
             supervision,
@@ -206,7 +206,7 @@ class FeedCoordinator(ConsumerApi):
         ranks = RankTable(
             layout.order.blocks_per_epoch,
             service.core.consumers.session,
-            written_epochs.recall_trials(self._settings.name, info.fingerprint),
+            recovery.recall_trials(self._settings.name, info.fingerprint),
         )
         context = ray.get_runtime_context()
         kind = worker_kind(
@@ -454,9 +454,7 @@ class FeedCoordinator(ConsumerApi):
             trials = running.ranks.to_write()
             try:
                 for trial in trials:
-                    await asyncio.to_thread(
-                        written_epochs.keep_trial, self._settings.name, running.info.fingerprint, trial
-                    )
+                    await asyncio.to_thread(recovery.keep_trial, self._settings.name, running.info.fingerprint, trial)
             except Exception as error:  # the store has no exception type of its own; the rank calls again
                 running.ranks.write_again(trials)
                 self._errors.report(error)

@@ -1,27 +1,36 @@
 """State that a coordinator leaves to its successor in the cluster's key-value store.
 
-It consists of the feed's layout, its dataset, its engine, the consumers' ledgers and the shuffles of its epochs
-(`mbaas.coordinator.written_epochs`). Surviving actors supply the rest: consumers have their cursors, cache nodes their
-samples. The dataset, a table of sample locations, is stored so that a feed survives the loss of all its actors.
+It consists of the feed's layout, its dataset, its engine, the consumers' ledgers, the shuffle of each epoch and its
+division among ranks. Surviving actors supply the rest: consumers have their cursors, cache nodes their samples. The
+dataset, a table of sample locations, is stored so that a feed survives the loss of all its actors. Shuffles and
+divisions are stored before any consumer gets a block: a rank that returns must get the same samples of an epoch as
+without the interruption, even if the other ranks are far ahead.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
 from msgspec import Struct
 from ray import cloudpickle
 
-from mbaas.coordinator import registry, written_epochs
+from mbaas.calls.server import Spawn
+from mbaas.coordinator import registry
+from mbaas.coordinator.background import InternalErrors
 from mbaas.core.layout import Layout
+from mbaas.core.ranks import KeptTrial
+from mbaas.core.staging import events as ev
 from mbaas.dataset import Dataset
 from mbaas.model.engine_choice import EngineChoice
 from mbaas.ray_cluster import store
+from mbaas.samples.order import Shuffle
 from mbaas.wire.blocks import own_pipeline_key
 
 MAX_PACKED_BYTES = 256 << 20
@@ -40,6 +49,9 @@ STEP_BYTES = 1 << 20
 # Measured 2026-11-22 on 2 cores of an AMD EPYC, with 2 million ImageNet names and 2 million random names: zstd takes
 # 0.32 and 0.46 s of CPU for 17.7 and 30.2 MB; zlib at level 1 takes 0.70 and 1.42 s for 18.9 and 35.3 MB.
 CODEC = "zstd"
+
+RETRY_S = 1.0
+"""Pause before a failed write of shuffles is retried, in seconds."""
 
 
 def remember(feed: str, layout: Layout, dataset: Dataset) -> None:
@@ -100,6 +112,47 @@ def recall_engine(feed: str, identity: Callable[[], str]) -> EngineChoice | None
     return kept.choice if kept is not None and kept.identity == identity() else None
 
 
+def keep_page(feed: str, fingerprint: str, page: int, shuffles: Mapping[int, Shuffle]) -> None:
+    """Store the shuffles of a page's epochs; delete a page without any."""
+    if shuffles:
+        store.put(feed, f"epochs-{page}", msgspec.msgpack.encode(_Page(fingerprint, shuffles)))
+    else:
+        store.delete(feed, f"epochs-{page}")
+
+
+def recall_epochs(feed: str, fingerprint: str) -> dict[int, Shuffle]:
+    """Return the stored shuffles by epoch. Delete pages of a feed with another fingerprint."""
+    shuffles: dict[int, Shuffle] = {}
+    for name, found in store.items(feed, "epochs-"):
+        page = msgspec.msgpack.decode(found, type=_Page)
+        if page.fingerprint == fingerprint:
+            shuffles.update(page.shuffles)
+        else:
+            store.delete(feed, name)
+    return shuffles
+
+
+def keep_trial(feed: str, fingerprint: str, trial: KeptTrial) -> None:
+    """Store the plans that divide epochs among a trial's ranks; delete the entry of a trial without plans."""
+    name = f"ranks-{crc32(repr(trial.group).encode()):08x}"
+    if trial.plans:
+        store.put(feed, name, msgspec.msgpack.encode((fingerprint, trial)))
+    else:
+        store.delete(feed, name)
+
+
+def recall_trials(feed: str, fingerprint: str) -> list[KeptTrial]:
+    """Return the trials with stored plans. Delete trials of a feed with another fingerprint."""
+    trials: list[KeptTrial] = []
+    for name, found in store.items(feed, "ranks-"):
+        written_for, trial = msgspec.msgpack.decode(found, type=tuple[str, KeptTrial])
+        if written_for == fingerprint:
+            trials.append(trial)
+        else:
+            store.delete(feed, name)
+    return trials
+
+
 def is_kept(feed: str) -> bool:
     """Return whether anything is stored for a feed: it was served on this cluster and not stopped."""
     return bool(store.get(feed, "layout"))
@@ -107,13 +160,58 @@ def is_kept(feed: str) -> bool:
 
 def forget(feed: str) -> None:
     """Delete everything stored for a feed."""
-    written_epochs.forget(feed)
-    forget_ledgers(feed)
-    store.delete_all(feed, own_pipeline_key(""))
     registry.forget(feed)
+    for prefix in ("epochs-", "ranks-", "ledgers-", "dataset-", own_pipeline_key("")):
+        store.delete_all(feed, prefix)
     store.delete(feed, "engine")
-    store.delete_all(feed, "dataset-")
     store.delete(feed, "layout")
+
+
+class EpochWriter:
+    """Writes the shuffles of epochs page by page, and passes an `EpochsWritten` for each page to ``tell``."""
+
+    def __init__(
+        self, feed: str, fingerprint: str, *, tell: Callable[[ev.Event], object], errors: InternalErrors, spawn: Spawn
+    ) -> None:
+        self._feed, self._fingerprint = feed, fingerprint
+        self._tell, self._errors, self._spawn = tell, errors, spawn
+        self._waiting: dict[int, Mapping[int, Shuffle]] = {}
+        self._has_ended = False
+        self._rests = asyncio.Event()  # set while no write is in progress
+        self._rests.set()
+
+    def write(self, order: ev.WriteEpochs) -> None:
+        """Write a page in the background."""
+        self._waiting[order.page] = order.shuffles
+        if self._rests.is_set() and not self._has_ended:
+            self._rests.clear()
+            self._spawn(self._write_all())
+
+    async def end(self) -> None:
+        """Stop writing. When this returns, no write is in progress, and stored pages can be deleted."""
+        self._has_ended = True
+        await self._rests.wait()
+
+    async def _write_all(self) -> None:
+        # One at a time: a page that is written late must not replace a newer one.
+        while self._waiting and not self._has_ended:
+            page = next(iter(self._waiting))
+            shuffles = self._waiting.pop(page)
+            try:
+                # In a thread: the call to the cluster's head blocks, and would delay every consumer.
+                await asyncio.to_thread(keep_page, self._feed, self._fingerprint, page, shuffles)
+            except Exception as error:  # the store has no exception type of its own
+                self._errors.report(error)
+                self._waiting.setdefault(page, shuffles)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._tell(ev.EpochsWritten(tuple(shuffles)))
+        self._rests.set()
+
+
+class _Page(Struct):
+    fingerprint: str
+    shuffles: Mapping[int, Shuffle]
 
 
 class _KeptEngine(Struct, frozen=True):

@@ -21,9 +21,9 @@ from mbaas.calls.server import Spawn
 from mbaas.coordinator.background import Driver, InternalErrors, answer_or_none
 from mbaas.coordinator.counters import Counters
 from mbaas.coordinator.own_pipelines import OwnPipelines
+from mbaas.coordinator.recovery import EpochWriter
 from mbaas.coordinator.supervision import Supervision
 from mbaas.coordinator.worker_pool import WorkerHandle
-from mbaas.coordinator.written_epochs import EpochWriter
 from mbaas.core.cluster import events as cluster
 from mbaas.core.kept_form import FEED_PIPELINE, Forms
 from mbaas.core.staging import calls, explain

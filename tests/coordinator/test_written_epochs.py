@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mbaas.coordinator import written_epochs
+from mbaas.coordinator import recovery
 from mbaas.coordinator.background import InternalErrors
 from mbaas.coordinator.counters import Counters
-from mbaas.coordinator.written_epochs import EpochWriter, keep_page, keep_trial, recall_epochs, recall_trials
+from mbaas.coordinator.recovery import EpochWriter, keep_page, keep_trial, recall_epochs, recall_trials
 from mbaas.core.ranks import KeptTrial
 from mbaas.core.staging import events as ev
 from mbaas.ray_cluster import store
@@ -60,7 +60,7 @@ def test_pages_are_written_one_after_the_other_and_the_newest_of_each_last(monke
             assert may_go_on.wait(WAIT_S)
             pages.written.append((page, shuffles))
 
-        monkeypatch.setattr(written_epochs, "keep_page", keep)
+        monkeypatch.setattr(recovery, "keep_page", keep)
         pages.writer.write(ev.WriteEpochs(0, {1: Shuffle(1)}))
         assert await asyncio.to_thread(begun.wait, WAIT_S)
         pages.writer.write(ev.WriteEpochs(0, {1: Shuffle(1), 2: CUT}))
@@ -80,7 +80,7 @@ def test_pages_are_written_one_after_the_other_and_the_newest_of_each_last(monke
 
 
 def test_a_page_that_could_not_be_written_is_written_again_as_it_is_by_then(monkeypatch):
-    monkeypatch.setattr(written_epochs, "RETRY_S", 0.05)
+    monkeypatch.setattr(recovery, "RETRY_S", 0.05)
 
     async def write() -> Pages:
         pages = Pages()
@@ -91,7 +91,7 @@ def test_a_page_that_could_not_be_written_is_written_again_as_it_is_by_then(monk
                 pages.writer.write(ev.WriteEpochs(0, {1: Shuffle(1), 2: CUT}))
                 raise ConnectionError("the head is away")
 
-        monkeypatch.setattr(written_epochs, "keep_page", keep)
+        monkeypatch.setattr(recovery, "keep_page", keep)
         pages.writer.write(ev.WriteEpochs(0, {1: Shuffle(1)}))
         await pages.done()
         return pages
@@ -105,7 +105,7 @@ def test_a_page_that_could_not_be_written_is_written_again_as_it_is_by_then(monk
 
 def test_nothing_is_written_once_writing_has_ended(monkeypatch):
     """The feed is stopped while a page cannot be written. Stored pages are then deleted."""
-    monkeypatch.setattr(written_epochs, "RETRY_S", 0.05)
+    monkeypatch.setattr(recovery, "RETRY_S", 0.05)
 
     async def write() -> Pages:
         pages = Pages()
@@ -115,7 +115,7 @@ def test_nothing_is_written_once_writing_has_ended(monkeypatch):
             if page == 0:
                 raise ConnectionError("the head is away")
 
-        monkeypatch.setattr(written_epochs, "keep_page", keep)
+        monkeypatch.setattr(recovery, "keep_page", keep)
         for page in (0, 1):
             pages.writer.write(ev.WriteEpochs(page, {64 * page: Shuffle(64 * page)}))
         await asyncio.sleep(0.01)
@@ -149,7 +149,7 @@ def test_the_plans_of_ranks_are_found_again(ray_session, feed_name):
     assert recall_trials(feed_name, "a") == [trial]
     assert recall_trials(feed_name, "b") == []
     keep_trial(feed_name, "a", trial)
-    written_epochs.forget(feed_name)
+    recovery.forget(feed_name)
     assert recall_trials(feed_name, "a") == []
 
 
@@ -157,4 +157,4 @@ def test_the_plans_of_ranks_are_found_again(ray_session, feed_name):
 def test_a_shuffle_comes_back_as_it_was(ray_session, feed_name, shuffle):
     keep_page(feed_name, "a", 3, {200: shuffle})
     assert recall_epochs(feed_name, "a")[200] == shuffle
-    written_epochs.forget(feed_name)
+    recovery.forget(feed_name)
