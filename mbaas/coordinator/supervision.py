@@ -75,9 +75,8 @@ class Supervision:
         self._forward: Callable[[staging.Event], Any]  # to the staging core; set by `begin`
         self._works = asyncio.Event()
         self._elsewhere = dict(opening.lent)  # key -> worker that is lent, or offered to this feed
-        # key, later the worker's name here -> True if it arrived
-        self._offers: dict[Hashable, asyncio.Future[bool]] = {}
-        self._decided_at: dict[Hashable, float] = {}  # key of an offered worker -> Unix time of the decision
+        # key of an offered worker -> the answer, True if it arrived, and the Unix time of the decision to move it
+        self._offers: dict[Hashable, tuple[asyncio.Future[bool], float]] = {}
         self._leaving: set[asyncio.Task[None]] = set()  # workers moving to other feeds
 
     # ---- start and end ----
@@ -204,13 +203,10 @@ class Supervision:
     async def take_on(self, offer: lending.Offer) -> bool:
         """Take on another feed's worker, or a returning one. Return whether it was accepted."""
         key = self._key_of(offer.actor)
-        self._elsewhere[key], self._decided_at[key] = offer.actor, offer.decided_at
-        answer = self._offers[key] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._elsewhere[key], self._offers[key] = offer.actor, (answer, offer.decided_at)
         self.handle(ev.Offered(key, None if offer.owner == self._settings.name else offer.owner))
-        try:
-            return await answer
-        finally:
-            self._decided_at.pop(key, None)
+        return await answer
 
     def lent_gone(self, actor: Any) -> None:
         """Record that a lent worker is gone."""
@@ -232,25 +228,25 @@ class Supervision:
         return next((key for key, other in self._elsewhere.items() if other == actor), actor._actor_id.hex())
 
     async def _take_in(self, instruction: ev.TakeIn) -> None:
-        actor, answer = self._elsewhere.pop(instruction.key, None), self._offers.pop(instruction.key, None)
+        actor, offered = self._elsewhere.pop(instruction.key, None), self._offers.pop(instruction.key, None)
         try:
             if actor is None:
                 raise ResourceError(f"worker {instruction.key} is gone")
-            if (decided_at := self._decided_at.get(instruction.key)) is not None:
-                self._counters.moved_in(instruction.worker, decided_at)
+            if offered is not None:
+                self._counters.moved_in(instruction.worker, offered[1])
             worker = await self.workers.take_in(instruction.worker, actor, instruction.owner)
         except (ResourceError, ray.exceptions.RayError, asyncio.TimeoutError) as error:
             self.handle(ev.StartFailed(instruction.worker, last_line(error)))
         else:
             self.handle(ev.WorkerStarted(instruction.worker, worker.node))
-        if answer is not None and not answer.done():
-            answer.set_result(instruction.worker in self.workers.workers)
+        if offered is not None and not offered[0].done():
+            offered[0].set_result(instruction.worker in self.workers.workers)
 
     def _refuse_offer(self, key: Hashable) -> None:
         self._elsewhere.pop(key, None)
-        answer = self._offers.pop(key, None)
-        if answer is not None and not answer.done():
-            answer.set_result(False)
+        offered = self._offers.pop(key, None)
+        if offered is not None and not offered[0].done():
+            offered[0].set_result(False)
 
     async def _hand_over(self, instruction: ev.HandOver) -> None:
         worker = self.workers.workers.get(instruction.worker)
