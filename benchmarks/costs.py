@@ -24,7 +24,7 @@ from mbaas.dataset import read_images
 from mbaas.ray_cluster import connection
 from mbaas.tools.bench.rows.dataloader import workers_for
 from mbaas.tools.bench.tasks.images import SIDE, Images, make_photos
-from mbaas.tools.bench.tree_cpu import TreeCpu
+from mbaas.tools.bench.cpu import TreeCpu
 
 BATCH = 64
 HELD_OUT_SHARE = 1 / 8

@@ -37,7 +37,7 @@ from ray import tune
 
 import mbaas
 from mbaas import transforms as T
-from mbaas.tools.bench.tree_cpu import TreeCpu
+from mbaas.tools.bench.cpu import TreeCpu
 from tune_integration import FeedCallback, get_loader
 
 SIZE = 48

@@ -55,7 +55,7 @@ PUBLIC = ("mbaas", "mbaas.analysis", "mbaas.dataset", "mbaas.errors", "mbaas.tra
 
 USES_PRIVATE = {
     "examples/comparing.py": {"mbaas.prep.engines"},
-    "examples/tune_augmentation.py": {"mbaas.tools.bench.tree_cpu"},
+    "examples/tune_augmentation.py": {"mbaas.tools.bench.cpu"},
     "examples/tune_digits.py": {"mbaas.prep.engines"},
     "tune_integration/callback.py": {"mbaas.coordinator.control"},
     "tune_integration/trial.py": {"mbaas.feed", "mbaas.base.validation"},

@@ -48,7 +48,7 @@ from mbaas.ray_cluster import connection
 from mbaas.tools.bench.report import Machine
 from mbaas.tools.bench.rows.dataloader import workers_for
 from mbaas.tools.bench.tasks.images import Images, make_photos
-from mbaas.tools.bench.tree_cpu import TreeCpu
+from mbaas.tools.bench.cpu import TreeCpu
 
 HEADROOM = 1.01
 """Factor for caches that hold the whole dataset together: nodes do not divide samples."""

@@ -24,7 +24,7 @@ from benchmarks.ladder.runs import Bench, feed_of, ray_with, storage_of, with_ca
 from benchmarks.ladder.trials import FEED, FEED_STEPS, Training, TrialSpec, faults, feed_source, local_source
 from benchmarks.tune_trials import report_with_state, restored_state, stop_at
 from mbaas.tools.bench.rows.dataloader import workers_for
-from mbaas.tools.bench.tree_cpu import TreeCpu
+from mbaas.tools.bench.cpu import TreeCpu
 from tune_integration import FeedCallback, get_loader
 
 REDUCTION_FACTOR = 3

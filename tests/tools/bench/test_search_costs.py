@@ -13,7 +13,7 @@ from rich.console import Console
 
 from benchmarks.costs import WAYS, Cost, table
 from benchmarks.searches import Search
-from mbaas.tools.bench.tree_cpu import Seen, TreeCpu
+from mbaas.tools.bench.cpu import Seen, TreeCpu
 
 SPIN = "import time\nwhile time.process_time() < {s}: pass"
 
