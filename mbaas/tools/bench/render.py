@@ -134,8 +134,7 @@ def _notes(report: BenchReport) -> str:
         f"Reading alone: N processes read minibatches in shared memory as trials do, {what}. At best the machine "
         "could carry what is left when each sample is prepared once, without transport, and every trial reads it. "
     )
-    array = "read-only numpy views" if settings.array == "numpy" else "private torch tensors"
-    code = f"The same code prepares in P, DataLoader and mbaas; mbaas trials get {array}."
+    code = "The same code prepares in P, DataLoader and mbaas; mbaas trials get read-only numpy views."
     if settings.gpu:
         code = (
             "The same code prepares on the GPU in P and mbaas; DALI decodes and crops there, each DataLoader on CPUs. "

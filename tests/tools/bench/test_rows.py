@@ -58,10 +58,8 @@ def run_small(photos: Path, row: str, trials: int, **options: object) -> RowRun:
         ("memory", 1, {"read": "all"}),
         pytest.param("prep-decoded", 1, {}, marks=pytest.mark.long),
         ("dataloader", 2, {}),
-        ("dataloader", 1, {"dataloader_workers": 0}),
         ("dali", 2, {}),
         pytest.param("mbaas", 3, {}, marks=pytest.mark.long),
-        pytest.param("mbaas", 1, {"array": "torch"}, marks=pytest.mark.long),
         pytest.param("mbaas-decoded", 2, {}, marks=pytest.mark.long),
     ],
 )

@@ -97,8 +97,6 @@ class BenchSettings:
         cores: CPUs available for prep: prep workers of P and mbaas, threads of DALI, workers of DataLoaders.
         gpu: True to prepare with DALI on the first GPU and deliver minibatches there; P has as many workers as a feed.
             DataLoaders prepare on CPUs, and copy. Only `GPU_ROWS`, with images.
-        dataloader_workers: worker processes per DataLoader; None: see `mbaas.tools.bench.rows.dataloader.workers_for`.
-        array: format of an mbaas trial: "numpy" gives read-only views of shared memory, "torch" private copies.
         peers_python: interpreter of another environment, for peers that are not installed in this one.
         read: the part of a minibatch that trials read, in all rows: one byte per page ("pages"), or "all".
         seed: seeds order and transforms.
@@ -122,8 +120,6 @@ class BenchSettings:
     epochs: AtLeast1 | None = None
     cores: AtLeast1 = field(default_factory=usable_cores)
     gpu: bool = False
-    dataloader_workers: Annotated[int, Ge(0)] | None = None
-    array: Literal["torch", "numpy"] = "numpy"
     read: Literal["pages", "all"] = "pages"
     peers_python: Path | None = None
     seed: int = 0

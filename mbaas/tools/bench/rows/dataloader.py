@@ -135,7 +135,7 @@ def loader_of(
     pin_memory: bool = False,
     collate: Callable[[Any], Any] = _as_is,
 ) -> DataLoader[Any]:
-    """Make a DataLoader of ``workers`` persistent processes; with none, it prepares in the trial's process."""
+    """Make a DataLoader of ``workers`` persistent processes, at least one."""
     with warnings.catch_warnings():
         # torch compares one trial's workers with the cores; the benchmark counts all trials
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -144,8 +144,7 @@ def loader_of(
             batch_size=batch,
             sampler=indices,
             num_workers=workers,
-            persistent_workers=workers > 0,
-            prefetch_factor=2 if workers else None,
+            persistent_workers=True,
             pin_memory=pin_memory,
             collate_fn=collate,
         )
@@ -154,9 +153,8 @@ def loader_of(
 @contextmanager
 def loader(spec: RowSpec) -> Iterator[Epoch]:
     """Run a DataLoader in a trial; its persistent workers end with the trial's process."""
-    workers = spec.settings.dataloader_workers
-    usual = workers_for(spec.settings.cores, spec.trials)
-    source: DataLoader[TorchMinibatch] = make_loader(spec, usual if workers is None else workers)
+    workers = workers_for(spec.settings.cores, spec.trials)
+    source: DataLoader[TorchMinibatch] = make_loader(spec, workers)
 
     def epoch() -> Iterator[Minibatch]:
         for made, ids, beside in source:

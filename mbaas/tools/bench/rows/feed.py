@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import ray
 
 import mbaas
@@ -52,26 +51,22 @@ def _consumer(trial: int) -> str:
 def loader(spec: RowSpec) -> Iterator[Epoch]:
     """Join the feed as a consumer."""
     os.environ["RAY_ADDRESS"] = spec.address
-    as_torch = spec.settings.array == "torch" or spec.settings.gpu
+    gpu = spec.settings.gpu
     joined = mbaas.join(
         FEED,
         consumer=_consumer(spec.trial),
-        format="torch" if as_torch else "numpy",
-        device="cuda" if spec.settings.gpu else None,
+        format="torch" if gpu else "numpy",
+        device="cuda" if gpu else None,
         collate="list",
         pipeline=spec.pipeline() if spec.settings.pipelines > 1 else None,
     )
 
     def epoch() -> Iterator[Minibatch]:
         for batch in joined:
-            if as_torch and IMAGE in batch:  # memory is NHWC in both cases; torch shows it as NCHW
-                batch[IMAGE] = batch[IMAGE].permute(0, 2, 3, 1)
+            ids = batch["sample_id"]
+            if gpu:  # images only: memory is NHWC in both cases; torch shows it as NCHW
+                batch[IMAGE], ids = batch[IMAGE].permute(0, 2, 3, 1), ids.cpu().numpy()
             values = [array for name in (spec.task.made.name, *spec.task.beside) for array in _arrays(batch[name])]
-            if spec.settings.gpu:
-                ids = batch["sample_id"].cpu().numpy()
-            else:
-                values = [np.asarray(array) for array in values]
-                ids = np.asarray(batch["sample_id"])  # also for a tensor, without a copy
             del batch
             yield values, ids
             del values, ids
