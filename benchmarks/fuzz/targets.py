@@ -48,7 +48,7 @@ from mbaas.core.layout import StagingLimits
 from mbaas.core.staging import calls, events
 from mbaas.core.staging.state import StagingState
 from mbaas.dataset import Dataset, read_coco, read_huggingface, read_images, read_manifest, read_webdataset
-from mbaas.dataset.base import bounded
+from mbaas.dataset.base import bounded, read_encoded
 from mbaas.dataset.storage.location import locate
 from mbaas.errors import ConfigError, ConsumerRemovedError, MbaasError, PrepFailedError
 from mbaas.memory.part_memory import StoredObject
@@ -92,9 +92,7 @@ _expected = partial(contextlib.suppress, MbaasError)
 
 
 def _content(data: Dataset, sample: int) -> bytes:
-    buffer = np.zeros(int(data.lengths(np.array([sample]))[0]), np.uint8)
-    data.reader().read_into(sample, buffer)
-    return buffer.tobytes()
+    return read_encoded(data, data.reader(), sample).tobytes()
 
 
 def listing(folder: Path) -> Case:

@@ -66,6 +66,13 @@ def exact_view(buffer: memoryview | NDArray[np.uint8], length: int, uri: str) ->
     return buffer if isinstance(buffer, memoryview) else buffer.data
 
 
+def read_encoded(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.uint8]:
+    """Return the encoded bytes of a sample, in memory of their own; raises as `SampleReader.read_into` does."""
+    encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
+    reader.read_into(sample_id, encoded)
+    return encoded
+
+
 # Not compared field by field, which may be millions of rows: equal fingerprints mean equal datasets.
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset(ABC):
@@ -157,10 +164,9 @@ class Dataset(ABC):
         number = operator.index(sample_id)
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} is not in the dataset of {len(self)} samples")
-        ids = np.array([number % len(self)])
-        content = np.empty(int(self.lengths(ids)[0]), np.uint8)
-        self.reader().read_into(int(ids[0]), content)
-        return {"bytes": content.tobytes(), **rows_of(self, ids)[0]}
+        number %= len(self)
+        content = read_encoded(self, self.reader(), number)
+        return {"bytes": content.tobytes(), **rows_of(self, np.array([number]))[0]}
 
     def split(self, fraction: float, seed: int = 0, *, stratify: str | None = None) -> tuple[Dataset, Dataset]:
         """Divide the samples at random into two datasets, for example for training and validation.

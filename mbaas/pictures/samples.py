@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mbaas.base import notebook
 from mbaas.base.units import counted, exact
 from mbaas.dataset import Dataset, SampleReader
-from mbaas.dataset.base import bounded
+from mbaas.dataset.base import bounded, read_encoded
 from mbaas.dataset.storage.retry import PatientReader
 from mbaas.errors import BadSampleError, ConfigError, MbaasError
 from mbaas.pictures import grid
@@ -97,7 +97,7 @@ def _prepared(dataset: Dataset, engine: Engine, ids: Ids, epoch: int) -> Preview
     stored, stored_ids = dataset.stored, dataset.stored_ids(ids, epoch).tolist()
     reader = PatientReader(stored.reader())
     with ThreadPoolExecutor(_READERS, thread_name_prefix="mbaas-preview") as pool:
-        reads = [pool.submit(_read, stored, reader, stored_id) for stored_id in stored_ids]
+        reads = [pool.submit(read_encoded, stored, reader, stored_id) for stored_id in stored_ids]
     encoded: dict[int, NDArray[np.uint8]] = {}
     reasons: dict[int, str] = {}
     for row, read in enumerate(reads):
@@ -117,17 +117,11 @@ def _prepared(dataset: Dataset, engine: Engine, ids: Ids, epoch: int) -> Preview
     return Preview(ids[rows[good]], prepared.made[good], prepared.known, tuple(bad))
 
 
-def _read(dataset: Dataset, reader: SampleReader, sample_id: int) -> NDArray[np.uint8]:
-    encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
-    reader.read_into(sample_id, encoded)
-    return encoded
-
-
 def _made(dataset: Dataset, reader: SampleReader, engine: Engine) -> Field:
     """Return the prepared field, from the first of the dataset's samples that can be prepared, as a feed does."""
 
     def made(sample_id: int) -> Field:
-        encoded = _read(dataset, reader, sample_id)
+        encoded = read_encoded(dataset, reader, sample_id)
         return engine.field(encoded, dataset.uri(sample_id), dataset.values(np.array([sample_id])))
 
     return first_good(made, min(PROBE_SAMPLES, len(dataset)))

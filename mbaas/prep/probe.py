@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset, SampleReader
+from mbaas.dataset.base import read_encoded
 from mbaas.dataset.storage.faults import may_pass
 from mbaas.errors import BadSampleError, last_line
 from mbaas.model.engine_choice import WorkerRates
@@ -82,8 +83,7 @@ def first_probe(
     reader = dataset.reader()
 
     def probed(sample_id: int) -> tuple[Field, float, ReadSample]:
-        encoded = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
-        reader.read_into(sample_id, encoded)
+        encoded = read_encoded(dataset, reader, sample_id)
         batch = batch_of(dataset, [(sample_id, encoded)])
         made = engine.field(encoded, dataset.uri(sample_id), batch.known)
         if flaws := engine.prepare(batch, made.empty(1)).bad:

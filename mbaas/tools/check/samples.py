@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mbaas.base.units import seconds
 from mbaas.dataset import Dataset, SampleReader
+from mbaas.dataset.base import read_encoded
 from mbaas.dataset.storage.faults import may_pass, message_of
 from mbaas.dataset.storage.retry import PatientReader, retrying
 from mbaas.errors import BadSampleError, MbaasError, StorageError
@@ -110,9 +111,7 @@ def _read(reader: SampleReader, dataset: Dataset, number: int, retry_s: float) -
     limit_s = retry_s + READ_S
     reason = f"storage did not return it within {seconds(limit_s)}"
     pool.begin(pool.Stage(limit_s, reason, in_storage=True))
-    content = np.empty(int(dataset.lengths(np.array([number]))[0]), np.uint8)
-    reader.read_into(number, content)
-    return content
+    return read_encoded(dataset, reader, number)
 
 
 def _is_passing(error: BadSampleError) -> bool:

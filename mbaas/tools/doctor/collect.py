@@ -31,6 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mbaas.base.units import seconds
 from mbaas.dataset import Dataset
+from mbaas.dataset.base import read_encoded
 from mbaas.dataset.storage.faults import dataset_errors
 from mbaas.dataset.storage.location import Location, join, locate, locate_shards
 from mbaas.errors import MbaasError, last_line
@@ -349,9 +350,7 @@ def storage_of_feed(where: str, read: Callable[[], Dataset]) -> StorageFacts:
     reader, ids = dataset.reader(), np.unique(np.linspace(0, len(dataset) - 1, READS).astype(np.int64))
 
     def read_one(sample_id: int) -> int:
-        content = np.empty(int(dataset.lengths(np.array([sample_id]))[0]), np.uint8)
-        reader.read_into(sample_id, content)
-        return len(content)
+        return len(read_encoded(dataset, reader, sample_id))
 
     from mbaas.tools.analysis.measuring.storage import local_spans
 
