@@ -110,9 +110,7 @@ def analyze(request: AnalyzeRequest) -> None:
     """
     from mbaas.cli import analysis_view
 
-    for path in (request.save, request.report):  # before minutes of measuring
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ConfigError(f"the folder of {path} does not exist")
+    console.check_folders(request.save, request.report)  # before minutes of measuring
     has_ended = threading.Event()
     saved: list[SavedStages] = []
     try:

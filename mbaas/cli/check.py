@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
 from rich.table import Column
 from rich.text import Text
 
@@ -31,7 +29,9 @@ if TYPE_CHECKING:
     from mbaas.cli.feed_data import FeedData
     from mbaas.cli.feed_file import FeedConfig
     from mbaas.dataset import Dataset
+    from mbaas.samples.fields import Field
     from mbaas.samples.order import Ids
+    from mbaas.tools.check.samples import Job
     from mbaas.tools.check.scan import Totals
     from mbaas.transforms import Pipeline
     from mbaas.wire.samples import BadSample
@@ -76,10 +76,10 @@ def check(
     from mbaas.cli import feed_data, feed_file
     from mbaas.dataset.base import bounded
     from mbaas.prep.engines import check_packages
+    from mbaas.tools.check.samples import Job
     from mbaas.tools.check.scan import Totals, chosen_ids, prepared_field
 
-    if exclude is not None and not exclude.resolve().parent.is_dir():
-        raise ConfigError(f"the folder of {exclude} does not exist")
+    console.check_folders(exclude)
     wanted = feed_file.load(config)
     whole, listed = feed_data.whole_and_listed(wanted.data)
     check_packages(wanted.pipeline)
@@ -89,17 +89,13 @@ def check(
     was_stopped = False
     with console.end_as_ctrl_c():
         try:
+            limits = wanted.options.timeouts
+            pipeline = partial(_pipeline_of, config)
+            job = Job(dataset, pipeline, wanted.options.seed, limits.storage_s, limits.prep_s)
             with console.doing("preparing the first sample"):
-                limits = wanted.options.timeouts
-                made = prepared_field(
-                    dataset,
-                    partial(_pipeline_of, config),
-                    wanted.options.seed,
-                    prep_s=limits.prep_s,
-                    storage_s=limits.storage_s,
-                )
-            work = _Work(config, wanted, dataset, made, processes or len(os.sched_getaffinity(0)))
-            work.run(ids, totals)
+                made = prepared_field(job)
+            with console.progress_bar(f"checking {wanted.data.where}") as show:
+                _scan(job, made, ids, totals, processes or len(os.sched_getaffinity(0)), show)
         except KeyboardInterrupt:
             was_stopped = True
     found = _Report(wanted, dataset, ids, totals, time.monotonic() - began, was_stopped)
@@ -118,29 +114,6 @@ def check(
         raise typer.Exit(console.FAILED)
 
 
-@dataclass(frozen=True)
-class _Work:
-    config: Path
-    wanted: FeedConfig
-    dataset: Dataset
-    made: Any
-    processes: int
-
-    def run(self, ids: Ids, totals: Totals) -> None:
-        from mbaas.tools.check.samples import Job
-        from mbaas.tools.check.scan import PIECE_SAMPLES, scan
-
-        options = self.wanted.options
-        pipeline = partial(_pipeline_of, self.config)
-        limits = options.timeouts
-        job = Job(self.dataset, pipeline, self.made, options.seed, limits.storage_s, limits.prep_s)
-        processes = max(1, min(self.processes, len(ids) // PIECE_SAMPLES))
-        pieces = scan(job, ids, totals, processes=processes)
-        with _shown_progress(self.wanted.data.where, totals, len(ids)) as show, closing(pieces):
-            for _ in pieces:
-                show()
-
-
 def _pipeline_of(config: Path) -> Pipeline:
     # Each process reads the file again, because functions in modules next to it cannot be pickled by name.
     from mbaas.cli import feed_file
@@ -148,35 +121,20 @@ def _pipeline_of(config: Path) -> Pipeline:
     return feed_file.load(config).pipeline
 
 
-@contextmanager
-def _shown_progress(where: str, totals: Totals, total: int) -> Iterator[Any]:
-    """Return a function that shows the progress: a bar on a terminal, lines elsewhere."""
-    from mbaas.tools.check.scan import time_left_s
+def _scan(
+    job: Job, made: Field, ids: Ids, totals: Totals, processes: int, show: Callable[[int, int, str], float | None]
+) -> None:
+    """Check the samples, and show the progress: a bar on a terminal, lines elsewhere."""
+    from mbaas.tools.check.scan import scan
 
     shown_at = time.monotonic()
-    first: tuple[float, int] | None = None  # time and samples of the first result, after the start of the processes
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(20),
-        TextColumn("{task.fields[counted]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with ProgressBar(*columns, console=console.err, transient=True, disable=not console.err.is_terminal) as bar:
-        task = bar.add_task(f"checking {where}", total=total, counted="")
-
-        def show() -> None:
-            nonlocal shown_at, first
-            done = f"{count(totals.samples)} of {count(total)} samples, {count(len(totals.bad_ids))} bad"
-            bar.update(task, completed=totals.samples, counted=done)
-            now = time.monotonic()
-            first = first or (now, totals.samples)
-            if not console.err.is_terminal and now - shown_at >= LINE_S:
-                shown_at = now
-                left = time_left_s(now - first[0], totals.samples - first[1], total - totals.samples)
-                console.line(console.err, f"{done}" + ("" if left is None else f", {duration(left)} left"))
-
-        yield show
+    with closing(scan(job, made, ids, totals, processes=processes)) as pieces:
+        for _ in pieces:
+            done = f"{count(totals.samples)} of {count(len(ids))} samples, {count(len(totals.bad_ids))} bad"
+            left_s = show(totals.samples, len(ids), done)
+            if not console.err.is_terminal and time.monotonic() - shown_at >= LINE_S:
+                shown_at = time.monotonic()
+                console.line(console.err, done if left_s is None else f"{done}, {duration(left_s)} left")
 
 
 # ---- results ----

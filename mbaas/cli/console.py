@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -180,6 +181,40 @@ def join_cluster(address: str | None) -> None:
 def doing(what: str) -> AbstractContextManager[object]:
     """Show what is done meanwhile, on a terminal."""
     return err.status(f"{plain(what)} ...")
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int, str], float | None]]:
+    """Show a bar meanwhile, on a terminal.
+
+    Yields a function of the number of items that are done, the number of all, and a text about them. It returns the
+    estimated seconds for the others; None if they are unknown.
+    """
+    from rich import progress  # not for commands without long work
+
+    columns = (
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}", markup=False),  # the name of a folder may contain brackets
+        progress.BarColumn(20),
+        progress.TextColumn("{task.fields[counted]}", markup=False),
+        progress.TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with progress.Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        bar.add_task(what, total=None, counted="")
+        (task,) = bar.tasks
+
+        def show(done: int, total: int, text: str) -> float | None:
+            bar.update(task.id, total=total, completed=done, counted=text)
+            return task.time_remaining
+
+        yield show
+
+
+def check_folders(*files: Path | None) -> None:
+    """Raise ConfigError if the folder of a file that is to be written does not exist, before any long work."""
+    for file in files:
+        if file is not None and not file.resolve().parent.is_dir():
+            raise ConfigError(f"the folder of {file} does not exist")
 
 
 class NoClusterError(ResourceError):

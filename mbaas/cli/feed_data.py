@@ -31,8 +31,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Discriminator, Field, Tag, TypeAdapter
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
 
 import mbaas
 from mbaas.base import files
@@ -40,7 +38,7 @@ from mbaas.base.progress import watched
 from mbaas.base.units import count
 from mbaas.base.validation import options
 from mbaas.cli import excluded
-from mbaas.cli.console import described, err
+from mbaas.cli.console import described, progress_bar
 from mbaas.errors import ConfigError, DatasetError
 from mbaas.samples.order import MOST_SEED
 
@@ -410,18 +408,10 @@ def whole_and_listed(data: FeedData) -> tuple[Dataset, Dataset]:
 
 @contextmanager
 def _shown_listing(data: FeedData) -> Iterator[None]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),  # a folder's name may contain brackets
-        BarColumn(20),
-        TextColumn("{task.fields[counted]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    with ProgressBar(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(f"listing {data.where}", total=None, counted="")
+    with progress_bar(f"listing {data.where}") as show:
 
-        def show(things: str, done: int, total: int) -> None:
-            bar.update(task, total=total, completed=done, counted=f"{count(done)} of {count(total)} {things}")
+        def tell(things: str, done: int, total: int) -> None:
+            show(done, total, f"{count(done)} of {count(total)} {things}")
 
-        with watched(show):
+        with watched(tell):
             yield

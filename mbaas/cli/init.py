@@ -45,8 +45,7 @@ def init(
     """
     if "://" in str(folder) or ":/" in str(folder):
         raise ConfigError(f"mbaas init looks at local folders, got {folder}; examples/feed.yaml shows data: with a URI")
-    if not to.resolve().parent.is_dir():
-        raise ConfigError(f"the folder of {to} does not exist")
+    console.check_folders(to)
     from mbaas.tools.recognize.kinds import datasets_in, recognize
     from mbaas.tools.recognize.look import look_at
     from mbaas.tools.recognize.text import feed_file

@@ -21,7 +21,7 @@ from rich.text import Text
 from mbaas.base.units import count, counted, number, percent, rate, seconds, size
 from mbaas.cli import console
 from mbaas.cli.feed_view import NO_FEED, Flow, RateWindow, bar, consumer_table, headline, state_of
-from mbaas.errors import ConfigError, FeedNotFoundError, MbaasError
+from mbaas.errors import FeedNotFoundError, MbaasError
 
 if TYPE_CHECKING:
     from mbaas.status import ConsumerStatus, FeedStatus
@@ -85,8 +85,7 @@ def top(
         mbaas top train
         mbaas top train --html train.html    [dim]open train.html in a browser[/]
     """
-    if html is not None and not html.resolve().parent.is_dir():
-        raise ConfigError(f"the folder of {html} does not exist")
+    console.check_folders(html)
     console.join_cluster(address)
     seen = console.statuses(name, within_s=ANSWER_S)  # outside of the loop: an unknown feed is an error
     windows: dict[str, RateWindow] = defaultdict(RateWindow)

@@ -85,9 +85,7 @@ def first_probe(
     def probed(sample_id: int) -> tuple[Field, float, ReadSample]:
         encoded = read_encoded(dataset, reader, sample_id)
         batch = batch_of(dataset, [(sample_id, encoded)])
-        made = engine.field(encoded, dataset.uri(sample_id), batch.known)
-        if flaws := engine.prepare(batch, made.empty(1)).bad:
-            raise BadSampleError(dataset.uri(sample_id), flaws[0].reason)
+        made = prepared_alone(engine, batch, dataset.uri(sample_id))
         return made, _sample_s(engine, batch, made), (sample_id, encoded)
 
     made, sample_s, first = first_good(probed, min(PROBE_SAMPLES, len(dataset)))
@@ -104,6 +102,14 @@ def first_probe(
 def batch_of(dataset: Dataset, samples: Sequence[ReadSample]) -> Batch:
     ids = np.array([sample_id for sample_id, _ in samples])
     return Batch([encoded for _, encoded in samples], ids, 0, dataset.values(ids))
+
+
+def prepared_alone(engine: Engine, batch: Batch, uri: str) -> Field:
+    """Prepare a batch of one sample, and return its shape; raise BadSampleError, which names ``uri``, if it is bad."""
+    made = engine.field(batch.encoded[0], uri, batch.known)
+    if flaws := engine.prepare(batch, made.empty(1)).bad:
+        raise BadSampleError(uri, flaws[0].reason)
+    return made
 
 
 def first_good(make: Callable[[int], _T], samples: int) -> _T:

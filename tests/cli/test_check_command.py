@@ -194,7 +194,7 @@ def test_an_outage_of_storage_is_no_damage(feed: Path, monkeypatch: pytest.Monke
     from mbaas.tools.check.samples import Outcome
 
     def some(*_: object, **__: object) -> Generator[None, None, None]:
-        totals = _[2]
+        totals = _[3]
         totals.add(Outcome(samples=31, bad={7: "damaged"}, unread={3: "connection reset"}), str)  # type: ignore[attr-defined]
         yield
 

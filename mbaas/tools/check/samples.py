@@ -16,8 +16,13 @@ from mbaas.dataset.base import read_encoded
 from mbaas.dataset.storage.faults import may_pass, message_of
 from mbaas.dataset.storage.retry import PatientReader, retrying
 from mbaas.errors import BadSampleError, MbaasError, StorageError
+from mbaas.prep.decode import decode
 from mbaas.prep.decoded import DecodedBuffer, DecodedRows
-from mbaas.prep.engines import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, Batch, Engine, make_engine
+from mbaas.prep.engines import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, Engine, make_engine
+from mbaas.prep.header import peek
+from mbaas.prep.pixels import Scratch
+from mbaas.prep.probe import batch_of, prepared_alone
+from mbaas.prep.sound import SoundDecoder
 from mbaas.samples.fields import Field
 from mbaas.tools.check import pool
 from mbaas.transforms import DecodeAudio, Pipeline
@@ -28,10 +33,6 @@ DECODED_BYTES = 256 << 20
 
 READ_S = 30.0
 """Time for a read besides its repetitions: the last attempt may begin at their end."""
-
-_Whole = Callable[[memoryview], object]
-"""Decodes a whole file; raises UnfitError."""
-
 
 @dataclass
 class Outcome:
@@ -53,50 +54,40 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """The parameters of a worker process. Calling it returns the function that checks samples by their ids.
+    """The samples to check, and the limits of the processes.
 
     Attributes:
         pipeline: makes the pipeline, whose functions may not be picklable.
-        made: shape and dtype of the feed's prepared samples.
         retry_s: seconds during which a read is repeated after a transient storage error.
         prep_s: time limit in seconds for preparing.
     """
 
     dataset: Dataset
     pipeline: Callable[[], Pipeline]
-    made: Field
     seed: int
     retry_s: float
     prep_s: float
 
-    def __call__(self) -> SampleChecks:
-        return SampleChecks(self)
+    def reader(self) -> SampleReader:
+        return PatientReader(self.dataset.reader(), retrying(total_s=self.retry_s))
 
+    def read(self, reader: SampleReader, number: int) -> NDArray[np.uint8]:
+        """Read a sample, as a stage of the current piece."""
+        limit_s = self.retry_s + READ_S
+        reason = f"storage did not return it within {seconds(limit_s)}"
+        pool.begin(pool.Stage(limit_s, reason, in_storage=True))
+        return read_encoded(self.dataset, reader, number)
 
-@dataclass(frozen=True)
-class FieldJob:
-    """The parameters of the process that prepares first samples; see `Job`."""
-
-    dataset: Dataset
-    pipeline: Callable[[], Pipeline]
-    seed: int
-    retry_s: float
-    prep_s: float
-
-    def __call__(self) -> Callable[[int], Field | BadSampleError]:
-        engine = make_engine("cpu", self.pipeline(), seed=self.seed)
-        return partial(self._prepared, engine, PatientReader(self.dataset.reader(), retrying(total_s=self.retry_s)))
+    def prepares(self) -> Callable[[int], Field | BadSampleError]:
+        """Return the function of a process that prepares one sample: its shape, or why it is bad."""
+        return partial(self._prepared, make_engine("cpu", self.pipeline(), seed=self.seed), self.reader())
 
     def _prepared(self, engine: Engine, reader: SampleReader, number: int) -> Field | BadSampleError:
-        dataset, ids = self.dataset, np.array([number])
-        uri = dataset.uri(number)
+        uri = self.dataset.uri(number)
         try:
-            content = _read(reader, dataset, number, self.retry_s)
+            batch = batch_of(self.dataset, [(number, self.read(reader, number))])
             pool.begin(pool.not_prepared(self.prep_s))
-            known = dataset.values(ids)
-            found = engine.field(content, uri, known)
-            if flaws := engine.prepare(Batch([content], ids, 0, known), found.empty(1)).bad:
-                raise BadSampleError(uri, flaws[0].reason)
+            return prepared_alone(engine, batch, uri)
         except BadSampleError as error:
             # Its cause does not cross processes.
             return StorageError(uri, error.reason) if _is_passing(error) else BadSampleError(uri, error.reason)
@@ -104,14 +95,6 @@ class FieldJob:
             if may_pass(error):
                 return StorageError(uri, message_of(error))
             raise
-        return found
-
-
-def _read(reader: SampleReader, dataset: Dataset, number: int, retry_s: float) -> NDArray[np.uint8]:
-    limit_s = retry_s + READ_S
-    reason = f"storage did not return it within {seconds(limit_s)}"
-    pool.begin(pool.Stage(limit_s, reason, in_storage=True))
-    return read_encoded(dataset, reader, number)
 
 
 def _is_passing(error: BadSampleError) -> bool:
@@ -120,11 +103,11 @@ def _is_passing(error: BadSampleError) -> bool:
 
 
 class SampleChecks:
-    """Checks samples in one process."""
+    """Checks samples in one process; ``made`` is the shape of the feed's prepared samples."""
 
-    def __init__(self, job: Job) -> None:
-        self._job, self._dataset, self._pipeline, self._made = job, job.dataset, job.pipeline(), job.made
-        self._reader = PatientReader(self._dataset.reader(), retrying(total_s=job.retry_s))
+    def __init__(self, job: Job, made: Field) -> None:
+        self._job, self._pipeline, self._made = job, job.pipeline(), made
+        self._reader = job.reader()
         pipeline = self._pipeline
         self._engine: Engine = make_engine("cpu", pipeline, seed=job.seed)
         self._memory = DecodedBuffer()
@@ -138,7 +121,7 @@ class SampleChecks:
         encoded = []
         for number in ids:
             try:
-                encoded.append((number, _read(self._reader, self._dataset, number, self._job.retry_s)))
+                encoded.append((number, self._job.read(self._reader, number)))
             except BadSampleError as error:
                 (found.unread if _is_passing(error) else found.bad)[number] = error.reason
             except OSError as error:  # of a third-party reader
@@ -150,20 +133,20 @@ class SampleChecks:
         if self._pipeline.has_images:
             for number, content in encoded:
                 if number not in found.bad:
-                    found.sizes[_size(content)] += 1
+                    height, width = peek(content.data, DEFAULT_MAX_PIXELS).size
+                    found.sizes[width, height] += 1
         return found
 
     def _prepare(self, encoded: list[tuple[int, NDArray[np.uint8]]], found: Outcome) -> None:
         if not encoded:
             return
         pool.begin(pool.not_prepared(self._job.prep_s))
-        ids = np.array([number for number, _ in encoded])
-        batch = Batch([content for _, content in encoded], ids, 0, self._dataset.values(ids))
+        batch, rows = batch_of(self._job.dataset, encoded), range(len(encoded))
         keep = None
         if self._whole is not None:
-            keep = DecodedRows(range(len(ids)), DECODED_BYTES, self._memory, applied=1)
+            keep = DecodedRows(rows, DECODED_BYTES, self._memory, applied=1)
         try:
-            bad = {flaw.row: flaw.reason for flaw in self._engine.prepare(batch, self._made.empty(len(ids)), keep).bad}
+            bad = {flaw.row: flaw.reason for flaw in self._engine.prepare(batch, self._made.empty(len(batch)), keep).bad}
         except MbaasError as error:  # a field does not suit an image, which the error does not name
             if len(encoded) == 1:
                 found.bad[encoded[0][0]] = str(error)
@@ -173,7 +156,7 @@ class SampleChecks:
             return
         if keep is not None and self._whole is not None:
             # The engine does not keep damaged samples. Only these are decoded a second time, for the reason.
-            for row in {*range(len(ids))} - {*keep.taken()[0].tolist()} - {*bad}:
+            for row in {*rows} - {*keep.taken()[0].tolist()} - {*bad}:
                 try:
                     self._whole(encoded[row][1].data)
                 except UnfitError as error:
@@ -181,28 +164,13 @@ class SampleChecks:
         found.bad.update({encoded[row][0]: reason for row, reason in bad.items()})
 
 
-def _size(content: NDArray[np.uint8]) -> tuple[int, int]:
-    from mbaas.prep.header import peek
-
-    height, width = peek(content.data, DEFAULT_MAX_PIXELS).size
-    return width, height
-
-
-def _whole_decoder(pipeline: Pipeline) -> _Whole | None:
+def _whole_decoder(pipeline: Pipeline) -> Callable[[memoryview], object] | None:
+    """Return a function that decodes a whole file, or raises UnfitError; None for arrays, which are always read whole.
+    """
     if isinstance(pipeline.decoder, DecodeAudio):
-        from mbaas.prep.sound import SoundDecoder
-
         decoder = SoundDecoder(pipeline.decoder, DEFAULT_MAX_BYTES)
         return lambda content: decoder(content, np.zeros(0))
     if pipeline.has_images:
-        from mbaas.prep.pixels import Scratch
-
-        return partial(_decode_image, Scratch())
-    return None  # arrays are always read whole
-
-
-def _decode_image(scratch: object, content: memoryview) -> None:
-    from mbaas.prep.decode import decode
-    from mbaas.prep.header import peek
-
-    decode(content, peek(content, DEFAULT_MAX_PIXELS), scratch)  # type: ignore[arg-type]
+        scratch = Scratch()
+        return lambda content: decode(content, peek(content, DEFAULT_MAX_PIXELS), scratch)
+    return None

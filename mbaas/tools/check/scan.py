@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,7 @@ from mbaas.prep.probe import PROBE_SAMPLES
 from mbaas.samples.fields import LABEL, Field
 from mbaas.samples.order import Ids
 from mbaas.tools.check.pool import Lost, Pool
-from mbaas.tools.check.samples import FieldJob, Job, Outcome
-from mbaas.transforms import Pipeline
+from mbaas.tools.check.samples import Job, Outcome, SampleChecks
 from mbaas.wire.samples import BadSample
 
 PIECE_SAMPLES, PIECE_BYTES = 32, 32 << 20
@@ -122,24 +122,20 @@ def pieces_of(ids: Ids, lengths: Callable[[Ids], NDArray[np.int64]], made_bytes:
             yield tuple(piece)
 
 
-def prepared_field(
-    dataset: Dataset, pipeline: Callable[[], Pipeline], seed: int, *, prep_s: float, storage_s: float
-) -> Field:
+def prepared_field(job: Job) -> Field:
     """Return the shape of prepared samples, from the first good one, as a feed does.
 
     A feed tries only the first `PROBE_SAMPLES`. This tries others too, so that data whose first samples are bad can be
     checked. Another process prepares them, which a sample may crash or block.
 
-    Args:
-        prep_s, storage_s: as in `scan`.
-
     Raises:
         BadSampleError: none of the samples that were tried is good, or storage did not return `MOST_UNREAD` of them;
             names the first.
     """
+    dataset = job.dataset
     first = np.arange(min(PROBE_SAMPLES, len(dataset)))
     tried = list(dict.fromkeys(np.concatenate([first, chosen_ids(len(dataset), TRIED_FOR_FIRST)]).tolist()))
-    pool: Pool[int, Field | BadSampleError] = Pool(FieldJob(dataset, pipeline, seed, storage_s, prep_s), 1, prep_s)
+    pool: Pool[int, Field | BadSampleError] = Pool(job.prepares, 1, job.prep_s)
     bad: list[BadSampleError] = []
     unread: list[BadSampleError] = []
     try:
@@ -158,17 +154,21 @@ def prepared_field(
     raise (unread or bad)[0]
 
 
-def scan(job: Job, ids: Ids, totals: Totals, *, processes: int) -> Generator[None, None, None]:
+def scan(job: Job, made: Field, ids: Ids, totals: Totals, *, processes: int) -> Generator[None, None, None]:
     """Check samples in several processes, and add the results to ``totals``; yields after each piece.
+
+    ``made`` is the shape of the feed's prepared samples (`prepared_field`). There are at most as many processes as
+    pieces.
 
     A piece whose process dies or takes longer than the limits of ``job`` is repeated sample by sample, to find the one
     that causes it. A sample is bad if its process died twice, because the first may have died before it began. Closing
     the generator ends the processes.
     """
-    pool: Pool[tuple[int, ...], Outcome] = Pool(job, processes, job.prep_s)
+    processes = max(1, min(processes, len(ids) // PIECE_SAMPLES))
+    pool: Pool[tuple[int, ...], Outcome] = Pool(partial(SampleChecks, job, made), processes, job.prep_s)
     repeated: set[int] = set()
     try:
-        for piece, found in pool.run(pieces_of(ids, job.dataset.lengths, job.made.nbytes)):
+        for piece, found in pool.run(pieces_of(ids, job.dataset.lengths, made.nbytes)):
             if isinstance(found, Lost) and len(piece) > 1:
                 pool.add((number,) for number in piece)
                 continue
@@ -193,11 +193,6 @@ def class_counts(dataset: Dataset, ids: Ids) -> NDArray[np.int64] | None:
     for batch in id_batches(len(ids)):
         counts += np.bincount(dataset.labels(ids[batch]), minlength=len(counts))
     return counts
-
-
-def time_left_s(took_s: float, done: int, left: int) -> float | None:
-    """Return the seconds for the samples that are left, if ``done`` samples took ``took_s``; None if unknown."""
-    return took_s / done * left if done else None
 
 
 def most_frequent(sizes: Counter[tuple[int, int]], count: int) -> Sequence[tuple[tuple[int, int], int]]:

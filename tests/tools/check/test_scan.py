@@ -24,7 +24,7 @@ from mbaas.pictures.samples import first_samples
 from mbaas.samples.fields import Field
 from mbaas.tools.check.pool import Lost, Pool, Stage, begin
 from mbaas.tools.check.samples import Job
-from mbaas.tools.check.scan import MOST_NAMED, Totals, chosen_ids, pieces_of, prepared_field, scan, time_left_s
+from mbaas.tools.check.scan import MOST_NAMED, Totals, chosen_ids, pieces_of, prepared_field, scan
 from mbaas.transforms import Pipeline
 from support import readers
 
@@ -35,14 +35,13 @@ def crop() -> Pipeline:
     return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(8, scale=(0.01, 0.02))])
 
 
-def field_of(dataset: mbaas.Dataset, *, prep_s: float = 60.0) -> Field:
-    return prepared_field(dataset, crop, 0, prep_s=prep_s, storage_s=0.0)
+def field_of(dataset: mbaas.Dataset) -> Field:
+    return prepared_field(Job(dataset, crop, 0, 0.0, 60.0))
 
 
-def checked(dataset: mbaas.Dataset, made: Field | None = None, *, prep_s: float = 60.0) -> Totals:
+def checked(dataset: mbaas.Dataset) -> Totals:
     totals = Totals()
-    job = Job(dataset, crop, made or field_of(dataset), 0, 0.0, prep_s)
-    for _ in scan(job, np.arange(len(dataset)), totals, processes=1):
+    for _ in scan(Job(dataset, crop, 0, 0.0, 60.0), field_of(dataset), np.arange(len(dataset)), totals, processes=1):
         pass
     return totals
 
@@ -165,11 +164,6 @@ def test_a_limit_is_spread_over_the_data() -> None:
     assert chosen_ids(1001, 3).tolist() == [0, 500, 1000]
 
 
-def test_the_time_left_follows_from_the_samples_done() -> None:
-    assert time_left_s(10.0, 100, 50) == 5.0
-    assert time_left_s(10.0, 0, 50) is None
-
-
 def test_totals_stay_small() -> None:
     from mbaas.tools.check.samples import Outcome
 
@@ -201,8 +195,8 @@ def test_each_stage_has_its_own_limit() -> None:
 
 def test_a_process_that_died_while_it_was_idle_costs_no_sample(tmp_path: Path) -> None:
     dataset = readers.folders(tmp_path, readers.images(3, bad=None), None)
-    totals, job = Totals(), Job(dataset, crop, field_of(dataset), 0, 0.0, 60.0)
-    done = scan(job, np.arange(len(dataset)), totals, processes=1)
+    totals, job = Totals(), Job(dataset, crop, 0, 0.0, 60.0)
+    done = scan(job, field_of(dataset), np.arange(len(dataset)), totals, processes=1)
     monkey = pytest.MonkeyPatch()
     monkey.setattr("mbaas.tools.check.scan.PIECE_SAMPLES", 1)
     next(done)
@@ -240,8 +234,8 @@ class FailingStorage(WrappedDataset):
 @pytest.mark.parametrize("storage_s", [0.0, 0.5])
 def test_samples_that_storage_may_return_later_are_not_bad(tmp_path: Path, storage_s: float) -> None:
     dataset = FailingStorage.around(readers.folders(tmp_path, readers.images(9, bad=None), None))
-    totals, job = Totals(), Job(dataset, crop, field_of(dataset), 0, storage_s, 60.0)
-    list(scan(job, np.arange(9), totals, processes=1))
+    totals, job = Totals(), Job(dataset, crop, 0, storage_s, 60.0)
+    list(scan(job, field_of(dataset), np.arange(9), totals, processes=1))
     assert (totals.samples, totals.ids.tolist()) == (9, [6])
     assert [each.sample_id for each in totals.unread] == [2, 4]
     assert totals.unread_count == 2
@@ -281,4 +275,4 @@ def crash() -> Pipeline:
 
 def test_a_first_sample_that_crashes_or_hangs_does_not_end_the_check(tmp_path: Path) -> None:
     dataset = readers.folders(tmp_path, readers.images(4, bad=None), None)
-    assert prepared_field(dataset, crash, 0, prep_s=2.0, storage_s=0.0).shape == (8, 10, 3)
+    assert prepared_field(Job(dataset, crash, 0, 0.0, 2.0)).shape == (8, 10, 3)
