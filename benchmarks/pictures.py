@@ -81,7 +81,7 @@ def write(cache_dir: Path, *, folder: Path = FOLDER, report: Report = print) -> 
     flow = feed_view.Flow.between(before, status)
     terminals = {
         "status": (feed_view.feed(status, flow), f"mbaas status {FEED}"),
-        "top": (top.page([(FEED, status, before)], lines=None), "mbaas top"),
+        "top": (top.page({FEED: (status, before)}, lines=None), "mbaas top"),
     }
     drawn = {name: terminal(page, title=title) for name, (page, title) in terminals.items()}
     drawn["report-pipeline"] = _pipeline(analysis)

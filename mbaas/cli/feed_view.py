@@ -36,6 +36,9 @@ STALL_ALARM = 0.1
 
 NO_FEED = Text("no feed runs on this cluster", "dim")
 
+SHOWN_CONSUMERS = 12
+"""Number of consumers shown by a running `mbaas serve`."""
+
 FEW = 5
 """Number of skipped samples and notes shown; ``--json`` has all that the feed stores."""
 
@@ -101,35 +104,34 @@ class RateWindow:
         return Flow.between(self.first, status)
 
 
-def state_of(seen: FeedStatus | MbaasError | None) -> str:
-    """Return a feed's state in one word; without a snapshot, it is starting, restarting, silent, or has ended."""
-    if seen is None or isinstance(seen, FeedRestartingError):
+def state_of(error: MbaasError) -> str:
+    """Return the state of a feed without a snapshot, in one word."""
+    if isinstance(error, FeedRestartingError):
         return "starting"
-    if isinstance(seen, MbaasError):
-        return "silent" if isinstance(seen, WaitTimeoutError) else "ended"
-    return seen.state
+    return "silent" if isinstance(error, WaitTimeoutError) else "ended"
 
 
-def feeds(rows: Sequence[tuple[str, FeedStatus | MbaasError, Flow | None]]) -> RenderableType:
-    """Return a table of all feeds of a cluster, with the reasons for waits.
+def feeds(rows: Mapping[str, tuple[FeedStatus, Flow] | MbaasError]) -> RenderableType:
+    """Return a table of all feeds of a cluster by name, with the reasons for waits.
 
     Feeds without a status have an error instead.
     """
     if not rows:
         return NO_FEED
     headings = "feed", "state", ">trials", ">prepared/s", ">delivered/s", ">staged", ">hits", ">up"
-    table = _table(headings, (_feed_cells(*row) for row in rows))
+    table = _table(headings, (_feed_cells(*row) for row in rows.items()))
     waits = [
         Text.assemble((name, "bold"), (" waits: ", "yellow"), wait)
-        for name, status, _ in rows
-        for wait in ([str(status)] if isinstance(status, MbaasError) else status.waits_for)
+        for name, row in rows.items()
+        for wait in ([str(row)] if isinstance(row, MbaasError) else row[0].waits_for)
     ]
     return Group(table, *waits) if waits else table
 
 
-def _feed_cells(name: str, status: FeedStatus | MbaasError, flow: Flow | None) -> dict[str, Cell]:
-    if isinstance(status, MbaasError) or flow is None:
-        return {"feed": (name, "bold"), "state": (state_of(status), "yellow")}
+def _feed_cells(name: str, row: tuple[FeedStatus, Flow] | MbaasError) -> dict[str, Cell]:
+    if isinstance(row, MbaasError):
+        return {"feed": (name, "bold"), "state": (state_of(row), "yellow")}
+    status, flow = row
     reserved = _reserved(status)
     return {
         "feed": (name, "bold"),
@@ -162,11 +164,11 @@ def feed(status: FeedStatus, flow: Flow) -> RenderableType:
     return stack([headline(status), _facts(status, flow), *tables, bad, notes])
 
 
-def compact(status: FeedStatus, flow: Flow, most: int = 12) -> RenderableType:
-    """Return the page of a running `mbaas serve`, with at most ``most`` consumers."""
+def compact(status: FeedStatus, flow: Flow) -> RenderableType:
+    """Return the page of a running `mbaas serve`, with at most `SHOWN_CONSUMERS`."""
     foot = [Text(note, no_wrap=True, overflow="ellipsis") for note in status.notes[-1:]]
     foot.append(Text("Ctrl-C ends the feed, and so does `mbaas stop` from elsewhere", "dim"))
-    return stack([headline(status), _facts(status, flow), _consumers(status, most), Group(*foot)])
+    return stack([headline(status), _facts(status, flow), _consumers(status, SHOWN_CONSUMERS), Group(*foot)])
 
 
 def one_line(status: FeedStatus, flow: Flow) -> str:

@@ -84,22 +84,22 @@ def _show_story(name: str, thing: str, *, as_json: bool) -> None:
 
 
 def _page(name: str | None, found: console.Statuses, windows: dict[str, feed_view.RateWindow]) -> RenderableType:
-    rows = [
-        (feed, seen, None if isinstance(seen, MbaasError) else windows[feed].add(seen)) for feed, seen in found.items()
-    ]
-    pages = [feed_view.feed(seen, flow) for _, seen, flow in rows if flow and not isinstance(seen, MbaasError)]
+    rows = {
+        feed: seen if isinstance(seen, MbaasError) else (seen, windows[feed].add(seen)) for feed, seen in found.items()
+    }
+    pages = [feed_view.feed(*row) for row in rows.values() if not isinstance(row, MbaasError)]
     return Group(*pages) if pages and name is not None else feed_view.feeds(rows)
 
 
-def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]:
+def to_json(name: str, status: FeedStatus | MbaasError) -> dict[str, Any]:
     """Return a feed's snapshot, or the error instead, as JSON types: `FeedStatus`, and values derived from it."""
-    if status is None or isinstance(status, MbaasError):
+    if isinstance(status, MbaasError):
         from mbaas.status import FeedStatus
 
         # Every key is always present: unknown lists are empty, other unknown values null.
         unknown = {field.name: _nothing(str(field.type)) for field in fields(FeedStatus)}
-        waits_for = [str(status)] if status else []
-        return {**unknown, "name": name, "state": feed_view.state_of(status), **_UNKNOWN, "waits_for": waits_for}
+        derived = {"state": feed_view.state_of(status), "hit_rate": None, "sharing": None, "waits_for": [str(status)]}
+        return {**unknown, "name": name, **derived}
     plain: dict[str, Any] = {"name": name, "state": status.state, **asdict(status), "hit_rate": status.hit_rate}
     sharing, costs = status.sharing, status.costs
     plain["sharing"] = {"times": sharing.times, "trials": len(sharing.received), "reasons": sharing.reasons()}
@@ -109,10 +109,6 @@ def to_json(name: str, status: FeedStatus | MbaasError | None) -> dict[str, Any]
         shown["exact"] = consumer.last_ledger.exact if consumer.last_ledger is not None else None
     plain["ledgers"] = [{"consumer": who, **asdict(ledger), "exact": ledger.exact} for who, ledger in status.ledgers]
     return plain
-
-
-_UNKNOWN = {"hit_rate": None, "sharing": None}
-"""The values that are derived from a snapshot, without one."""
 
 
 def _nothing(kind: str) -> list[Any] | None:

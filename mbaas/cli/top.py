@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -33,8 +33,8 @@ POLL_S = 1.0
 ANSWER_S = 10.0
 """Time without an answer after which a feed is shown as silent."""
 
-Snapshots: TypeAlias = "tuple[str, FeedStatus | MbaasError, FeedStatus | None]"
-"""A feed's name, its last snapshot and an earlier one; without a snapshot, the error instead."""
+Snapshots: TypeAlias = "tuple[FeedStatus, FeedStatus] | MbaasError"
+"""A feed's last snapshot and an earlier one; without a snapshot, the error instead."""
 
 AROUND_CONSUMERS = 8
 """Lines of a feed in addition to one per consumer: name, figures, headings, and an empty one below."""
@@ -105,14 +105,14 @@ def top(
             seen = console.statuses(name, within_s=ANSWER_S)
 
 
-def _snapshots(seen: console.Statuses, windows: dict[str, RateWindow]) -> list[Snapshots]:
-    shown: list[Snapshots] = []
+def _snapshots(seen: console.Statuses, windows: dict[str, RateWindow]) -> dict[str, Snapshots]:
+    shown: dict[str, Snapshots] = {}
     for feed, status in seen.items():
         if isinstance(status, MbaasError):
-            shown.append((feed, status, None))
+            shown[feed] = status
         else:
             windows[feed].add(status)
-            shown.append((feed, status, windows[feed].first))
+            shown[feed] = status, windows[feed].first
     return shown
 
 
@@ -150,21 +150,21 @@ def recent_report(consumer: ConsumerStatus, before: FeedStatus, over_s: float) -
     return consumer.report
 
 
-def page(feeds: Sequence[Snapshots], *, lines: int | None) -> RenderableType:
-    """Return all feeds, stacked.
+def page(feeds: Mapping[str, Snapshots], *, lines: int | None) -> RenderableType:
+    """Return all feeds by name, stacked.
 
     If the terminal's ``lines`` have no room for all consumers, those with the most stall are shown; None shows all.
     """
     if not feeds:
         return NO_FEED
     most = None if lines is None else max(LEAST_CONSUMERS, lines // len(feeds) - AROUND_CONSUMERS)
-    parts = []
-    for name, status, before in feeds:
-        if not isinstance(status, MbaasError) and before is not None:
-            parts.append(_feed(status, before, most))
+    parts: list[RenderableType] = []
+    for name, seen in feeds.items():
+        if isinstance(seen, MbaasError):
+            words = Text.assemble((name, "bold"), " ", (state_of(seen), "yellow"))
+            parts.append(words.append(f" · {seen}", "dim"))
         else:
-            words = Text.assemble((name, "bold"), " ", (state_of(status), "yellow"))
-            parts.append(words.append(f" · {status}", "dim"))
+            parts.append(_feed(*seen, most))
     return console.stack(parts)
 
 

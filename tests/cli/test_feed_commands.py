@@ -35,7 +35,7 @@ from pyarrow import parquet
 from mbaas.cli.console import end_as_ctrl_c
 from mbaas.cli.serve import serve
 from mbaas.cli.status import to_json
-from mbaas.errors import DatasetError, ResourceError
+from mbaas.errors import DatasetError, FeedRestartingError, ResourceError
 from mbaas.ray_cluster import connection
 from support.feeds import in_coordinator
 from support.waiting import wait_until
@@ -124,12 +124,14 @@ def test_status_as_json(trial: dict[str, object]) -> None:
 
 
 def test_a_feed_that_starts_has_the_same_keys(trial: dict[str, object]) -> None:
-    starting = to_json("train", None)
+    starting = to_json("train", FeedRestartingError("it starts"))
     assert starting.keys() == trial.keys()
     assert (starting["name"], starting["state"], starting["samples"], starting["consumers"]) == (
         "train", "starting", None, []
     )  # fmt: skip
-    assert all(starting[key] == [] for key, value in trial.items() if isinstance(value, list))
+    assert starting["waits_for"] == ["it starts"]
+    unknown = [key for key, value in trial.items() if isinstance(value, list) and key != "waits_for"]
+    assert all(starting[key] == [] for key in unknown)
 
 
 def test_a_data_folder_that_is_not_there_starts_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_a_feed_in_which_nobody_works_waits_and_says_for_whom(serving: FeedStatu
     assert shown(feed_view.headline(waiting)).startswith("train waiting")
     for view in (feed_view.feed(waiting, rates), feed_view.compact(waiting, rates)):
         assert f"waits: {WAIT}" in shown(view)
-    table = shown(feed_view.feeds([("train", waiting, rates), ("late", FeedRestartingError(WHY), None)]))
+    table = shown(feed_view.feeds({"train": (waiting, rates), "late": FeedRestartingError(WHY)}))
     assert [line.split()[:2] for line in table.splitlines() if line.split()[0] in ("train", "late")] == [
         ["train", "waiting"], ["late", "starting"], ["train", "waits:"], ["late", "waits:"]
     ]  # fmt: skip
@@ -142,7 +142,7 @@ def test_the_ranks_of_a_trial_are_one_trial_and_places_that_are_held_are_none(se
     status = replace(serving, consumers=(*ranks, member("b", "b", "waiting", first_s=2.0), *places))
     rates = feed_view.Flow.since_start(status)
     assert feed_view.one_line(status, rates).startswith("train: 2 trials, 2 reserved, prepared")
-    (row,) = [line for line in shown(feed_view.feeds([("train", status, rates)])).splitlines() if "serving" in line]
+    (row,) = [line for line in shown(feed_view.feeds({"train": (status, rates)})).splitlines() if "serving" in line]
     assert row.split()[:5] == ["train", "serving", "2", "(+2", "reserved)"]
     text = " ".join(shown(feed_view.feed(status, rates)).split())
     assert "first batch 3 s median of 2 trials, at most 4 s" in text

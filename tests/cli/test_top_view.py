@@ -24,8 +24,9 @@ from mbaas.wire.samples import Amount, FetchCounts
 
 def shown(*feeds: Any, lines: int | None = None, width: int = 160) -> str:
     console = Console(width=width, file=io.StringIO())
+    by_name = {name: seen if before is None else (seen, before) for name, seen, before in feeds}
     with console.capture() as capture:
-        console.print(top.page(feeds, lines=lines))
+        console.print(top.page(by_name, lines=lines))
     return capture.get()
 
 
@@ -196,7 +197,7 @@ def test_a_page_for_browsers_is_replaced_as_a_whole_and_text_in_it_is_escaped(tm
     path = tmp_path / "top.html"
     for name in ("<b>one</b>", "<i>two</i>"):
         status = feed_status(name=name, consumers=(consumer("<script>"),))
-        top.write_html(top.page([(name, status, status)], lines=None), path, "<img src='{x}'/>")
+        top.write_html(top.page({name: (status, status)}, lines=None), path, "<img src='{x}'/>")
     assert [each.name for each in tmp_path.iterdir()] == ["top.html"]
     html = path.read_text()
     assert '<meta http-equiv="refresh" content="1">' in html
