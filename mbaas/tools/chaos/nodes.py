@@ -120,8 +120,13 @@ class Nodes:
         self._forget(node, allow_graceful=True)
 
     def drain(self, node: Any, within_s: float) -> None:
-        """See `give_notice`."""
-        give_notice(self.address, node.node_id, within_s)
+        """Announce that a node will leave, as for a spot instance: Ray starts nothing new there.
+
+        Ray does not end the node at the deadline, but once it has no actor and no referenced object. Raises
+        ResourceError if Ray rejects the notice.
+        """
+        if why := resources.drain(self.address, node.node_id, time.time() + within_s):
+            raise ResourceError(f"node {node.node_id} must take notice that it will go, Ray says: {why}")
 
     def _forget(self, node: Any, *, allow_graceful: bool) -> None:
         self.there.remove(node)
@@ -146,16 +151,6 @@ class Nodes:
 def _resume(pids: list[int]) -> None:
     for pid in pids:
         resume(pid)
-
-
-def give_notice(address: str, node_id: str, within_s: float) -> None:
-    """Announce that a node will leave, as for a spot instance: Ray starts nothing new there.
-
-    Ray does not end the node at the deadline, but once it has no actor and no referenced object. Raises ResourceError
-    if Ray rejects the notice.
-    """
-    if why := resources.drain(address, node_id, time.time() + within_s):
-        raise ResourceError(f"node {node_id} must take notice that it will go, Ray says: {why}")
 
 
 @contextlib.contextmanager

@@ -312,9 +312,9 @@ def _features(features: dict[str, Any]) -> dict[str, str]:
     return {name: str(each.get("_type", "")) if isinstance(each, dict) else "" for name, each in features.items()}
 
 
-def _head(file: Path, nbytes: int = HEAD_BYTES) -> bytes:
+def _head(file: Path) -> bytes:
     with file.open("rb") as opened:
-        return opened.read(nbytes)
+        return opened.read(HEAD_BYTES)
 
 
 def _image(file: Path) -> Peek:
