@@ -245,6 +245,12 @@ def _arrays(peeks: Sequence[Peek]) -> tuple[tuple[Step, ...], tuple[Step, ...], 
 # ---- kinds of data ----
 
 
+def _data(reader: str, path: str, **options: tuple[Any, Any]) -> dict[str, Any]:
+    """Return the key ``data`` of a feed file; options are pairs of a value and the default, which is left out."""
+    given = {name: value for name, (value, default) in options.items() if value != default}
+    return {reader: {"path": Path(path), **given} if given else Path(path)}
+
+
 Kind = Callable[[Sight], Iterator["Feed | tuple[Feed, Feed]"]]
 
 
@@ -266,14 +272,11 @@ def _saved(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
 def _huggingface(info: Peek, split: str | None) -> Feed:
     media = [(name, kind) for name, kind in info.features.items() if kind in ("Image", "Audio")]
     column, kind = media[0] if media else ("image", "Image")
-    label = next((name for name, of in info.features.items() if of == "ClassLabel" and name != "label"), None)
-    options: dict[str, Any] = {"path": Path()}
-    options |= {"split": split} if split is not None else {}
-    options |= {"image_column": column} if column != "image" else {}
-    options |= {"label_column": label} if label is not None and "label" not in info.features else {}
+    labels = [] if "label" in info.features else [name for name, of in info.features.items() if of == "ClassLabel"]
+    label = labels[0] if labels else None
     steps, plain, hints = _pipelines("audio" if kind == "Audio" else "image", ())
     part = "" if split is None else f", split {split}"
-    data = {"read_huggingface": options if len(options) > 1 else options["path"]}
+    data = _data("read_huggingface", "", split=(split, None), image_column=(column, "image"), label_column=(label, None))
     return Feed(f"a dataset of Hugging Face datasets{part}", data, steps, plain, hints=hints)
 
 
@@ -337,7 +340,7 @@ def _any_folders(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
     for kind, number in _media(sight):
         if _are_classes(sight, kind):
             continue
-        yield _tree(sight, kind, number, ", without classes", {_READER[kind]: {"path": Path(), "classes": False}})
+        yield _tree(sight, kind, number, ", without classes", _data(_READER[kind], "", classes=(False, True)))
 
 
 def _media(sight: Sight) -> list[tuple[str, int]]:
@@ -376,13 +379,15 @@ def _tables(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         column = "uri" if "uri" in peek.roots else next(iter(peek.roots))
         own, root = file.rpartition("/")[0], peek.roots[column]
         kind = MEDIA[ending(next(value for value in peek.columns[column] if isinstance(value, str)))]
-        options: dict[str, Any] = {"path": Path(file)}
-        options |= {"uri_column": column} if column != "uri" else {}
         label = _label_column(peek, column)
-        options |= {"label_column": label} if label not in (None, "label") else {}
-        options |= {"root": Path(root or ".")} if root not in ("://", own) else {}
+        data = _data(
+            "read_manifest",
+            file,
+            uri_column=(column, "uri"),
+            label_column=(label or "label", "label"),
+            root=(None if root in ("://", own) else Path(root or "."), None),
+        )
         steps, plain, hints = _pipelines(kind, [each for each in sight.peeks.values() if each.kind == kind])
-        data = {"read_manifest": options if len(options) > 1 else options["path"]}
         labelled = f", labels in column {label}" if label is not None else ""
         feeds.append((file, Feed(f"the table {file} of {_PLURAL[kind]}s{labelled}", data, steps, plain, hints=hints)))
     yield from _paired(feeds)
@@ -416,14 +421,13 @@ def _parquets(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         column = next((name for name, values in peek.columns.items() if _is_encoded(values)), None)
         if column is None:
             continue
-        label = _label_column(peek, column)
-        options: dict[str, Any] = {"path": Path(pattern), "unpacked": Path("unpacked")}
-        options |= {"image_column": column} if column != "image" else {}
-        options |= {"label_column": label} if label not in (None, "label") else {}
+        label = _label_column(peek, column) or "label"
+        columns = {"image_column": (column, "image"), "label_column": (label, "label")}
+        data = _data("read_parquet", pattern, unpacked=(Path("unpacked"), None), **columns)
         steps, plain, _ = _images([Peek("image", size=_size_in(peek.columns[column]))])
         hint = "unpacked: the images are written there once, because Parquet has no random access; all nodes read it"
         what = f"{_number_of(sight, files, 'Parquet file')} with images, {pattern}"
-        feeds.append((pattern, Feed(what, {"read_parquet": options}, steps, plain, hints=(hint,))))
+        feeds.append((pattern, Feed(what, data, steps, plain, hints=(hint,))))
     yield from _paired(feeds)
 
 
@@ -454,13 +458,10 @@ def _tars(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         if not media:
             continue
         kind = MEDIA[f".{media[0].rpartition('.')[2]}"]
-        options: dict[str, Any] = {"path": Path(pattern)}
-        options |= {"image_column": media[0]} if media[0] not in ("jpg", "jpeg", "png", "webp") else {}
-        label = _label_column(peek, "")
-        if "cls" not in peek.members:
-            options["label_column"] = label
+        image = None if media[0] in ("jpg", "jpeg", "png", "webp") else media[0]
+        label = "cls" if "cls" in peek.members else _label_column(peek, "")
+        data = _data("read_webdataset", pattern, image_column=(image, None), label_column=(label, "cls"))
         steps, plain, hints = _pipelines(kind, ())
-        data = {"read_webdataset": options if len(options) > 1 else options["path"]}
         what = f"{_number_of(sight, files, 'tar shard')}, {pattern}, whose samples have {', '.join(peek.members)}"
         feeds.append((pattern, Feed(what, data, steps, plain, hints=hints)))
     yield from _paired(feeds)
@@ -480,11 +481,9 @@ def _records(sight: Sight) -> Iterator[Feed | tuple[Feed, Feed]]:
         named: list[str] = [name for name in ("image/class/label", "label") if name in names]
         named += [name for word in LABELS for name in names if name.lower().endswith(word)]
         label = named[0] if named else None
-        options: dict[str, Any] = {"path": Path(pattern)}
-        options |= {"image_column": column} if column != "image/encoded" else {}
-        options |= {"label_column": label} if label != "image/class/label" else {}
+        columns = {"image_column": (column, "image/encoded"), "label_column": (label, "image/class/label")}
+        data = _data("read_tfrecord", pattern, **columns)
         steps, plain, hints = _images([Peek("image", size=_size_in(peek.columns[column]))])
-        data = {"read_tfrecord": options if len(options) > 1 else options["path"]}
         what = f"{_number_of(sight, files, 'TFRecord file')}, {pattern}, with {', '.join(peek.columns)}"
         feeds.append((pattern, Feed(what, data, steps, plain, hints=hints)))
     yield from _paired(feeds)
