@@ -53,18 +53,6 @@ def bookkeeping(as_json: AsJson = False) -> None:
 
 
 @command(app)
-def flow() -> None:
-    """Write the picture of the data flow in docs/images, after a change of its boxes.
-
-    Examples:
-        python -m benchmarks flow
-    """
-    from benchmarks.flow import write
-
-    line(out, str(write()))
-
-
-@command(app)
 def pipelines(
     samples: Annotated[int, typer.Option(help="Number of generated images.")] = 40_000,
     cached: Annotated[float, typer.Option(help="Share of the samples that the cache holds for the reads.")] = 0.5,

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import flow
 from mbaas.settings import GROUPS, FeedOptions
 from support.pages import PAGES, ROOT, blocks_of, text_of
 
@@ -114,11 +113,6 @@ def test_every_guide_is_on_the_page_of_guides() -> None:
     guides = {path.relative_to(DOCS).as_posix() for path in (DOCS / "how-to").glob("*.md")}
     listed = {link.partition("#")[0] for link in re.findall(r"\]\((how-to/[^)]+)\)", (DOCS / "how-to.md").read_text())}
     assert listed == guides
-
-
-def test_the_picture_of_the_flow_is_the_one_that_its_module_draws() -> None:
-    """After a change, run: python -m benchmarks flow."""
-    assert flow.FILE.read_text() == flow.svg()
 
 
 # ---- size ----
