@@ -7,7 +7,6 @@ nothing about a GPU.
 
 from __future__ import annotations
 
-import mmap
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,17 +17,17 @@ from typing import Any
 
 import numpy as np
 import ray
-from numpy.typing import NDArray
 from rich.table import Table
 
 import mbaas
 from mbaas.base.units import count, counted, percent, seconds
-from mbaas.memory import pinned, slots
+from mbaas.memory import slots
 from mbaas.prep.engines import Batch, make_engine
 from mbaas.ray_cluster import connection
 from mbaas.samples.fields import IMAGE
 from mbaas.tools.bench.render import figure_table
 from mbaas.tools.bench.rows import BenchSettings, RowSpec
+from mbaas.tools.bench.rows.prep import locked_like
 from mbaas.tools.bench.tasks import TASKS
 from mbaas.tools.bench.tasks.base import Data
 
@@ -161,7 +160,7 @@ def _prepare(
     engine = make_engine("dali", task.pipeline(), seed=0, device_id=0 if gpu else None)
     out = task.made.empty(BLOCK)
     if gpu and locked:
-        out = _locked(out)
+        out = locked_like(out)
     numbers = np.arange(BLOCK)
     at = 0
 
@@ -193,12 +192,6 @@ def _time(owner: Any, method: str, spent: dict[str, float], step: str) -> None:
             spent[step] += time.perf_counter() - began
 
     setattr(owner, method, timed)
-
-
-def _locked(like: NDArray[Any]) -> NDArray[Any]:
-    pages = np.frombuffer(mmap.mmap(-1, -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
-    pinned.gpu(0).lock(pages)
-    return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 def _run_dali(begin: Any, results: Any, data: Data, threads: int, *, window_s: float, gpu: bool) -> None:

@@ -98,7 +98,7 @@ def loader(spec: RowSpec) -> Iterator[Epoch]:
     ]
     room = spec.task.made.empty(order.block_samples)
     if settings.gpu:
-        room = _locked(room)
+        room = locked_like(room)
     epochs, blocks = count(), order.blocks_per_epoch
 
     def epoch() -> Iterator[Minibatch]:
@@ -118,7 +118,8 @@ def loader(spec: RowSpec) -> Iterator[Epoch]:
             engine.close()
 
 
-def _locked(like: NDArray[Any]) -> NDArray[Any]:
+def locked_like(like: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of the same shape in pages that the GPU can copy from and to directly."""
     pages = np.frombuffer(mmap.mmap(-1, -(-like.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
     pinned.gpu(0).lock(pages)
     return pages[: like.nbytes].view(like.dtype).reshape(like.shape)
