@@ -18,7 +18,6 @@ from statistics import mean, stdev
 from typing import Any, get_args
 
 import numpy as np
-import ray
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler
@@ -79,11 +78,8 @@ def measure(*, seeds: int, trials: int, epochs: int) -> list[Accuracy]:
     ways = get_args(JoinStart)
     with tempfile.TemporaryDirectory() as folder:
         split = split_images(write_digits(Path(folder, "digits")), Path(folder))
-        connection.start_ray(2 + AT_ONCE // 2)
-        try:
+        with connection.separate_ray(2 + AT_ONCE // 2):
             found = [(start, _search(start, split, seed, trials, epochs)) for seed in range(seeds) for start in ways]
-        finally:
-            ray.shutdown()
     return [Accuracy(way, *zip(*(row for start, row in found if start == way), strict=True)) for way in ways]
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import ray
 from rich.table import Table
 
 from benchmarks import rows
@@ -22,9 +21,9 @@ from benchmarks.searches import Plan, Search, SearchData, Way, median_of, search
 from mbaas import transforms as T
 from mbaas.dataset import read_images
 from mbaas.ray_cluster import connection
+from mbaas.tools.bench.cpu import TreeCpu
 from mbaas.tools.bench.rows.dataloader import workers_for
 from mbaas.tools.bench.tasks.images import SIDE, Images, make_photos
-from mbaas.tools.bench.cpu import TreeCpu
 
 BATCH = 64
 HELD_OUT_SHARE = 1 / 8
@@ -84,13 +83,10 @@ def photographs(images: int, workers: int, tell: Callable[[str], None]) -> Searc
 
 def _measure(way: str, plan: Plan, data: SearchData, cores: int) -> Cost:
     how, options = WAYS[way]
-    connection.start_ray(plan.slots + cores + 2)
-    try:
+    with connection.separate_ray(plan.slots + cores + 2):
         with TreeCpu() as cpu:
             done = search(plan, how, data, prep_workers=cores, **options)
             return Cost(way, done, cpu.seconds())
-    finally:
-        ray.shutdown()
 
 
 def _median(rounds: Sequence[Cost]) -> Cost:

@@ -71,15 +71,12 @@ def measure(*, samples: int, cached: Sequence[float], warm: int, epochs: int) ->
         "two classes of 90 % and 10 %, balanced": np.where(rare, 1 / RARE, 1 / (1 - RARE)),
         "weight 1 / rank": 1 / (1.0 + np.random.default_rng(0).permutation(samples)),
     }
-    connection.start_ray()
-    try:
+    with connection.separate_ray():
         reads = [
             Reads(name, share, *(_read(given, share, warm, epochs, known=known) for known in (False, True)))
             for name, given in weights.items()
             for share in cached
         ]
-    finally:
-        ray.shutdown()
     return DrawFigures(samples, reads)
 
 

@@ -14,7 +14,6 @@ from statistics import median
 
 import cv2
 import numpy as np
-import ray
 from rich.table import Table
 
 import mbaas
@@ -57,12 +56,9 @@ def measure(*, images: int, rounds: int) -> First:
         _make(folder / "images", images)
         listing_s, data = _listed(folder)
         again_s, data = _listed(folder)
-        connection.start_ray()
-        try:
+        with connection.separate_ray():
             _first_batch(data)  # the first feed of a cluster also waits for Ray's first processes
             found = [_first_batch(data) for _ in range(rounds)]
-        finally:
-            ray.shutdown()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     served, joined, blocks = zip(*found, strict=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from rich.table import Table
 
 import mbaas
@@ -216,8 +215,7 @@ def _run_dali(begin: Any, results: Any, data: Data, threads: int, *, window_s: f
 def _feed(data: Data, workers: int, *, gpu: bool) -> Iterator[mbaas.Feed]:
     task = TASKS["images"]
     options: dict[str, Any] = {"gpus_per_worker": None if gpu else 0, "cache_decoded": False}
-    connection.start_ray(max(workers + 1, 4))
-    try:
+    with connection.separate_ray(max(workers + 1, 4)):
         with mbaas.serve(
             "one trial",
             task.dataset(data),
@@ -228,8 +226,6 @@ def _feed(data: Data, workers: int, *, gpu: bool) -> Iterator[mbaas.Feed]:
             **options,
         ) as feed:
             yield feed
-    finally:
-        ray.shutdown()
 
 
 def _trial(feed: mbaas.Feed, name: str, device: str | None, window_s: float) -> Row:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import ray
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 
@@ -69,15 +68,12 @@ def write(cache_dir: Path, *, folder: Path = FOLDER, report: Report = print) -> 
     title = [f"the first samples of epoch 0: {task.work}"]
     grid.draw(cells_of(data, pipeline, found), folder / "grid.png", title=title, most_side=SHOWN_SIDE)
 
-    connection.start_ray()
-    try:
+    with connection.separate_ray():
         with mbaas.serve(FEED, data, pipeline, batch_size=BATCH, staging_bytes=STAGING, seed=0), _trials():
             report(f"waiting until each trial has finished {EPOCHS} epochs")
             before = _after_epochs()
             time.sleep(WINDOW_S)
             status, analysis = FeedControl.of(FEED).status(), analyze_feed(FEED)
-    finally:
-        ray.shutdown()
     flow = feed_view.Flow.between(before, status)
     terminals = {
         "status": (feed_view.feed(status, flow), f"mbaas status {FEED}"),

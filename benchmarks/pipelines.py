@@ -96,8 +96,7 @@ def measure(*, samples: int, cached: float, staged: float, pipelines: Sequence[i
     """Measure reads with each number of pipelines, then equal pipelines, then an expensive one."""
     data = synthetic(samples, height=SIDE, width=SIDE)
     staging_bytes = int(staged * samples * SIZE * SIZE * 3)
-    connection.start_ray()
-    try:
+    with connection.separate_ray():
         reads, rates = {}, {}
         for number in pipelines:
             options = {"cache_bytes": int(cached * data.total_bytes), "cache_decoded": False}
@@ -113,8 +112,6 @@ def measure(*, samples: int, cached: float, staged: float, pipelines: Sequence[i
             _run([slow(1)] * 7, **steady)  # fills the cache
             without = sum(_run([slow(1)] * 7, **steady))
             beside = sum(_run([*[slow(1)] * 7, slow(10)], **steady)[:7])
-    finally:
-        ray.shutdown()
     return PipelineFigures(samples, cached, staged, reads, rates, prepared[0][1], prepared[-1][1], beside, without)
 
 

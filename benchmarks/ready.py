@@ -15,7 +15,6 @@ from statistics import median
 from typing import Literal
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
 from rich.table import Table
 
@@ -64,8 +63,7 @@ def measure(
     ahead_bytes = (
         2 * len(data) * (Images.made.nbytes + ID_BYTES)
     )  # two epochs, so that the next one is prepared during this one
-    connection.start_ray(cores)
-    try:
+    with connection.separate_ray(cores):
         with mbaas.serve(
             FEED,
             data,
@@ -78,8 +76,6 @@ def measure(
         ):
             work = _work(step_s)
             return [_measure_format("numpy", batch, rounds, work), _measure_format("torch", batch, rounds, work)]
-    finally:
-        ray.shutdown()
 
 
 def _measure_format(array: Literal["torch", "numpy"], batch: int, rounds: int, work: Callable[[], None]) -> Readiness:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any, Literal
 
-import ray
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler, PopulationBasedTraining
@@ -214,13 +213,10 @@ def measure(
     """Run each search ``rounds`` times on images of ``side`` pixels, with ``slots`` of ``trials`` at once."""
     rows = [(name, way) for name in schedulers for way in ways]
     data = made_up(side)
-    connection.start_ray(slots + 2)
-    try:
+    with connection.separate_ray(slots + 2):
         found = [
             search(Plan(scheduler, trials, slots, step_s), way, data) for _ in range(rounds) for scheduler, way in rows
         ]
-    finally:
-        ray.shutdown()
     return [median_of([each for each in found if (each.scheduler, each.way) == row]) for row in rows]
 
 

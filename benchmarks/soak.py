@@ -85,17 +85,14 @@ class Slope:
 
 def soak(minibatches: int, minutes: float, progress: Callable[[str], None]) -> list[Look]:
     """Serve a feed on a new local cluster until its consumers took that many minibatches, or time is up."""
-    connection.start_ray(2)
     run = _Run(minibatches, minutes * 60)
-    try:
+    with connection.separate_ray(2):
         data = synthetic(400)
         pipeline = T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip()])
         feed = mbaas.serve(FEED, data, pipeline, batch_size=8, prep_workers=1, engine="cpu")
         looks = run.watch(progress)
         feed.stop()
         return looks
-    finally:
-        ray.shutdown()
 
 
 class _Run:

@@ -134,13 +134,10 @@ def measure(
     """Measure each division with each feed, ``rounds`` times in turn, for two halves of ``half_s`` seconds."""
     data = mbaas.read_images(make_photos(cache_dir, images, report=tell))
     results = []
-    connection.start_ray()
-    try:
+    with connection.separate_ray():
         for feed, division in [(feed, division) for _ in range(rounds) for feed in feeds for division in divisions]:
             results.append(_run(data, feed, division, half_s))
             tell(f"{feed}, {division}: {count(results[-1].late_per_s)} samples/s")
-    finally:
-        ray.shutdown()
     return results
 
 

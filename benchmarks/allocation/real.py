@@ -115,14 +115,11 @@ def _spin(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint
 def measure(*, scale: float, rounds: int, tell: Callable[[str], None]) -> list[RealRun]:
     """Run the workload with both policies in turn, ``rounds`` times."""
     found = []
-    connection.start_ray(CPUS)
-    try:
+    with connection.separate_ray(CPUS):
         for number in range(rounds):
             for policy in (LENT, ALONE):
                 tell(f"real feeds, round {number + 1} of {rounds}: {policy}")
                 found.append(_run(policy, jobs(scale)))
-    finally:
-        ray.shutdown()
     return found
 
 

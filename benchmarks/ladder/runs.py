@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 
 import mbaas
 from benchmarks.ladder.cells import (
@@ -45,10 +44,10 @@ from benchmarks.ladder.trials import (
 from benchmarks.local_cluster import local_cluster
 from mbaas.base.units import count, number, percent, rate
 from mbaas.ray_cluster import connection
+from mbaas.tools.bench.cpu import TreeCpu
 from mbaas.tools.bench.report import Machine
 from mbaas.tools.bench.rows.dataloader import workers_for
 from mbaas.tools.bench.tasks.images import Images, make_photos
-from mbaas.tools.bench.cpu import TreeCpu
 
 HEADROOM = 1.01
 """Factor for caches that hold the whole dataset together: nodes do not divide samples."""
@@ -201,16 +200,6 @@ def feed_of(cell: Cell, bench: Bench, stores: NodeStores, **more: Any) -> Iterat
         yield feed
 
 
-@contextmanager
-def ray_with(cpus: int) -> Iterator[str]:
-    """Run Ray on this machine, below this process; yield its address."""
-    connection.start_ray(cpus)
-    try:
-        yield str(ray.get_runtime_context().gcs_address)
-    finally:
-        ray.shutdown()
-
-
 def with_cache(result: CellResult, feed: mbaas.Feed) -> CellResult:
     """Add the contents of a feed's cache."""
     status = feed.status()
@@ -229,7 +218,7 @@ def _run_one_node(cell: Cell, bench: Bench) -> CellResult:
         if cell.step not in FEED_STEPS:
             specs = [replace(spec, trial=trial, socket=stores.sockets[ANY_NODE]) for trial in range(trials)]
             return _measure(stack.enter_context(processes(specs)), stores, cell.mode, workload)
-        address = stack.enter_context(ray_with(workload.cores))
+        address = stack.enter_context(connection.separate_ray(workload.cores))
         feed = stack.enter_context(feed_of(cell, bench, stores, prep_workers=workload.cores))
         specs = [replace(spec, trial=trial, ray_address=address) for trial in range(trials)]
         mbaas.announce(FEED, [each.consumer for each in specs])  # they begin the same epoch, as in a search

@@ -20,11 +20,12 @@ from ray.tune.schedulers import HyperBandScheduler
 
 from benchmarks.ladder.cells import Cell, CellResult, Workload
 from benchmarks.ladder.metered import ANY_NODE
-from benchmarks.ladder.runs import Bench, feed_of, ray_with, storage_of, with_cache
+from benchmarks.ladder.runs import Bench, feed_of, storage_of, with_cache
 from benchmarks.ladder.trials import FEED, FEED_STEPS, Training, TrialSpec, faults, feed_source, local_source
 from benchmarks.tune_trials import report_with_state, restored_state, stop_at
-from mbaas.tools.bench.rows.dataloader import workers_for
+from mbaas.ray_cluster import connection
 from mbaas.tools.bench.cpu import TreeCpu
+from mbaas.tools.bench.rows.dataloader import workers_for
 from tune_integration import FeedCallback, get_loader
 
 REDUCTION_FACTOR = 3
@@ -66,7 +67,7 @@ def run_search(cell: Cell, bench: Bench) -> CellResult:
         spec = TrialSpec(cell.step, workload, bench.folder, socket=stores.sockets[ANY_NODE], workers=workers)
         is_fed = cell.step in FEED_STEPS
         # Ray's CPUs only bound the concurrent trials. `max_concurrent_trials` would count paused ones, too.
-        stack.enter_context(ray_with(workload.trials + (workload.cores if is_fed else 0)))
+        stack.enter_context(connection.separate_ray(workload.trials + (workload.cores if is_fed else 0)))
         feed = stack.enter_context(feed_of(cell, bench, stores, prep_workers=workload.cores)) if is_fed else None
         recorder, cpu = EpochRecorder(), stack.enter_context(TreeCpu())
         before, began = stores.counts(), time.monotonic()

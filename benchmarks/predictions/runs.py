@@ -20,7 +20,6 @@ import ray
 
 import mbaas
 from benchmarks.ladder.metered import ANY_NODE, MeteredDataset, Sockets
-from benchmarks.ladder.runs import ray_with
 from benchmarks.ladder.storage import Policy, StorageSettings, served_storage
 from benchmarks.local_cluster import LocalCluster, actors_on, answers, local_cluster
 from benchmarks.predictions.points import (
@@ -38,6 +37,7 @@ from mbaas.client.convert import Minibatch
 from mbaas.model.pace import predict
 from mbaas.model.quantity import measured, stated
 from mbaas.model.rates import Rates, Setup
+from mbaas.ray_cluster import connection
 from mbaas.samples.fields import SAMPLE_ID
 from mbaas.settings import FeedOptions
 from mbaas.tools.analysis.measuring.effort import Effort, Progress
@@ -105,7 +105,7 @@ def run(*, images: int, rounds: int, seed: int, cache_dir: Path, report: Callabl
 
 def _measure(data: mbaas.Dataset, seed: int, speed: MachineSpeed, report: Callable[[str], None]) -> Rates:
     """Measure the rates as `mbaas analyze` does, with a stated step, from storage without a cache."""
-    with _storage(Setup(), data, [ANY_NODE]) as sockets, ray_with(cores_here()):
+    with _storage(Setup(), data, [ANY_NODE]) as sockets, connection.separate_ray(cores_here()):
         workload = Workload(
             dataset=MeteredDataset.around(data, sockets=sockets),
             pipeline=_pipeline(),
@@ -156,7 +156,7 @@ def _storage(setup: Setup, data: mbaas.Dataset, nodes: Sequence[str]) -> Iterato
 def _cluster(setup: Setup) -> Iterator[tuple[str, ...]]:
     """Run Ray for a setup; yield the ids of its nodes."""
     if setup.nodes == 1:
-        with ray_with(cores_here()):
+        with connection.separate_ray(cores_here()):
             yield (str(ray.get_runtime_context().get_node_id()),)
         return
     limit = setup.network_bytes_per_s

@@ -8,7 +8,6 @@ import re
 import shlex
 import sys
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +20,7 @@ from mbaas.errors import ConfigError
 from mbaas.memory.budgets import default_cache, default_staging, free_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from mbaas.settings import FeedOptions
     from mbaas.tools.analysis.measuring.effort import SavedStages
@@ -171,7 +170,7 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
     from mbaas import __version__
     from mbaas.cli import feed_data, feed_file
     from mbaas.model.rates import Setup
-    from mbaas.ray_cluster import resources
+    from mbaas.ray_cluster import connection, resources
     from mbaas.tools.analysis.measuring.effort import QUICK, Effort, SavedStages, saved_path
     from mbaas.tools.analysis.measuring.service import PacedStep, Workload, load_step
     from mbaas.tools.analysis.measuring.storage import portion
@@ -204,8 +203,9 @@ def _of_file(request: AnalyzeRequest, saving: Callable[[SavedStages], None]) -> 
         console.say_note(
             f"continuing an interrupted analysis after {stages}; delete {saved.path} to measure these again"
         )
-    # Ray gets at least as many CPUs as there are workers, even with fewer cores: workers would wait forever for a CPU.
-    with _separate_ray(max(cores, options.prep_workers or 0)):
+    # So that no other work affects the measurements. At least as many CPUs as there are workers, even with fewer cores:
+    # workers would wait forever for a CPU.
+    with connection.separate_ray(max(cores, options.prep_workers or 0)):
         gpus = resources.gpus()
         workers = options.prep_workers or Survey(workload=workload, cores=cores, gpus=gpus).workers
         memory_bytes = _memory_bytes(options, workers)
@@ -243,17 +243,3 @@ def _memory_bytes(options: FeedOptions, workers: int) -> int:
     store_bytes = max(resources.store_bytes().values())
     staged = options.staging_bytes or default_staging(store_bytes, wanted_staging(workers))
     return max(0, free_bytes(store_bytes, ()) - staged)
-
-
-@contextmanager
-def _separate_ray(cpus: int) -> Iterator[None]:
-    """Start a separate Ray, so that no other work affects the measurements; end it afterwards."""
-    import ray
-
-    from mbaas.ray_cluster import connection
-
-    connection.start_ray(cpus)
-    try:
-        yield
-    finally:
-        ray.shutdown()

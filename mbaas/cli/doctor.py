@@ -108,5 +108,7 @@ def _rows(found: list[Finding]) -> list[tuple[RenderableType, RenderableType]]:
         node = f"{each.node}: " if each.node and len(found) > 1 else ""
         more = f" ({counted(len(passed) - 1, 'more node')})" if len(passed) > 1 and each is passed[0] else ""
         rows.append((Text(each.verdict.value, _STYLES[each.verdict.value]), Text(f"{node}{each.found}{more}")))
-        rows += [(Text(name, "dim"), Text(text)) for name, text in (("needs", each.wanted), ("fix", each.remedy)) if text]
+        rows += [
+            (Text(name, "dim"), Text(text)) for name, text in (("needs", each.wanted), ("fix", each.remedy)) if text
+        ]
     return rows

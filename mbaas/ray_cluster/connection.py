@@ -159,6 +159,16 @@ def start_ray(num_cpus: int | None = None) -> None:
         ) from None  # Ray's traceback has sixty lines without the reason
 
 
+@contextlib.contextmanager
+def separate_ray(num_cpus: int | None = None) -> Iterator[str]:
+    """Run a cluster as by `start_ray`, for measurements; yield its address, and end it afterwards."""
+    start_ray(num_cpus)
+    try:
+        yield str(ray.get_runtime_context().gcs_address)
+    finally:
+        ray.shutdown()
+
+
 def owns_ray() -> bool:
     """Return whether this program started the Ray cluster that it is connected to, which then ends with it."""
     return _own_head() is not None

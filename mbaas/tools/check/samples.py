@@ -34,6 +34,7 @@ DECODED_BYTES = 256 << 20
 READ_S = 30.0
 """Time for a read besides its repetitions: the last attempt may begin at their end."""
 
+
 @dataclass
 class Outcome:
     """The result for some samples.
@@ -146,7 +147,9 @@ class SampleChecks:
         if self._whole is not None:
             keep = DecodedRows(rows, DECODED_BYTES, self._memory, applied=1)
         try:
-            bad = {flaw.row: flaw.reason for flaw in self._engine.prepare(batch, self._made.empty(len(batch)), keep).bad}
+            bad = {
+                flaw.row: flaw.reason for flaw in self._engine.prepare(batch, self._made.empty(len(batch)), keep).bad
+            }
         except MbaasError as error:  # a field does not suit an image, which the error does not name
             if len(encoded) == 1:
                 found.bad[encoded[0][0]] = str(error)
@@ -165,8 +168,7 @@ class SampleChecks:
 
 
 def _whole_decoder(pipeline: Pipeline) -> Callable[[memoryview], object] | None:
-    """Return a function that decodes a whole file, or raises UnfitError; None for arrays, which are always read whole.
-    """
+    """Return a function that decodes a whole file, or raises UnfitError; None for arrays, always read whole."""
     if isinstance(pipeline.decoder, DecodeAudio):
         decoder = SoundDecoder(pipeline.decoder, DEFAULT_MAX_BYTES)
         return lambda content: decoder(content, np.zeros(0))

@@ -276,7 +276,9 @@ def _huggingface(info: Peek, split: str | None) -> Feed:
     label = labels[0] if labels else None
     steps, plain, hints = _pipelines("audio" if kind == "Audio" else "image", ())
     part = "" if split is None else f", split {split}"
-    data = _data("read_huggingface", "", split=(split, None), image_column=(column, "image"), label_column=(label, None))
+    data = _data(
+        "read_huggingface", "", split=(split, None), image_column=(column, "image"), label_column=(label, None)
+    )
     return Feed(f"a dataset of Hugging Face datasets{part}", data, steps, plain, hints=hints)
 
 

@@ -24,8 +24,7 @@ FEED = "bench"
 @contextmanager
 def service(spec: RowSpec) -> Iterator[str]:
     """Run a feed on its own Ray cluster, all below this process in the process tree."""
-    connection.start_ray(spec.settings.cores)
-    try:
+    with connection.separate_ray(spec.settings.cores) as address:
         with mbaas.serve(
             FEED,
             spec.task.dataset(spec.data),
@@ -38,9 +37,7 @@ def service(spec: RowSpec) -> Iterator[str]:
         ):
             # so that all trials begin the same epoch, as in a search
             mbaas.announce(FEED, [_consumer(trial) for trial in range(spec.trials)])
-            yield ray.get_runtime_context().gcs_address
-    finally:
-        ray.shutdown()
+            yield address
 
 
 def _consumer(trial: int) -> str:

@@ -34,15 +34,12 @@ ID, EPOCH = "sample_id", "epoch"
 @contextmanager
 def service(spec: RowSpec) -> Iterator[str]:
     """Run a Ray cluster with an actor that prepares epochs."""
-    connection.start_ray(spec.settings.cores)
-    try:
+    with connection.separate_ray(spec.settings.cores) as address:
         remote: Any = ray.remote
         actor = remote(num_cpus=0, max_concurrency=spec.trials)(Epochs)
         # the reference keeps the actor alive
         epochs = actor.options(name=EPOCHS, namespace=actor_names.NAMESPACE).remote(spec)  # noqa: F841
-        yield ray.get_runtime_context().gcs_address
-    finally:
-        ray.shutdown()
+        yield address
 
 
 class Epochs:
