@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import ray
-from numpy.typing import NDArray
 from rich.table import Table
 
 import mbaas
@@ -22,7 +21,7 @@ from benchmarks.local_cluster import answers
 from mbaas.base.units import count, percent, seconds
 from mbaas.dataset.base import SampleReader, WrappedDataset
 from mbaas.ray_cluster import connection
-from mbaas.tools.analysis.measuring.storage import Throttle
+from mbaas.tools.analysis.measuring.storage import Throttle, WatchedReader
 from mbaas.tools.bench.render import figure_table
 from mbaas.tools.bench.tasks.images import Images, make_photos
 
@@ -85,19 +84,13 @@ class LateDataset(WrappedDataset):
 
     def reader(self) -> SampleReader:
         link = None if self.bytes_per_s is None else Throttle(self.bytes_per_s)
-        return _LateReader(self.inner.reader(), self.late_s, link)
 
+        def wait(_: int, nbytes: int) -> None:
+            time.sleep(self.late_s)
+            if link is not None:
+                link.carry(nbytes)
 
-class _LateReader(SampleReader):
-    def __init__(self, inner: SampleReader, late_s: float, link: Throttle | None) -> None:
-        self._inner, self._late_s, self._link = inner, late_s, link
-
-    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
-        if self._late_s:
-            time.sleep(self._late_s)
-        if self._link is not None:
-            self._link.carry(len(buffer))
-        self._inner.read_into(sample_id, buffer)
+        return WatchedReader(self.inner.reader(), before=wait)
 
 
 class _Rank:

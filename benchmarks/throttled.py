@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mbaas.dataset import Dataset
 from mbaas.dataset.base import SampleReader, WrappedDataset
-from mbaas.tools.analysis.measuring.storage import Throttle
+from mbaas.tools.analysis.measuring.storage import Throttle, WatchedReader
 
 READ = np.dtype([("sample", "<i8"), ("at_s", "<f8")])
 """One read: the sample, and its end on the machine's monotonic clock, in seconds."""
@@ -40,19 +40,13 @@ class ThrottledDataset(WrappedDataset):
     log: Path
 
     def reader(self) -> SampleReader:
-        return _ThrottledReader(self.inner.reader(), Throttle(self.bytes_per_s), self.log)
+        link = Throttle(self.bytes_per_s)
+        return WatchedReader(self.inner.reader(), before=lambda _, nbytes: link.carry(nbytes), after=self._note)
 
-
-class _ThrottledReader(SampleReader):
-    def __init__(self, inner: SampleReader, throttle: Throttle, log: Path) -> None:
-        self._inner, self._throttle, self._log = inner, throttle, log
-
-    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
-        self._throttle.carry(len(buffer))
-        self._inner.read_into(sample_id, buffer)
+    def _note(self, sample_id: int, _: int) -> None:
         read = np.array([(sample_id, time.monotonic())], READ)
         # one append with one write: writes of threads do not mix, and a kill loses nothing
-        file = os.open(self._log / f"{os.getpid()}.reads", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+        file = os.open(self.log / f"{os.getpid()}.reads", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
         try:
             os.write(file, read.tobytes())
         finally:

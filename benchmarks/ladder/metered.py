@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from benchmarks.ladder.storage import StorageClient
 from mbaas.dataset.base import SampleReader, WrappedDataset
+from mbaas.tools.analysis.measuring.storage import WatchedReader
 from mbaas.tools.bench.rows.dataloader import Minibatches
 from mbaas.tools.bench.tasks.base import Samples, Task
 from mbaas.transforms import Pipeline
@@ -29,16 +30,8 @@ class MeteredDataset(WrappedDataset):
 
     def reader(self) -> SampleReader:
         path = self.sockets.get(ANY_NODE) or self.sockets[ray.get_runtime_context().get_node_id()]
-        return _MeteredReader(self.inner.reader(), StorageClient(path))
-
-
-class _MeteredReader(SampleReader):
-    def __init__(self, inner: SampleReader, storage: StorageClient) -> None:
-        self._inner, self._storage = inner, storage
-
-    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
-        self._storage.wait_for([(sample_id, len(buffer))])
-        self._inner.read_into(sample_id, buffer)
+        storage = StorageClient(path)
+        return WatchedReader(self.inner.reader(), before=lambda sample, nbytes: storage.wait_for([(sample, nbytes)]))
 
 
 class MeteredMinibatches(Minibatches):

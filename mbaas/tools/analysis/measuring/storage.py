@@ -125,7 +125,7 @@ class SlowedDataset(WrappedDataset):
 
     def reader(self) -> SampleReader:
         throttle = _shared_throttle(self.fingerprint, self.bytes_per_s)
-        return _WatchedReader(self.inner.reader(), before=lambda _, size: throttle.carry(size))
+        return WatchedReader(self.inner.reader(), before=lambda _, size: throttle.carry(size))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -133,10 +133,10 @@ class ColdDataset(WrappedDataset):
     """A dataset whose local samples are dropped from the page cache after each read."""
 
     def reader(self) -> SampleReader:
-        return _WatchedReader(self.inner.reader(), after=lambda sample, _: drop(local_spans(self.inner, [sample])))
+        return WatchedReader(self.inner.reader(), after=lambda sample, _: drop(local_spans(self.inner, [sample])))
 
 
-class _WatchedReader(SampleReader):
+class WatchedReader(SampleReader):
     """Calls functions of a sample's id and size before and after reading it."""
 
     def __init__(
