@@ -395,8 +395,6 @@ def ladder(
         bool, typer.Option("--short", help="Other defaults: 15MB/s, 0.5, eight, 200 images, 2 epochs.")
     ] = False,
     only_table: Annotated[bool, typer.Option("--only-table", help="Measure nothing.")] = False,
-    markdown: Annotated[Path | None, typer.Option(help="Also write the tables here.", show_default=False)] = None,
-    csv: Annotated[Path | None, typer.Option(help="Also write the rows here.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure CoorDL's mechanisms one after the other: MinIO, shared fetching, shared preparation, decoded samples.
@@ -409,7 +407,7 @@ def ladder(
     """
     check_installed()
     from benchmarks.ladder.cells import LONG, SHORT, STEPS, Mode, Plan, Step, Workload, unfinished
-    from benchmarks.ladder.report import as_csv, as_markdown, figures, tables
+    from benchmarks.ladder.report import figures, tables
     from benchmarks.ladder.runs import run_all
     from mbaas.tools.bench.rows import BenchSettings, usable_cores
 
@@ -431,9 +429,6 @@ def ladder(
     )
     options: Any = {"cache_dir": BenchSettings().cache_dir, "results": results, "report": _progress}
     records = _show(lambda: run_all(None if only_table else plan, workload, **options), tables, as_json, figures)
-    for file, text in ((markdown, as_markdown), (csv, as_csv)):
-        if file is not None:
-            file.write_text(text(records))
     if failed := [] if only_table else unfinished(plan.cells(), workload, records):
         raise MbaasError(f"{len(failed)} cells have failed; run the command again to repeat them")
     if faulty := [record.cell for record in records if record.result.missing or record.result.repeated]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,15 +21,7 @@ TITLES: dict[Mode, str] = {
     "nodes": "one data-parallel trial on two nodes (cached: share of the dataset in each node's memory)",
 }
 
-HEADINGS = (
-    "storage", "cached", "step", "samples/s", "gain", "s", "MB", "compute", "prep", "fetch", "other", "CPU-s",
-    "decoded", "faults",
-)  # fmt: skip
-
-BESIDE_TITLE = ("step", "samples/s", "gain", "s", "MB", "prep", "fetch", "other", "CPU-s", "faults")
-"""Columns on a terminal, which has room for 80 characters."""
-
-WORDS = ("step", "faults")
+HEADINGS = ("step", "samples/s", "gain", "s", "MB", "prep", "fetch", "other", "CPU-s", "faults")
 
 HDD, SSD = 15e6, 530e6
 """Random reads of the paper's hard disk and SSD, in bytes/s (Mohan et al., VLDB 2021)."""
@@ -160,45 +150,44 @@ def _parts(records: Sequence[Record]) -> Iterator[RenderableType]:
         f"{machine_line(last.machine, workload.cores)}; commit {commits}"
     )
     for mode, title in TITLES.items():
-        rows = [cells_of(row) for row in results.rows() if row.record.cell.mode == mode]
-        if rows:
+        groups: dict[str, list[Row]] = {}
+        for row in results.rows():
+            if row.record.cell.mode == mode:
+                groups.setdefault(_place(row.record.cell), []).append(row)
+        if groups:
             yield Text(title.format(**asdict(workload)), style="bold")
-        for storage, cached in dict.fromkeys((row[0], row[1]) for row in rows):
-            yield _step_table(f"{storage}, {cached} cached", [row for row in rows if row[:2] == [storage, cached]])
+        for place, rows in groups.items():
+            table = figure_table(place, HEADINGS, words=("step", "faults"))
+            for row in rows:
+                table.add_row(*cells_of(row))
+            yield table
     yield _claims_table(results)
     yield Text(
         "gain: speed-up over a DataLoader for each trial over the page cache, with the same storage and capacity. "
         "s, MB: time and bytes read from storage, in an epoch of all trials together. prep, fetch, other: parts of "
         "the time, by differences between runs: steps alone, everything cached, this cell; other is the rest. "
-        "CPU-s: CPU seconds of all processes for 1,000 delivered samples, without the model of the storage. Files "
-        "have two more columns, compute and decoded: the share of cached samples that are decoded, in the same memory.",
+        "CPU-s: CPU seconds of all processes for 1,000 delivered samples, without the model of the storage.",
         style="dim",
     )
 
 
-def _step_table(title: str, rows: Sequence[Sequence[str]]) -> Table:
-    table = figure_table(title, BESIDE_TITLE, words=WORDS)
-    for row in rows:
-        table.add_row(*(row[HEADINGS.index(heading)] for heading in BESIDE_TITLE))
-    return table
+def _place(cell: Cell) -> str:
+    return f"{rate(cell.storage_bytes_per_s or 0.0)}, {percent(cell.cached)} cached"
 
 
 def cells_of(row: Row) -> list[str]:
     """Return a row's texts, in the order of `HEADINGS`."""
     cell, result = row.record.cell, row.record.result
     stalls = row.stalls
-    parts = () if stalls is None else (stalls.compute_s, stalls.prep_s, stalls.fetch_s, stalls.other_s)
+    parts = () if stalls is None else (stalls.prep_s, stalls.fetch_s, stalls.other_s)
     return [
-        rate(cell.storage_bytes_per_s or 0.0),
-        percent(cell.cached),
         cell.step,
         count(result.samples_per_s),
         "" if row.speed_up is None else f"{row.speed_up:.1f}x",
         number(result.epoch_s),
         number(result.storage_bytes / result.rounds / 1e6),
-        *([f"{part / result.epoch_s:.0%}" for part in parts] or [""] * 4),
+        *([f"{part / result.epoch_s:.0%}" for part in parts] or [""] * 3),
         number(result.cpu_s_per_1000),
-        percent(result.decoded_samples / max(1, result.cached_samples)) if cell.step == "decoded" else "",
         _faults(result),
     ]
 
@@ -223,28 +212,3 @@ def _range(found: Sequence[float]) -> str:
         return "not measured"
     low, high = (f"{ratio:.1f}x" for ratio in (min(found), max(found)))
     return low if low == high else f"{low} to {high}"
-
-
-def as_csv(records: Sequence[Record]) -> str:
-    """Return all rows as CSV, with the mode first."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["mode", *HEADINGS])
-    for row in Results(records).rows():
-        writer.writerow([row.record.cell.mode, *cells_of(row)])
-    return text.getvalue()
-
-
-def as_markdown(records: Sequence[Record]) -> str:
-    """Return the tables for a document."""
-    results = Results(records)
-    texts = {mode: [cells_of(row) for row in results.rows() if row.record.cell.mode == mode] for mode in TITLES}
-    claims = [[claim.where, claim.what, claim.paper, _range(results.speed_ups(claim))] for claim in CLAIMS]
-    parts = [_markdown(HEADINGS, rows) for rows in texts.values() if rows]
-    parts.append(_markdown(("where", "what", "paper", "here"), claims))
-    return "\n".join(parts)
-
-
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
