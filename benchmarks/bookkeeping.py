@@ -53,23 +53,15 @@ class Cost:
     ns_per_sample: dict[str, float]
 
 
-def measure(
-    sizes: Sequence[int] = SIZES, *, blocks: int = 60, repeats: int = 5, report: Callable[[Cost], None] | None = None
-) -> list[Cost]:
+def measure(sizes: Sequence[int] = SIZES, *, blocks: int = 60, repeats: int = 5) -> list[Cost]:
     """Measure the costs for each of ``sizes``.
 
     Args:
         sizes: numbers of samples.
         blocks: number of blocks of `BLOCK_SAMPLES` samples in each repeat.
         repeats: measurements of each part; the median counts.
-        report: called with the cost of each size.
     """
-    costs = []
-    for samples in sizes:
-        costs.append(_cost(samples, blocks, repeats))
-        if report is not None:
-            report(costs[-1])
-    return costs
+    return [_cost(samples, blocks, repeats) for samples in sizes]
 
 
 def _cost(samples: int, blocks: int, repeats: int) -> Cost:
