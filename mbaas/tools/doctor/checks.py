@@ -33,6 +33,9 @@ CLOCK_NOTE_S, CLOCK_PROBLEM_S = 2.0, 300.0
 SLOW_READ_S, SLOW_RATE = 0.2, 20e6
 """Limits for a note on slow storage: seconds of one read, and bytes/s of several threads."""
 
+RAY = (2, 53), (3, 0)
+"""The oldest version of Ray with which mbaas works, and the first with which it does not."""
+
 DALI_CUDA = (12, 0)
 """CUDA version that the driver must support for the DALI package that mbaas requires."""
 
@@ -131,8 +134,9 @@ def versions(facts: Facts) -> Finding:
         found = node.version("ray")
         if found is None or not _works(found):
             got = f"ray {found or 'is not installed'}"
-            remedy = 'pip install "ray[default,tune]>=2.60,<3"'
-            return Finding(name, Verdict.PROBLEM, got, "ray from 2.60 on, below 3", remedy, node.node)
+            oldest, beyond = (".".join(map(str, version)) for version in RAY)
+            remedy = f'pip install "ray[default,tune]>={oldest},<{beyond}"'
+            return Finding(name, Verdict.PROBLEM, got, f"ray from {oldest} on, below {beyond}", remedy, node.node)
     for package in ("ray", "python", "mbaas"):
         if len({_release(node.version(package), package) for node in here}) > 1:
             remedy = "install the same versions on all nodes, for example with one container image"
@@ -142,7 +146,7 @@ def versions(facts: Facts) -> Finding:
 
 def _works(version: str) -> bool:
     found = re.match(r"(\d+)\.(\d+)", version)
-    return found is not None and (2, 60) <= (int(found[1]), int(found[2])) < (3, 0)
+    return found is not None and RAY[0] <= (int(found[1]), int(found[2])) < RAY[1]
 
 
 def _release(version: str | None, package: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from mbaas.tools.doctor import checks
 from mbaas.tools.doctor.checks import Verdict, findings, worst
@@ -14,6 +16,7 @@ from mbaas.tools.doctor.facts import Facts, FeedFacts, NodeFacts, StorageFacts
 
 OK, NOTE, PROBLEM = Verdict.OK, Verdict.NOTE, Verdict.PROBLEM
 GB = 10**9
+ROOT = Path(__file__).parents[3]
 
 GOOD = NodeFacts(
     node="n1",
@@ -134,6 +137,16 @@ def test_a_token(changed: dict[str, object], verdict: Verdict) -> None:
 def test_versions_of_a_second_node(package: str, version: str, verdict: Verdict) -> None:
     other = replace(GOOD, node="n2", versions=tuple({**dict(GOOD.versions), package: version}.items()))
     assert checks.versions(replace(CLUSTER, nodes=(GOOD, other))).verdict is verdict
+
+
+def test_the_versions_of_ray_are_those_that_the_package_requires() -> None:
+    (required,) = re.findall(r'"(ray\[default,tune\].*?)"', (ROOT / "pyproject.toml").read_text())
+    ray = Requirement(required)
+    for version, is_right in (("2.52.1", False), ("2.53.0", True), ("2.99.0", True), ("3.0.0", False)):
+        node = replace(GOOD, versions=tuple({**dict(GOOD.versions), "ray": version}.items()))
+        assert (
+            (checks.versions(replace(CLUSTER, nodes=(node,))).verdict is OK) == is_right == (version in ray.specifier)
+        )
 
 
 def test_a_node_that_does_not_answer_has_no_other_findings() -> None:
