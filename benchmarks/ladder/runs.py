@@ -146,7 +146,7 @@ def run_cell(cell: Cell, bench: Bench) -> CellResult:
     """Measure a cell.
 
     Raises:
-        MbaasError: a trial failed.
+        RuntimeError: a trial failed.
     """
     if cell.mode == "hyperband":
         from benchmarks.ladder.search import run_search  # Ray Tune takes a second to import

@@ -26,7 +26,7 @@ from benchmarks.ladder.cells import Step, Workload
 from benchmarks.ladder.metered import MeteredMinibatches
 from benchmarks.local_cluster import LocalCluster, actors_on, answers
 from mbaas.errors import MbaasError
-from mbaas.tools.bench.host import kill_tree, touch
+from mbaas.tools.bench.host import TrialFailure, kill_tree, received, touch
 from mbaas.tools.bench.rows import Epoch, Minibatch
 from mbaas.tools.bench.rows.dataloader import EpochIndices, loader_of
 from mbaas.tools.bench.tasks.base import Data
@@ -135,14 +135,14 @@ def _ids_of(order: EpochIndices, batch: int) -> Iterator[Minibatch]:
 def feed_source(loader: mbaas.Loader) -> Epoch:
     """Return the minibatches of a feed."""
 
-    def received() -> Iterator[Minibatch]:
+    def delivered() -> Iterator[Minibatch]:
         for batch in loader:
             values, sample_ids = [batch["image"]], batch["sample_id"]
             del batch
             yield values, sample_ids
             del values, sample_ids
 
-    return received
+    return delivered
 
 
 @contextmanager
@@ -167,13 +167,6 @@ class Trials(Protocol):
 
 
 # ---- as processes ----
-
-
-@dataclass(frozen=True)
-class TrialFailure:
-    """The traceback of a trial that failed."""
-
-    reason: str
 
 
 @contextmanager
@@ -215,7 +208,8 @@ class _ProcessTrials:
         """Return one answer of each trial, in order.
 
         Raises:
-            MbaasError: a trial failed, its process ended, or it took too long.
+            RuntimeError: a trial failed, or its process ended.
+            MbaasError: a trial took too long.
         """
         found, end = dict[Any, Any](), time.monotonic() + TRIALS_S
         while len(found) < len(self._connections):
@@ -223,18 +217,8 @@ class _ProcessTrials:
             ready_ones = wait(awaited, max(0.0, end - time.monotonic()))
             if not ready_ones:
                 raise MbaasError(f"{len(awaited)} of {len(self._connections)} trials took longer than {TRIALS_S:g} s")
-            found.update((ready, _received(ready)) for ready in ready_ones)
+            found.update((ready, received(ready)) for ready in ready_ones)
         return [found[connection] for connection in self._connections]
-
-
-def _received(connection: Any) -> Any:
-    try:
-        answer = connection.recv()
-    except EOFError:
-        raise MbaasError("the process of a trial has ended") from None
-    if isinstance(answer, TrialFailure):
-        raise MbaasError(f"a trial failed:\n{answer.reason}")
-    return answer
 
 
 def _run_trial(spec: TrialSpec, parent: Connection[Any, Any]) -> None:

@@ -354,7 +354,7 @@ def _trials(spec: RowSpec) -> Iterator[tuple[list[Connection[Any, Message]], Gat
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=run_trial, args=(replace(spec, trial=index), gate, theirs))
         process.start()
-        theirs.close()  # so that the trial's end closes the connection, which `_received` detects
+        theirs.close()  # so that the trial's end closes the connection, which `received` detects
         connections.append(ours)
         processes.append(process)
     try:
@@ -374,15 +374,15 @@ def _collect(
     # Cores are measured from the last `WarmedUp` to the last `TrialResult`: all trials work during this time, including
     # those that have finished.
     results: list[TrialResult] = []
-    warm, open_ones = 0, list(connections)
+    open_ones: list[Any] = list(connections)
+    warm = 0
     began = watch.cpu()
     while open_ones:
         for ready in wait(open_ones):
-            connection: Any = ready
-            message = _received(connection)
+            message = received(ready)
             if isinstance(message, TrialResult):
                 results.append(message)
-                open_ones.remove(connection)
+                open_ones.remove(ready)
                 continue
             warm += 1
             if warm == len(connections):
@@ -390,9 +390,10 @@ def _collect(
     return results, began.cores_until(watch.cpu())
 
 
-def _received(connection: Connection[Any, Message]) -> Message:
+def received(connection: Any) -> Any:
+    """Return a message of a trial; raise RuntimeError if its process has ended, or if it sent its failure."""
     try:
-        message: Message = connection.recv()
+        message = connection.recv()
     except EOFError:
         raise RuntimeError("a trial's process ended without a word") from None
     if isinstance(message, TrialFailure):
