@@ -12,7 +12,7 @@ from commandline import mbaas
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from mbaas.cli import app, bench
+from mbaas.cli import app, bench, console
 from mbaas.errors import MbaasError
 from mbaas.tools.bench.report import BenchReport, Machine
 from mbaas.tools.bench.rows import BenchSettings
@@ -25,6 +25,13 @@ def test_each_command_shows_examples(command: str) -> None:
     assert "Examples" in done.output
     assert f"mbaas {command}" in done.output.partition("Examples")[2]
     assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_a_bar_estimates_the_time_that_is_left() -> None:
+    with console.progress_bar("checking [a]") as show:
+        assert show(0, 10, "0 of 10") is None
+        assert show(2, 10, "2 of 10") is None, "nothing is known of the time that they took"
+        assert show(5, 10, "5 of 10") is not None
 
 
 def test_help_of_the_module() -> None:
