@@ -131,8 +131,8 @@ class StorageError(BadSampleError):
         is_missing: True if the file is missing and its folder exists.
     """
 
-    def __init__(self, uri: str, reason: str, *, is_missing: bool = False) -> None:
-        super().__init__(uri, reason)
+    def __init__(self, uri: str, reason: str, remedy: str = "", *, is_missing: bool = False) -> None:
+        super().__init__(uri, reason, remedy)
         self.is_missing = is_missing
 
 
