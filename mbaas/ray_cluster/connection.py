@@ -13,10 +13,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import ray
 
 from mbaas.base.units import counted, size
@@ -116,17 +118,40 @@ def start_own_ray() -> None:
 
 
 def say_joined() -> None:
-    """Report once which cluster `ensure_ray` joined: it may belong to another user, and end at any time."""
+    """Report once which cluster `ensure_ray` joined: it may belong to another user, and end with its program."""
     global _is_news
     if not _is_news:
         return
     _is_news = False
     named = "named by RAY_ADDRESS" if os.environ.get("RAY_ADDRESS") else "found on this machine"
     address = ray.get_runtime_context().gcs_address
-    _say(
-        f"joined the Ray cluster at {address}, {named} and started by another program, with which it may end "
-        f"({_described()})"
-    )
+    _say(f"joined the Ray cluster at {address}, {named} ({_described()})")
+    if starter := _starter():
+        _say(
+            f"that cluster ends with {starter}, which started it, and then this program fails; set RAY_ADDRESS=local "
+            "to start a separate cluster, or run `ray start --head` before both"
+        )
+
+
+def _starter() -> str | None:
+    """Name the program of this machine that started the joined cluster and still runs; None for `ray start`.
+
+    Ray's session name ends in the pid of the process that started the head.
+    """
+    node: Any = ray._private.worker._global_node  # None with Ray Client; Ray has no public API for this
+    host = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+    if node is None or host != ray.util.get_node_ip_address():
+        return None
+    began, _, pid = node.session_name.rpartition("_")
+    try:
+        program = psutil.Process(int(pid))
+        if program.create_time() > datetime.strptime(began, "session_%Y-%m-%d_%H-%M-%S_%f").timestamp():
+            return None  # the pid of `ray start` now belongs to another process
+        command = program.cmdline()
+        # `ray start --block` stays, but whoever runs it means to have a lasting cluster.
+        return None if "start" in command else f"process {pid} ({' '.join(command[:3])})"
+    except (ValueError, psutil.Error):
+        return None
 
 
 def _described() -> str:

@@ -91,10 +91,9 @@ def served(config: Path, cluster: str) -> Iterator[Running]:
     with running(serving(config, cluster)) as process:
         first = process.wait_for("serves")
         assert first.startswith("feed 'train' serves 204 samples in 2 classes of ")
-        (joined,) = [line for line in process.lines if line.startswith("mbaas: ")]
-        assert joined.startswith(
-            f"mbaas: joined the Ray cluster at {cluster}, named by RAY_ADDRESS and started by another"
-        )
+        joined, ends = [line for line in process.lines if line.startswith("mbaas: ")]
+        assert joined.startswith(f"mbaas: joined the Ray cluster at {cluster}, named by RAY_ADDRESS (1 node, ")
+        assert ends.startswith(f"mbaas: that cluster ends with process {os.getpid()} (")
         yield process
 
 

@@ -87,3 +87,27 @@ def test_a_cluster_that_this_program_started_has_ended_with_its_gcs(monkeypatch:
         gcs.kill()
         gcs.wait()
         assert connection.lost_cluster() == "the Ray cluster that this program started has ended"
+
+
+@pytest.mark.parametrize(
+    ("began", "command", "named"),
+    [
+        ("2999-01-01_00-00-00_000000", ["python", "search.py"], True),
+        ("2999-01-01_00-00-00_000000", ["python", "/bin/ray", "start", "--head", "--block"], False),
+        ("2001-01-01_00-00-00_000000", ["python", "search.py"], False),  # a later process with the pid of `ray start`
+    ],
+)
+@pytest.mark.parametrize("here", [True, False])
+def test_the_program_that_a_joined_cluster_ends_with_is_named(
+    monkeypatch: pytest.MonkeyPatch, began: str, command: list[str], named: bool, here: bool
+) -> None:
+    node = SimpleNamespace(session_name=f"session_{began}_{os.getpid()}")
+    stands_for_ray = SimpleNamespace(
+        _private=SimpleNamespace(worker=SimpleNamespace(_global_node=node)),
+        get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379"),
+        util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1" if here else "10.0.0.2"),
+    )
+    monkeypatch.setattr(connection, "ray", stands_for_ray)
+    monkeypatch.setattr(connection.psutil.Process, "cmdline", lambda self: command)
+    wanted = f"process {os.getpid()} (python search.py)" if named and here else None
+    assert connection._starter() == wanted
