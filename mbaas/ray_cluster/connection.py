@@ -148,7 +148,7 @@ def _starter() -> str | None:
         if program.create_time() > datetime.strptime(began, "session_%Y-%m-%d_%H-%M-%S_%f").timestamp():
             return None  # the pid of `ray start` now belongs to another process
         command = program.cmdline()
-        # `ray start --block` stays, but whoever runs it means to have a lasting cluster.
+        # `ray start --block` also runs until the cluster ends, but it was started to last.
         return None if "start" in command else f"process {pid} ({' '.join(command[:3])})"
     except (ValueError, psutil.Error):
         return None
