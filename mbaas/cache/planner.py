@@ -19,7 +19,7 @@ from mbaas.cache.directory import Directory, DrawRanks, MinIO, fitting, member_m
 from mbaas.cache.readahead import DEPTH_BLOCKS, FetchSequence, ReadAhead
 from mbaas.cache.shared_reads import SharedReads, Span
 from mbaas.cache.slab import Compaction, Failures, Load, OtherForm, PartPlan, RowLocations, pack
-from mbaas.samples.order import Ids, SampleOrder
+from mbaas.samples.order import Ids, SampleOrder, Shuffle
 from mbaas.samples.placement import ENCODED, DecodedSizes, Lengths, PartRequest, PlacementHistory, StreamKey
 from mbaas.wire.samples import Amount
 
@@ -254,21 +254,27 @@ class Planner:
         return [(len(ids), ids[self._absent(ids)]) for ids in parts]
 
     def _own_ahead(self, sequence: FetchSequence, block: int) -> PartRequest:
+        return self.placements.own(block, self._shuffle_ahead(sequence, block), sequence.stream)
+
+    def _shuffle_ahead(self, sequence: FetchSequence, block: int) -> Shuffle | None:
+        shuffle = sequence.shuffle
+        if shuffle is None:
+            return None
         order = self.placements.order(sequence.stream.block_samples)
-        shuffle, epochs = sequence.shuffle, order.epoch_of(block) - order.epoch_of(sequence.head)
-        if shuffle is not None and epochs:
-            # The next epoch's shuffle is decided when it begins. The guess assumes that no consumer joins or leaves; a
-            # wrong guess costs a few useless reads.
-            shuffle = shuffle.after(shuffle.epoch + epochs, shuffle.cuts)
-        return self.placements.own(block, shuffle, sequence.stream)
+        epochs = order.epoch_of(block) - order.epoch_of(sequence.head)
+        # The next epoch's shuffle is decided when it begins. The guess assumes that no consumer joins or leaves; a
+        # wrong guess costs a few useless reads.
+        return shuffle.after(shuffle.epoch + epochs, shuffle.cuts) if epochs else shuffle
 
     def _expected(self, request: PartRequest) -> bool:
         """Return whether read-ahead for a part is still valid: placement and shuffle are as predicted."""
-        block = request.block
-        return self.placements.is_own(request) and any(
-            block <= sequence.head or request == self._own_ahead(sequence, block)
+        if not self.placements.is_own(request):
+            return False
+        block, stream = request.block, request.stream  # made once: `look_ahead` checks each part that was read ahead
+        return any(
+            block <= sequence.head or request.shuffle == self._shuffle_ahead(sequence, block)
             for sequence in self.ahead.sequences
-            if sequence.covers(block, request.stream)
+            if sequence.covers(block, stream)
         )
 
     # ---- samples that move between nodes ----
