@@ -106,8 +106,9 @@ class Node:
         assert sum(n for slab in cached for _, n in self.full[slab].values()) <= minio.used_bytes
         decoded = set(self.planner.directory.decoded_ids().tolist())
         kept = [(slab, i) for slab in self.full if slab > 0 for i, n in self.full[slab].values() if n]
-        for slab, i in kept:
-            if self.planner.directory.slabs(np.array([i]))[0] == slab:
+        homes = self.planner.directory.slabs(np.array([i for _, i in kept], np.int64)).tolist()
+        for (slab, i), home in zip(kept, homes, strict=True):
+            if home == slab:
                 assert (slab in self.planner.tier.slabs) == (i in decoded)
         # Both forms: encoded samples are read if no other node turns out to have them decoded.
         most = (GROWTH + 1) * sum(int(self.lengths[self.ids(b)].sum()) for b in self.waiting)
