@@ -7,6 +7,7 @@ import enum
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,14 @@ def members_of(sources: list[str]) -> Mapping[str, set[str]]:
     return {name: with_inherited(name) for name in own}
 
 
-MEMBERS = members_of([path.read_text() for path in MODULES])
+@cache  # and not when the tests are collected, which each process does
+def members() -> Mapping[str, set[str]]:
+    return members_of([path.read_text() for path in MODULES])
 
 
 def stale(text: str) -> list[str]:
     """Members named in a text that do not exist."""
-    return [f"{name}.{member}" for name, member in sorted(members_named(text)) if member not in MEMBERS.get(name, ())]
+    return [f"{name}.{member}" for name, member in sorted(members_named(text)) if member not in members().get(name, ())]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -151,7 +154,9 @@ def tails_of(paths: Iterator[Path]) -> set[str]:
     return {"/".join(each[start:]) for each in parts for start in range(len(each))}
 
 
-PLACES = tails_of(path for tree in TREES for path in [ROOT / tree, *(ROOT / tree).rglob("*")])
+@cache
+def places() -> set[str]:
+    return tails_of(path for tree in TREES for path in [ROOT / tree, *(ROOT / tree).rglob("*")])
 
 
 def is_module(name: str) -> bool:
@@ -168,7 +173,7 @@ def places_missing(text: str) -> list[str]:
     words = {word for span in CODE.findall(BLOCKS_OF_CODE.sub("", text)) for word in span.split()}
     paths = {word for word in words if PATH.fullmatch(word)} - {*FOLDERS, *PROGRAMS}
     named = {found for word in words for found in MODULE.findall(word)}
-    missing = [path for path in paths if path.rstrip("/") not in PLACES]
+    missing = [path for path in paths if path.rstrip("/") not in places()]
     return sorted([*missing, *(name for name in named if not is_module(name))])
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,16 @@ def strings_in(source: str) -> Iterator[str]:
 
 
 SOURCES = [path for package in ("mbaas", "tune_integration") for path in (ROOT / package).rglob("*.py")]
-STRINGS = "\n".join(text for path in SOURCES for text in strings_in(path.read_text()))
+
+
+@cache  # and not when the tests are collected, which each process does
+def strings() -> str:
+    return "\n".join(text for path in SOURCES for text in strings_in(path.read_text()))
 
 
 def unknown_pieces(message: str) -> list[str]:
     """Pieces of a message between its ``...`` that no string in the code contains."""
-    return [piece for piece in map(str.strip, message.split("...")) if piece not in STRINGS]
+    return [piece for piece in map(str.strip, message.split("...")) if piece not in strings()]
 
 
 def messages() -> list[str]:
