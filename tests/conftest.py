@@ -140,6 +140,16 @@ def _needs_ray(item: pytest.Item) -> bool:
     return not {"ray_session", *_OWN_RAY}.isdisjoint(item.fixturenames)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without garbage collections: imports leave little garbage, and each would visit all of them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Exempt all objects imported so far from garbage collection: each full collection would visit them."""
     gc.collect()
