@@ -17,6 +17,7 @@ from rich.console import Console
 
 import mbaas
 from mbaas.base.progress import track, watched
+from mbaas.cli import console as cli_console
 from mbaas.cli import feed_data, feed_file
 from mbaas.errors import DatasetError
 
@@ -93,7 +94,7 @@ def test_a_terminal_shows_how_far_the_listing_is(tmp_path: Path, monkeypatch: py
     file.write_text('name: train\ndata: "[b]train"\nbatch_size: 2\npipeline: [DecodeImage]\n')
     for is_terminal in (True, False):
         err = console(is_terminal=is_terminal)
-        monkeypatch.setattr(feed_data, "err", err)
+        monkeypatch.setattr(cli_console, "err", err)
         assert len(feed_data.listed(feed_file.load(file).data)) == 3
         said = written(err)
         assert ("3 of 3 classes" in said, "[b]train" in said) == (is_terminal, is_terminal)
@@ -104,7 +105,7 @@ def test_what_cannot_be_read_ends_the_bar_with_its_error(tmp_path: Path, monkeyp
     file = tmp_path / "feed.yaml"
     file.write_text("name: train\ndata: nowhere\nbatch_size: 2\npipeline: [DecodeImage]\n")
     err = console(is_terminal=True)
-    monkeypatch.setattr(feed_data, "err", err)
+    monkeypatch.setattr(cli_console, "err", err)
     with pytest.raises(DatasetError, match="nowhere does not exist"):
         feed_data.listed(feed_file.load(file).data)
     assert written(err).endswith("\x1b[2K")  # erased

@@ -187,7 +187,7 @@ def test_fingerprints_are_the_same_in_every_process():
     assert len(set(runs[0])) == 3
 
 
-def same(sample):
+def unchanged(sample):
     return sample
 
 
@@ -196,9 +196,9 @@ def drawn(sample, rng):
 
 
 IMAGE, SOUND = T.DecodeImage(), T.DecodeAudio(max_s=2)
-TURN = T.Map(same, deterministic=True)
+TURN = T.Map(unchanged, deterministic=True)
 CROP, FLIP = T.RandomResizedCrop(8), T.RandomHorizontalFlip()
-LABELLED = T.Map(same, fields=["label"], deterministic=True)
+LABELLED = T.Map(unchanged, fields=["label"], deterministic=True)
 BOXES, POINTS = {"boxes": T.Boxes()}, {"keypoints": T.Keypoints()}
 
 
