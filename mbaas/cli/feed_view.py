@@ -9,7 +9,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
@@ -299,26 +300,32 @@ def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     if not status.consumers:
         return _section("consumers", [Text(f'none; they join with mbaas.join("{status.name}")', "dim")])
     shown = status.consumers[:most]
-    headings = [
-        "consumer",
-        "state",
-        ">epoch",
-        ">block",
-        ">held",
-        ">samples",
-        ">stall",
-        ">fetch/prep/peer",
-        "last epoch",
-    ]
+    headings = ["consumer", "state", ">epoch", ">block", ">samples", ">stall", "last epoch"]
+    details = [*headings[:4], ">held", *headings[4:6], ">fetch/prep/peer", headings[6]]
     # Most feeds have one cohort, so the column is useless; if all blocks are kept, each consumer has its own.
     cohorts = not status.keeps_all and len({consumer.cohort for consumer in status.consumers}) > 1
     pipelines = ["pipeline"] if any(consumer.pipeline for consumer in status.consumers) else []
-    table = consumer_table([*headings, *([">cohort"] if cohorts else []), *pipelines], shown)
+    more = [*([">cohort"] if cohorts else []), *pipelines]
+    table = _FirstThatFits(consumer_table([*details, *more], shown), consumer_table([*headings, *more], shown))
     rest = len(status.consumers) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
     lines += [Text.assemble((m.name, "bold"), (" split off: ", "dim"), m.apart) for m in shown if cohorts and m.apart]
     return Group(table, *(Padding(text, (0, 0, 0, 2)) for text in lines))
+
+
+class _FirstThatFits:
+    """The first table that fits on the terminal, or the last one; the names in others would be folded."""
+
+    def __init__(self, *tables: Table) -> None:
+        self._tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widest = options.update(width=10_000)  # otherwise a table is measured as folded
+        for table in self._tables:
+            if table is self._tables[-1] or Measurement.get(console, widest, table).maximum <= options.max_width:
+                yield table
+                return
 
 
 def consumer_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +31,8 @@ def serving() -> FeedStatus:
     return feed_status()
 
 
-def shown(what: Any) -> str:
-    console = Console(width=240, file=io.StringIO())
+def shown(what: Any, width: int = 240) -> str:
+    console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
         console.print(what)
     return capture.get()
@@ -199,3 +200,12 @@ def test_waits_are_shown_by_rank_and_the_steps_in_which_ranks_wait_unequally() -
     assert told["rank_steps"] == ({"trial": "t", "ranks": 2, "steps": 300, "uneven": 60},)
     alone = feed_status(consumers=(consumer("new"),))
     assert "uneven" not in shown(feed_view.feed(alone, feed_view.Flow.since_start(alone)))
+
+
+@pytest.mark.parametrize(("width", "has_details"), [(80, False), (100, True)])
+def test_names_of_consumers_are_whole_and_details_are_left_out_instead(width: int, has_details: bool) -> None:
+    names = [f"train_3b68a_0000{number}" for number in range(3)]
+    status = feed_status(consumers=tuple(map(consumer, names)))
+    printed = shown(feed_view.feed(status, feed_view.Flow.since_start(status)), width)
+    assert all(re.search(rf"^{name} +busy ", printed, re.MULTILINE) for name in names)
+    assert ("fetch/prep/peer" in printed) == has_details
