@@ -234,7 +234,8 @@ class PartPlan:
         """Forget loads that went into these slabs. Their rows become hits again, without a location."""
         for load in self.loads:
             if load.slab in slabs:
-                self.hit[load.rows] = True
+                # A row that was not there in the expected form is in a later load.
+                self.hit[load.rows[self.slab[load.rows] == load.slab]] = True
                 self.errors = {row: why for row, why in self.errors.items() if not self.hit[row]}
         self.loads = [load for load in self.loads if load.slab not in slabs]
 

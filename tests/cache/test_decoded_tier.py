@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from played_node import FORM, GROWTH, Node
 
@@ -405,6 +405,8 @@ def test_what_moves_before_anybody_asks_stays_where_it_is_if_it_is_there_in_anot
     share=st.sampled_from([0.0, 0.4, 1.0, 2.0, 5.0]),
     readahead=st.sampled_from([0, 60, 500]),
 )
+# A sample that a node had in another form is read again, and the slab that it was to come in is dropped meanwhile.
+@example(seed=4000, lengths=[1, 19, 1, 10, 1, 30, 11, 7, 1], block_samples=7, share=2.0, readahead=500)
 def test_any_schedule_of_events_keeps_every_invariant(
     seed: int, lengths: list[int], block_samples: int, share: float, readahead: int
 ) -> None:
