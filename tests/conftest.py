@@ -57,6 +57,9 @@ LOG_TAIL = 8000
 NOT_QUICK = ("slow", "chaos", "long", "alone", "gpu")
 """Markers of tests that are left out of the quick part."""
 
+ALL_WITH_RAY = {TESTS / name for name in ("nodes", "trainers")}
+"""Folders in which no test is quick. To import their files takes seconds, for Ray Train, Lightning and transformers."""
+
 FORKED_WORKER = str(TESTS / "support" / "forked_worker.py")
 
 BUGS = (INTERNAL_ERROR, BROKEN)
@@ -64,6 +67,11 @@ BUGS = (INTERNAL_ERROR, BROKEN)
 
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)  # a busy machine is not a failure
 hypothesis.settings.load_profile("same")  # every change is tested with the same examples; see CONTRIBUTING.md
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave folders without quick tests out of ``-m quick``."""
+    return True if config.option.markexpr == "quick" and collection_path in ALL_WITH_RAY else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
@@ -78,6 +86,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not _needs_ray(item) and not any(map(item.get_closest_marker, NOT_QUICK)):
             item.add_marker("quick")
+            if not ALL_WITH_RAY.isdisjoint(item.path.parents):
+                raise pytest.UsageError(f"{item.nodeid} is quick: take its folder out of ALL_WITH_RAY in conftest.py")
     heavy = {item.path for item in items if _needs_ray(item) or item.get_closest_marker("slow")}
     if items:
         items[0].config.stash[_HEAVY] = heavy
