@@ -142,10 +142,10 @@ def _starter() -> str | None:
     host = ray.get_runtime_context().gcs_address.rpartition(":")[0]
     if node is None or host != ray.util.get_node_ip_address():
         return None
-    began, _, pid = node.session_name.rpartition("_")
+    began, _, pid = node.session_name.rsplit("_", 2)  # the second and its microseconds
     try:
         program = psutil.Process(int(pid))
-        if program.create_time() > datetime.strptime(began, "session_%Y-%m-%d_%H-%M-%S_%f").timestamp():
+        if program.create_time() > 1 + datetime.strptime(began, "session_%Y-%m-%d_%H-%M-%S").timestamp():
             return None  # the pid of `ray start` now belongs to another process
         command = program.cmdline()
         # `ray start --block` also runs until the cluster ends, but it was started to last.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,15 @@ from mbaas.dataset import synthetic
 from support.feeds import warm
 
 SCALE = T.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@pytest.fixture(autouse=True)
+def no_accelerate_state() -> Iterator[None]:
+    """Reset accelerate's global state after each test: with a loop that was left early, no Trainer can be pickled."""
+    yield
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        for kind in (state.AcceleratorState, state.GradientState, state.PartialState):
+            kind._reset_state()
 
 
 @pytest.fixture(scope="module")

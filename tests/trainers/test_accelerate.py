@@ -9,7 +9,6 @@ import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import prepare_data_loader
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from rank_processes import SHARES, notes, run
 from torch.utils.data import DataLoader
 from trainer_feeds import EVERY, STEPS, ids_of, join, loss_of, model, read
@@ -20,11 +19,8 @@ pytestmark = pytest.mark.usefixtures("ray_clean")
 
 
 @pytest.fixture
-def accelerator() -> Iterator[Accelerator]:
-    """An accelerator that shares no global state with other tests."""
-    yield Accelerator(cpu=True)
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+def accelerator() -> Accelerator:
+    return Accelerator(cpu=True)
 
 
 @pytest.fixture
