@@ -135,7 +135,8 @@ def test_a_feed_while_it_runs_and_after_it_was_stopped(ray_clean: None, feed_nam
             for _ in loader:
                 pass
             title, rows = rows_of(feed._repr_html_())
-            assert rows_of(feed.status()._repr_html_())[1].keys() == rows.keys()
+            later = rows_of(feed.status()._repr_html_())[1]
+            assert later.keys() ^ rows.keys() <= {"cost"}, "the cost may be known only at the second look"
             of_loader, own = rows_of(loader._repr_html_())
             assert loader.ledger is not None
             of_ledger, epoch = rows_of(loader.ledger._repr_html_())
