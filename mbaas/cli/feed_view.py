@@ -40,6 +40,9 @@ NO_FEED = Text("no feed runs on this cluster", "dim")
 SHOWN_CONSUMERS = 12
 """Number of consumers shown by a running `mbaas serve`."""
 
+DETAILS = (">held", ">fetch/prep/peer")
+"""Columns of consumers that are left out on a narrow terminal."""
+
 FEW = 5
 """Number of skipped samples and notes shown; ``--json`` has all that the feed stores."""
 
@@ -300,13 +303,15 @@ def _consumers(status: FeedStatus, most: int | None = None) -> RenderableType:
     if not status.consumers:
         return _section("consumers", [Text(f'none; they join with mbaas.join("{status.name}")', "dim")])
     shown = status.consumers[:most]
-    headings = ["consumer", "state", ">epoch", ">block", ">samples", ">stall", "last epoch"]
-    details = [*headings[:4], ">held", *headings[4:6], ">fetch/prep/peer", headings[6]]
+    headings = [
+        "consumer", "state", ">epoch", ">block", ">held", ">samples", ">stall", ">fetch/prep/peer", "last epoch",
+    ]  # fmt: skip
     # Most feeds have one cohort, so the column is useless; if all blocks are kept, each consumer has its own.
     cohorts = not status.keeps_all and len({consumer.cohort for consumer in status.consumers}) > 1
     pipelines = ["pipeline"] if any(consumer.pipeline for consumer in status.consumers) else []
-    more = [*([">cohort"] if cohorts else []), *pipelines]
-    table = _FirstThatFits(consumer_table([*details, *more], shown), consumer_table([*headings, *more], shown))
+    headings += [*([">cohort"] if cohorts else []), *pipelines]
+    fewer = [heading for heading in headings if heading not in DETAILS]
+    table = _FirstThatFits(consumer_table(headings, shown), consumer_table(fewer, shown))
     rest = len(status.consumers) - len(shown)
     lines = [Text(f"and {rest} more", "dim")] if rest else []
     lines += [Text.assemble((m.name, "bold"), (" waits: ", "yellow"), m.waits_for) for m in shown if m.waits_for]
