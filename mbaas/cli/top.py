@@ -123,7 +123,7 @@ def draw_new(seen: console.Statuses, pictures: dict[str, str]) -> None:
 
     for feed, status in seen.items():
         if feed not in pictures and not isinstance(status, MbaasError):
-            with suppress(FeedNotFoundError):  # it has just ended
+            with suppress(MbaasError):  # it has just ended, or restarts: the next look draws it
                 drawn = first_images(FeedControl.of(feed))
                 pictures[feed] = f"<h4>{escape(feed)}</h4>{drawn}" if drawn else ""
 

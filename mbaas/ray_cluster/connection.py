@@ -142,8 +142,8 @@ def _starter() -> str | None:
     host = ray.get_runtime_context().gcs_address.rpartition(":")[0]
     if node is None or host != ray.util.get_node_ip_address():
         return None
-    began, _, pid = node.session_name.rsplit("_", 2)  # the second and its microseconds
     try:
+        began, _, pid = node.session_name.rsplit("_", 2)  # the second and its microseconds
         program = psutil.Process(int(pid))
         if program.create_time() > 1 + datetime.strptime(began, "session_%Y-%m-%d_%H-%M-%S").timestamp():
             return None  # the pid of `ray start` now belongs to another process
@@ -369,10 +369,12 @@ def _private_token() -> Iterator[None]:
     """Let only the user read a token that Ray creates in the block; Ray 2.60 leaves the file's mode to the umask."""
     path = Path("~/.ray/auth_token").expanduser()
     existed = path.exists()
-    yield
-    if not existed:
-        with contextlib.suppress(OSError):  # Ray created none
-            path.chmod(0o600)
+    try:
+        yield
+    finally:
+        if not existed:
+            with contextlib.suppress(OSError):  # Ray created none
+                path.chmod(0o600)
 
 
 def _use_own_token() -> None:

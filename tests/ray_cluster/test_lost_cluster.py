@@ -111,3 +111,5 @@ def test_the_program_that_a_joined_cluster_ends_with_is_named(
     monkeypatch.setattr(connection.psutil.Process, "cmdline", lambda self: command)
     wanted = f"process {os.getpid()} (python search.py)" if named and here else None
     assert connection._starter() == wanted
+    node.session_name = "another-form"  # of another version of Ray
+    assert connection._starter() is None
