@@ -23,6 +23,7 @@ def no_accelerate_state() -> Iterator[None]:
     if (state := sys.modules.get("accelerate.state")) is not None:
         for kind in (state.AcceleratorState, state.GradientState, state.PartialState):
             kind._reset_state()
+        state.GradientState()  # loops that the garbage collector ends later look for its attributes
 
 
 @pytest.fixture(scope="module")
