@@ -9,6 +9,7 @@ from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import ConsumerTable
 from mbaas.core.staging.epochs import EpochTable
 from mbaas.core.staging.regrouping import Regrouping
+from mbaas.core.staging.reservations import Arrivals
 from mbaas.core.staging.transitions import ConsumerState
 from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
@@ -52,18 +53,19 @@ def ready(found, *blocks):
 
 def test_of_places_that_anybody_may_take_the_one_furthest_behind_is_taken_first():
     found = table(2, 6)
+    arrivals = Arrivals(found, found.beginnings, 20.0)
     for name in ("c0", "c1"):
-        found.reserve_for_successor(found.by_name[name], 0.0, 20.0, at_once=False)
+        arrivals.reserve_for_successor(found.by_name[name], 0.0, 20.0, at_once=False)
     assert [(c.cursor, c.is_unassigned) for c in found.by_name.values() if c.state is ConsumerState.RESERVED] == [
         (4, True),
         (8, True),
     ]
-    taken, other = found.free_reservations()
+    taken, other = arrivals.unassigned()
     assert (taken.cursor, other.cursor) == (4, 8), "first the one that is furthest behind"
     found.exit(taken, "somebody comes for it")
-    assert found.free_reservations() == [other]
+    assert arrivals.unassigned() == [other]
     found.exit(other, "somebody comes for it")
-    assert found.free_reservations() == []
+    assert arrivals.unassigned() == []
     found.validate()
 
 
@@ -276,9 +278,10 @@ def test_a_newcomer_that_had_the_epoch_begins_the_next_one():
 
 def test_no_call_may_come_for_a_reservation():
     found = table(2)
-    found.reserve("ann", found.cohorts[0], 4, 0.0, 20.0, at_once=False)
+    arrivals = Arrivals(found, found.beginnings, 20.0)
+    arrivals.reserve("ann", found.cohorts[0], 4, 0.0, 20.0, at_once=False)
     for _ in range(2):
-        found.reserve_for_successor(found.by_name["c0"], 0.0, 20.0, at_once=False)
+        arrivals.reserve_for_successor(found.by_name["c0"], 0.0, 20.0, at_once=False)
     assert [*found.by_name] == ["c0", "ann", "reservation 0", "reservation 1"]
     for name in ("ann", "reservation 0", "reservation 1"):
         assert [found.session(name, session) for session in (0, 1)] == [None, None]

@@ -5,10 +5,10 @@
 `streams`       one stream of blocks for each pipeline, and the numbers of blocks
 `events`        events and instructions of the staging state
 `calls`         validates client calls and turns them into events
-`consumers`     positions in the stream: consumers, reservations, cohorts
+`consumers`     positions in the stream: consumers and their cohorts
 `beginnings`    **Where does a consumer begin?** The table in its docstring
 `regrouping`    which cohorts unite, and who moves to another one
-`reservations`  how long positions are held for trials that have not joined yet
+`reservations`  for whom positions are held, where, and for how long
 `epochs`        the shuffle of each epoch; where a consumer may start in the middle of one
 `keeping`       **Why does a block stay, and which one goes first?** `Keeping.reason`
 `scheduling`    next task of each worker, and room for its block

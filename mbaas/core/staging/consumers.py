@@ -8,7 +8,6 @@ cohorts if that increases the total throughput (`mbaas.core.staging.pace`).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -333,7 +332,6 @@ class ConsumerTable:
         self.expects_visitors = False
         self._stories = stories
         self._next_cohort = 0
-        self._numbers = itertools.count()  # numbers of reservations
 
     # ---- consumers ----
 
@@ -413,51 +411,7 @@ class ConsumerTable:
         """Return the current epochs of all consumers."""
         return [consumer.own_epoch for consumer in self.by_name.values()]
 
-    # ---- reservations ----
-
-    def reserve(
-        self, name: str, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool
-    ) -> Consumer:
-        """Create a reservation: the trial starts at ``cursor`` if it joins before the deadline.
-
-        With ``at_once`` the trial starts immediately, wherever the others are when it joins. Others then do not wait,
-        and blocks from ``cursor`` on are kept only while there is room.
-        """
-        # Sessions of consumers start above 0, so no client call can match a reservation.
-        reserved = self.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
-        reserved.since = now
-        if at_once:
-            reserved.is_passive = True
-            cohort.active.remove(reserved)
-        return reserved
-
-    def reserve_for_successor(self, consumer: Consumer, now: float, deadline: float, *, at_once: bool) -> None:
-        """Reserve for a leaving consumer's successor: at that consumer's end if ``at_once``, otherwise at the next
-        epoch.
-        """
-        cohort = self.cohorts[consumer.cohort]
-        start = consumer.done if at_once else cohort.next_boundary(consumer.done)
-        self.reserve_unassigned(cohort, start, now, deadline, at_once=at_once)
-
-    def reserve_unassigned(
-        self, cohort: Cohort, cursor: int, now: float, deadline: float, *, at_once: bool
-    ) -> Consumer:
-        """Create an unassigned reservation, for the trial that is announced next; arguments as for `reserve`."""
-        # Consumers choose their names freely, so the name may be taken.
-        name = next(name for number in self._numbers if (name := f"reservation {number}") not in self.by_name)
-        reserved = self.reserve(name, cohort, cursor, now, deadline, at_once=at_once)
-        reserved.is_unassigned = True
-        return reserved
-
-    def place_of(self, trial: str) -> Consumer | None:
-        """Return the reservation held for a trial, or None. The trial's first rank takes it for all ranks."""
-        found = self.by_name.get(trial)
-        return found if found is not None and found.state is ConsumerState.RESERVED else None
-
-    def free_reservations(self) -> list[Consumer]:
-        """Return the unassigned reservations, lowest cursor first: that one blocks most."""
-        free = [consumer for consumer in self.by_name.values() if consumer.is_unassigned]
-        return sorted(free, key=lambda consumer: consumer.cursor)
+    # ---- cohorts ----
 
     def new_cohort(self, block: int) -> Cohort:
         """Return a new cohort without members in the stream of ``block``."""
@@ -465,8 +419,6 @@ class ConsumerTable:
         self._next_cohort += 1
         self.cohorts[cohort.number] = cohort
         return cohort
-
-    # ---- cohorts ----
 
     def cohorts_of(self, stream: int) -> list[Cohort]:
         """Return the cohorts of a stream where consumers may meet: none if it keeps all blocks of an epoch.

@@ -31,7 +31,7 @@ from mbaas.core.staging.epochs import EpochTable
 from mbaas.core.staging.keeping import Keeping
 from mbaas.core.staging.moving import PartMoves
 from mbaas.core.staging.regrouping import Regrouping
-from mbaas.core.staging.reservations import ReservationTime
+from mbaas.core.staging.reservations import Arrivals
 from mbaas.core.staging.rooms import Holding
 from mbaas.core.staging.scheduling import Assignment, Scheduler
 from mbaas.core.staging.streams import FEED_STREAM, Stream, StreamTable, block_name, shown_block, stream_number
@@ -135,10 +135,7 @@ class StagingState:
             evict=partial(self._drop, for_room=True),
         )
         self._moves = PartMoves(self.window, self.tasks)
-        first_s = limits.timeouts.reservation_s
-        self._starts = ReservationTime(first_s)  # from a trial's announcement until it joins
-        # From an unassigned reservation until a trial is announced, for successors and for trials that start together.
-        self._successions, self._cohort_mates = ReservationTime(first_s), ReservationTime(first_s)
+        self._arrivals = Arrivals(self.consumers, self.beginnings, limits.timeouts.reservation_s)
         self._peer_idle = PeerIdle(self.consumers, self.keeping.could_free)
         self._out: list[ev.Instruction] = []
         self._changed_nothing: bool  # True if no follow-up is needed after the event
@@ -226,68 +223,8 @@ class StagingState:
     # ---- consumers ----
 
     def _announce(self, event: ev.Announce, now: float) -> None:
-        if not self.consumers.of_trial(event.consumer):  # repeated, or already joined: no effect
-            self._reserve(event.consumer, now)
-        # Processes of trials that start together come up one by one. Without reservations for the trials not yet
-        # announced, the first trial would finish its epochs before the last one is up.
-        lacking = range(event.others - len(self.consumers.free_reservations()))
-        hold_s = self._hold_for_others_s(event.consumer) if lacking else 0.0
-        for number in lacking:
-            if hold_s:
-                cohort, cursor = self.beginnings.shared_start(self._fresh_start())
-                self.consumers.reserve_unassigned(
-                    cohort, cursor, now, now + hold_s, at_once=False
-                ).expects_cohort_mate = True
-            else:
-                self._cohort_mates.give_up(f"{event.consumer}, other {number}", now)
-
-    def _reserve(self, name: str, now: float) -> None:
-        # Takes over an unassigned reservation, or creates a new one.
-        free = next(iter(self.consumers.free_reservations()), None)
-        hold_s = self._reservation_s(free is None)
-        if free is not None:
-            if free.expects_cohort_mate:
-                hold_s = self._as_allowed(hold_s)
-            self._times_of(free).came(now - free.since)
-        else:
-            (self._cohort_mates if self._cohort_mates.has_given_up else self._successions).came_late(now)
-        if not hold_s:
-            self._starts.give_up(name, now)
-        elif free is not None:  # prefer the position that a finished trial left
-            cohort = self.consumers.cohorts[free.cohort]
-            self.consumers.reserve(name, cohort, free.cursor, now, now + hold_s, at_once=free.is_passive)
-        else:
-            cohort, cursor = self.beginnings.shared_start(self._fresh_start())
-            self.consumers.reserve(name, cohort, cursor, now, now + hold_s, at_once=False)
-        if free is not None:
-            self.consumers.exit(free, f"{name} comes for it")
-
-    def _reservation_s(self, is_new: bool) -> float:
-        # 0 if no reservation is made. ``is_new``: the trial does not continue where another ended, so no blocks are
-        # staged.
-        if self._starts.at_once and is_new:
-            return 0.0
-        return self._starts.hold_s(self._epoch_s)
-
-    def _times_of(self, reservation: Consumer) -> ReservationTime:
-        if not reservation.is_unassigned:
-            return self._starts
-        return self._cohort_mates if reservation.expects_cohort_mate else self._successions
-
-    def _hold_for_successor_s(self) -> float:
-        # Held until a trial is announced; the reservation time of that trial starts then.
-        return self._successions.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0
-
-    def _hold_for_others_s(self, trial: str) -> float:
-        # Trials that start immediately start where the active consumers are, if there are any.
-        here = [c for c in self.consumers.by_name.values() if c.trial != trial and not c.rests]
-        if self._starts.at_once and here:
-            return 0.0
-        return self._as_allowed(self._cohort_mates.hold_s(self._epoch_s) if self._reservation_s(is_new=False) else 0.0)
-
-    def _as_allowed(self, hold_s: float) -> float:
-        # The trial has resources to run, so it will join. Waiting for less than the user allows would waste the wait.
-        return max(hold_s, self.limits.timeouts.reservation_s) if hold_s else 0.0
+        fresh = self._fresh_start()
+        self._arrivals.announce(event.consumer, event.others, now, fresh=fresh, epoch_s=self._epoch_s)
 
     @property
     def _epoch_s(self) -> float:
@@ -338,12 +275,8 @@ class StagingState:
             return
         if not self._ends_other_groups(event):
             return
-        place = self.consumers.place_of(event.trial or event.consumer)
         at_once = None if event.resumed is not None or event.is_exact else event.now
-        if place is not None:
-            self._starts.came(now - place.since, at_once)
-        else:
-            self._starts.joined(event.trial or event.consumer, now, at_once)
+        place = self._arrivals.join(event.trial or event.consumer, now, at_once=at_once)
         for before in (old, place):
             if before is not None and before.state is not ConsumerState.GONE:  # one object, or just ended
                 self.consumers.exit(before, f"session {event.session} of {event.consumer} takes its place")
@@ -453,15 +386,7 @@ class StagingState:
             consumer = self.consumers.session(event.consumer, event.session)
             leaving = [] if consumer is None else [consumer]
         # Reserve first: the cohort and its staged blocks would end with the last consumer.
-        if leaving and event.successors > len(self.consumers.free_reservations()):
-            last = min(leaving, key=lambda consumer: consumer.done)
-            hold_s = self._hold_for_successor_s()
-            # A successor that starts immediately starts where the active consumers are, if there are any.
-            in_vain = self._starts.at_once and not all(c.rests or c in leaving for c in self.consumers.by_name.values())
-            if hold_s and not in_vain:
-                self.consumers.reserve_for_successor(last, now, now + hold_s, at_once=self._starts.at_once)
-            else:
-                self._successions.give_up(last.name, now)
+        self._arrivals.leave(leaving, event.successors, now, epoch_s=self._epoch_s)
         for consumer in leaving:
             self.consumers.note_leaving(consumer)
             self.consumers.exit(consumer, "it left")
@@ -609,9 +534,8 @@ class StagingState:
     # ---- time ----
 
     def _tick(self, now: float) -> None:
-        if not self.consumers.by_name:  # the next trial to join is not one of the expected ones
-            for times in (self._successions, self._cohort_mates):
-                times.forget_given_up()
+        if not self.consumers.by_name:
+            self._arrivals.expect_nobody()
         rested = False
         for consumer in list(self.consumers.by_name.values()):
             if now >= consumer.deadline:
@@ -643,7 +567,7 @@ class StagingState:
         if consumer.state is not ConsumerState.RESERVED:
             self._remove(consumer, f"it was silent for {units.seconds(self.limits.timeouts.lease_s)}")
             return
-        self._times_of(consumer).give_up(consumer.name, consumer.since)
+        self._arrivals.expire(consumer)
         held = units.seconds(consumer.deadline - consumer.since)
         reason = f"{consumer.name} did not come within {held}: reservation given up"
         self._out.append(ev.Note(reason))
