@@ -24,7 +24,7 @@ LEAST_REUSED_BYTES = 2**20
 """Smaller arrays are left to NumPy, whose allocator reuses their memory anyway."""
 
 FREE_PIECES = 2
-"""Free pieces kept for reuse: a trial has one minibatch while it is given the next."""
+"""Free pieces kept for reuse by default: a trial has one minibatch while it is given the next."""
 
 SPARE_PART = 8
 """A new piece is larger than requested by one part in this many, so that it also fits slightly larger arrays."""
@@ -57,7 +57,8 @@ def _shared(column: Column) -> Column:
     return read_only(column)
 
 
-def _own(column: Column, memory: RecycledMemory) -> Column:
+def private(column: Column, memory: RecycledMemory) -> Column:
+    """Return the column, or if it is shared a copy."""
     if not isinstance(column, Packed):
         return column if is_private(column) else memory.copy(column)
     if is_private(column.values):
@@ -89,13 +90,14 @@ class BlockView:
 
     Args:
         parts: arrays with ``sample_id``; several parts also have ``row``, ascending and disjoint.
+        are_private: whether the arrays belong to this consumer alone, and so do minibatches cut from them.
 
     Attributes:
         rows: int64[n], rows of the block, ascending; None for a single part without ``row``, which is the whole block
             without its bad samples.
     """
 
-    def __init__(self, parts: list[Arrays]) -> None:
+    def __init__(self, parts: list[Arrays], *, are_private: bool = False) -> None:
         self.rows: NDArray[np.int64] | None = None
         view_rows: list[Any] = [np.arange(rows_of(parts[0]))]
         if all(ROW in part for part in parts):
@@ -104,7 +106,7 @@ class BlockView:
         self._set_slices(
             [
                 _PartSlice(
-                    {name: _shared(column) for name, column in part.items() if name != ROW},
+                    {name: column if are_private else _shared(column) for name, column in part.items() if name != ROW},
                     np.arange(rows_of(part)),
                     in_view,
                 )
@@ -200,8 +202,8 @@ class BatchCutter:
         if self.pending:
             left = self.pending[-1]
             taken = left.take(len(left))
-            own = {name: _own(column, self._memory) for name, column in taken.items()}
-            self.pending[-1] = _Remainder(BlockView([own]), 0, rows_of(own))
+            own = {name: private(column, self._memory) for name, column in taken.items()}
+            self.pending[-1] = _Remainder(BlockView([own], are_private=True), 0, rows_of(own))
 
     def cut(self, size: int) -> Arrays:
         """Return the next ``size`` rows; ``size`` must be at least 1 and at most the number of pending rows."""
@@ -234,8 +236,8 @@ class RecycledMemory:
     An array's memory stays exclusive while the array, any view, or a tensor that shares it is referenced.
     """
 
-    def __init__(self) -> None:
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=FREE_PIECES)  # unreferenced; the oldest are freed
+    def __init__(self, free_pieces: int = FREE_PIECES) -> None:
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=free_pieces)  # unreferenced; the oldest are freed
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return an uninitialized, writable array in C order."""

@@ -34,7 +34,7 @@ from mbaas.calls.client import (
     call,
     call_patiently,
 )
-from mbaas.client.batches import BlockView
+from mbaas.client.batches import BlockView, RecycledMemory, private
 from mbaas.client.join import PickledPipeline
 from mbaas.client.part_fetch import FetchPlan, PartFetch, unreadable_parts
 from mbaas.client.position import Position
@@ -162,6 +162,7 @@ class Stream(Position[ReceivedBlock]):
         # Half, because two answers must arrive before the deadline: only their difference shows progress of the feed.
         self._poll_s = min(POLL_S, wait_timeout_s / 2)
         self.are_remote = False  # the last delivery has parts on other nodes
+        self._copies = RecycledMemory(free_pieces=1)  # a block is large
         self._expelled = False
         # Called with the offset when blocks are renumbered. Does nothing at first: the caller may repeat the first join
         # with the same sharding, which must not be renumbered twice.
@@ -230,7 +231,8 @@ class Stream(Position[ReceivedBlock]):
         if block.error is not None:
             raise copy(block.error)  # this frame refers to the block: the error itself would make a cycle
         bad = tuple(bad for meta in metas for bad in meta.bad)
-        return Block(block.number, block.shuffle, self.own_epoch_of(block.number), BlockView(arrays), bad)
+        samples = BlockView(arrays, are_private=received.as_copy)
+        return Block(block.number, block.shuffle, self.own_epoch_of(block.number), samples, bad)
 
     def look_ahead(self) -> None:
         """Start copying remote parts of the next block, if it is known. Called after `next` and between minibatches."""
@@ -390,7 +392,7 @@ class Stream(Position[ReceivedBlock]):
                     return None
         self._stats.read_bytes += read_bytes
         if received.as_copy:
-            return [{name: array.copy() for name, array in part.items()} for part in parts]
+            return [{name: private(column, self._copies) for name, column in part.items()} for part in parts]
         # Ray has no hook for the last view of an object in a process, but NumPy arrays can be watched.
         refs = [weakref.ref(_memory_of(each)) for part in parts for column in part.values() for each in memory(column)]
         with self._lock:

@@ -41,6 +41,21 @@ def test_what_lies_in_one_piece_is_a_view(start, stop, is_view):
     assert np.shares_memory(taken["image"], block["image"]) == is_view
 
 
+def test_minibatches_of_a_private_block_are_private_and_do_not_overlap():
+    block = part(list(range(6)), whole=True)
+    cutter = BatchCutter()
+    cutter.put(BlockView([block], are_private=True))
+    first, second = cutter.cut(2), cutter.cut(2)
+    cutter.detach_copy()
+    third = cutter.cut(2)
+    for taken in (first, second, third):
+        assert all(array.flags.writeable for array in taken.values())
+        assert np.shares_memory(taken["image"], block["image"]), "not copied again"
+    first["image"][:] = -1
+    assert second["image"].tolist() == [[2, 2], [3, 3]]
+    assert third["sample_id"].tolist() == [104, 105]
+
+
 def test_a_run_inside_one_of_several_parts_is_a_view():
     one, two = part([0, 1, 2]), part([3, 4])
     assert np.shares_memory(BlockView([one, two]).take(0, 3)["image"], one["image"])
