@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import time
-import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,8 +25,8 @@ from mbaas.client.ledger import EpochProgress
 from mbaas.client.rank_stream import RankStream
 from mbaas.client.saved_state import STATE_VERSION, SavedState, read_state, resumption, schema
 from mbaas.client.sharding import BatchEnd, BlockShard, RankSharding
-from mbaas.client.stalls import MinibatchWaits, StreamStats
 from mbaas.client.stream import Block, Stream
+from mbaas.client.totals import Totals
 from mbaas.client.trainers import (
     EpochLoop,
     MinibatchNumbers,
@@ -107,7 +105,7 @@ class Loader:
         find: Find,
         again: Callable[[dict[str, Any], Any], Loader],
     ) -> None:
-        self._joined_at, self._born = time.perf_counter(), time.time_ns()
+        self._totals, self._born = Totals(), time.time_ns()
         make_converter(options.format, options.device, None)  # refuse an unknown format before joining
         if options.format == "torch":
             _make_known_to_torch()
@@ -123,16 +121,6 @@ class Loader:
         self._info = self._describe(coordinator, name, options.wait_timeout_s)
         self._check_fields(self._info)
         self._batch_size = _checked_batch_size(options.batch_size, self._info.settings.batch_size, name.world_size)
-
-        # totals for `report`
-        self._id = uuid.uuid4().hex
-        self._stats = StreamStats()
-        self._waits = MinibatchWaits(now=self._joined_at)
-        self._samples = 0
-        self._step_s = self._first_batch_s = 0.0
-        self._unreported: list[EpochLedger] = []  # ledgers not yet acknowledged by the service
-        self._reported = 0  # number of ledgers before those
-        self._unreported_lock = threading.Lock()  # the heartbeat thread reports, too
 
         # position
         self.ledger: EpochLedger | None = None
@@ -193,7 +181,7 @@ class Loader:
                     self._coordinator,
                     self._name,
                     sharding,
-                    self._stats,
+                    self._totals.blocks,
                     pipeline=self._pipeline,
                     start=start,
                     wait_timeout_s=self._wait_timeout_s,
@@ -205,7 +193,7 @@ class Loader:
             sharding.renumber(stream.cursor - start.resumed.start)
         self._stream, self._sharding = stream, sharding
         # a loader that is garbage collected without `close` also leaves the feed
-        self._farewell = weakref.finalize(self, _leave_quietly, stream)
+        self._farewell = weakref.finalize(self, _leave_quietly, stream, self._totals)
 
     def _await_feed_restart(self, error: FeedGoneError) -> None:
         self._coordinator, self._info = await_feed_restart(
@@ -337,12 +325,10 @@ class Loader:
             batch = self._shaped(converter.finish(started), end)
             # counted before the trial gets it: a state saved during a step resumes after that step
             self._progress.count(sample_ids, position=end.position, shuffle=end.shuffle, elsewhere=end.elsewhere)
-            self._samples += len(sample_ids)
-            del started, sample_ids
             handed_out = time.perf_counter()
             step = self.epoch * len(self) + self.minibatches if self._name.world_size > 1 else None
-            self._waits.hand_out(self._stats.wait_s, handed_out, step=step)
-            self._first_batch_s = self._first_batch_s or handed_out - self._joined_at
+            self._totals.hand_out(len(sample_ids), handed_out, step=step)
+            del started, sample_ids
             if is_over:  # now: many trainers count minibatches and never request one more
                 at_end = self.state_dict()
                 self._finish_epoch(handed_out - began if is_whole else 0.0)
@@ -351,7 +337,7 @@ class Loader:
             yield batch
             self._only_first = is_first = False
             del batch
-            self._step_s += time.perf_counter() - handed_out
+            self._totals.step_s += time.perf_counter() - handed_out
             self._check_current(loop)
             self._at_end = None
         if not is_over:  # the rest of the epoch were bad samples
@@ -453,7 +439,8 @@ class Loader:
                 self._farewell.detach()  # its session ended with the coordinator
                 # ranks know the epoch's plan, and send it
                 self._open(self._stream.start_at(self._stream.cursor), self._sharding)
-                self._stats.wait_s += time.perf_counter() - began  # a wait for the feed: not a fetch or prep stall
+                # a wait for the feed: neither a fetch nor a prep stall
+                self._totals.blocks.wait_s += time.perf_counter() - began
 
     def _say_much_is_left_out(self) -> None:
         # Logged in the trial's own output: "skip" was meant for a few bad samples.
@@ -470,8 +457,7 @@ class Loader:
         self._say_much_is_left_out()
         ledger = self._progress.close(self._info.order.num_samples, self.epoch)
         self.ledger = replace(ledger, seconds=seconds, pipeline=self.pipeline)
-        with self._unreported_lock:
-            self._unreported.append(self.ledger)
+        self._totals.add(self.ledger)
         self.epoch += 1
         self._begin_epoch()
         self._stream.done = self._stream.cursor  # the next call or heartbeat reports it
@@ -649,37 +635,15 @@ class Loader:
 
     def report(self) -> ConsumerReport:
         """Return this consumer's totals since it joined: samples, waits, work in seconds; without ledgers and steps."""
-        return ConsumerReport(
-            loader=self._id,
-            samples=self._samples,
-            prepared=self._stats.prepared,
-            wait_s=self._stats.wait_s,
-            fetch_stall_s=self._stats.fetch_stall_s,
-            peer_stall_s=self._stats.peer_stall_s,
-            step_s=self._step_s,
-            read_bytes=self._stats.read_bytes,
-            time_to_first_batch_s=self._first_batch_s,
-            waits=self._waits.counts,
-        )
+        return self._totals.report()
 
     def flush(self) -> None:
         """Send the next heartbeat now: the totals of `report`, ledgers of finished epochs, and the steps of a rank."""
         if self._closed:
             return
-        report = self._full_report()
+        report = self._totals.full_report()
         self._stream.heartbeat(report)  # if this fails, the next heartbeat sends the same ledgers and steps again
-        self._waits.acknowledge(report.first_step + len(report.steps))
-        with self._unreported_lock:
-            reported = max(self._reported, report.first_ledger + len(report.ledgers))  # another thread may report, too
-            del self._unreported[: reported - self._reported]
-            self._reported = reported
-
-    def _full_report(self) -> ConsumerReport:
-        # Includes ledgers that another thread is sending: it may fail, and the service enters each ledger only once.
-        first_step, steps = self._waits.unreported()
-        report = replace(self.report(), steps=steps, first_step=first_step)
-        with self._unreported_lock:
-            return replace(report, ledgers=tuple(self._unreported), first_ledger=self._reported)
+        self._totals.acknowledge(report)
 
     def close(self) -> None:
         """Leave the feed and release everything this consumer holds. May be called twice.
@@ -691,7 +655,7 @@ class Loader:
         self._closed = True
         self._heartbeat.end()
         self._farewell.detach()
-        _leave_quietly(self._stream, self._full_report())
+        _leave_quietly(self._stream, self._totals)
 
     def __enter__(self) -> Loader:
         return self
@@ -773,16 +737,17 @@ def _checked_batch_size(batch_size: int | None, default: int, world_size: int) -
     return size
 
 
-def _leave_quietly(stream: Stream, report: ConsumerReport | None = None) -> None:
+def _leave_quietly(stream: Stream, totals: Totals) -> None:
     """End the consumer's sessions if the feed still exists: a loader may outlive its feed and its cluster."""
     if not ray.is_initialized():
         return
+    report = totals.full_report()
     try:
         stream.leave(report)
     except Exception as error:
         # Any error: nothing can be done about it, and Ray has no specific class for a call to an actor of another
         # cluster.
-        if report is not None and report.ledgers and not isinstance(error, FeedGoneError):  # no ledgers left
+        if report.ledgers and not isinstance(error, FeedGoneError):  # no ledgers left
             _log.warning(
                 "feed %r did not receive the ledgers of the last %d epochs of a leaving consumer: %s",
                 stream.info.settings.name, len(report.ledgers), error,

@@ -14,5 +14,6 @@
 `saved_state`   the JSON schema of a loader's state, and its checks
 `ledger`        proof that an epoch was exact
 `stalls`        waits of a trial: their timeouts and causes; pure
+`totals`        what a loader reports: samples, waits, ledgers
 ==============  ========================================================================================================
 """

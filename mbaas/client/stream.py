@@ -432,7 +432,7 @@ class Stream(Position[ReceivedBlock]):
         # block.
         self._expelled = not call(ref, CALL_TIMEOUT_S, f"heartbeat of consumer {self.consumer!r}")
 
-    def leave(self, report: ConsumerReport | None) -> None:
+    def leave(self, report: ConsumerReport) -> None:
         """End the session; drop the blocks received ahead."""
         self.received.clear()
         slots.forget_all()
@@ -441,10 +441,10 @@ class Stream(Position[ReceivedBlock]):
         what = f"consumer {self.consumer!r} leaves"
 
         def ask() -> Any:
-            last = None if report is None else encoding.encode(report)
-            return self._coordinator.leave.remote(encoding.encode(wire.Leave(self.consumer, self.number)), last)
+            left = encoding.encode(wire.Leave(self.consumer, self.number))
+            return self._coordinator.leave.remote(left, encoding.encode(report))
 
-        if report is not None and report.ledgers:  # a restarting coordinator accepts them when it is back
+        if report.ledgers:  # a restarting coordinator accepts them when it is back
             call_patiently(self._coordinator, ask, LEAVE_S, what)
         else:
             call(ask(), CALL_TIMEOUT_S, what)

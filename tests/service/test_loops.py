@@ -48,6 +48,14 @@ def test_a_loader_that_is_forgotten_leaves_the_feed(plain):
     wait_until(lambda: "forgotten" not in consumers(plain), "the forgotten loader has left")
 
 
+def test_a_loader_that_is_forgotten_at_the_end_of_an_epoch_has_reported_it(plain):
+    loader = mbaas.join(plain.name, consumer="forgetful", format="numpy")
+    record_epoch(loader)
+    del loader
+    wait_until(lambda: "forgetful" not in consumers(plain), "the forgotten loader has left")
+    assert [ledger.exact for name, ledger in plain.status().ledgers if name == "forgetful"] == [True]
+
+
 @pytest.mark.parametrize("minibatches", [2, 5, 16], ids=["first block", "second block", "last minibatch"])
 def test_after_a_loop_that_was_left_half_way_a_new_one_is_a_fresh_exact_epoch(plain, minibatches):
     with mbaas.join(plain.name, consumer="me", format="numpy") as loader:
