@@ -104,6 +104,14 @@ def test_shares_of_each_feed_and_of_all(reported: list[dict[str, Any]]) -> None:
     assert names >= {"mbaas/stall_share", "mbaas/train/stall_share", "mbaas/val/prep_stall_share"}
 
 
+def test_a_trial_without_a_pipeline_of_its_own_names_the_feeds(
+    reported: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FixedLoader, "pipeline", "")
+    report(loss=0.5)
+    assert reported[0]["mbaas"]["train"]["pipeline"] == "the feed's"
+
+
 def test_results_are_json_if_minibatches_come_later_than_the_last_class(
     reported: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
