@@ -16,7 +16,7 @@ from mbaas.wire.samples import EpochLedger
 
 
 class Totals:
-    """What a loader has received since it was created. The trial's thread counts; any thread may report.
+    """Totals of a loader since it was created. The trial's thread counts; any thread may report.
 
     Attributes:
         blocks: waits for blocks, and bytes read.

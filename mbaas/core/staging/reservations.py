@@ -163,10 +163,10 @@ class Arrivals:
             self._successions.give_up(last.name, now)
 
     def expire(self, reserved: Consumer) -> None:
-        """Record that nobody came for a reservation in time."""
+        """Record that no trial came for a reservation in time."""
         self._times_of(reserved).give_up(reserved.name, reserved.since)
 
-    def expect_nobody(self) -> None:
+    def expect_none(self) -> None:
         """Record that there are no consumers: the next trial to join is not one of the expected ones."""
         for times in (self._successions, self._cohort_mates):
             times.forget_given_up()

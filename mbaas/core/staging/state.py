@@ -535,7 +535,7 @@ class StagingState:
 
     def _tick(self, now: float) -> None:
         if not self.consumers.by_name:
-            self._arrivals.expect_nobody()
+            self._arrivals.expect_none()
         rested = False
         for consumer in list(self.consumers.by_name.values()):
             if now >= consumer.deadline:
