@@ -143,7 +143,8 @@ class Counters:
         self.notes: deque[str] = deque(maxlen=KEPT_NOTES)
         self.skipped: dict[int, SkippedSample] = {}  # by sample, most recent last
         self.skipped_total = 0
-        self._skipped_in_epoch: tuple[int, int] = (0, 0)  # newest epoch with skipped samples, and their number
+        # stream -> newest epoch with skipped samples, and their number
+        self._skipped_in_epoch: dict[int, tuple[int, int]] = {}
         self._said_much_is_left_out = False
         self._left_out: dict[int, tuple[BadSample, ...]] = {}
 
@@ -209,10 +210,10 @@ class Counters:
             self.skipped[bad.sample_id] = SkippedSample(bad.sample_id, bad.uri, bad.reason, times, epoch)
         while len(self.skipped) > KEPT_SKIPPED:
             del self.skipped[next(iter(self.skipped))]
-        newest, skipped = self._skipped_in_epoch
+        newest, skipped = self._skipped_in_epoch.get(stream_number(block), (0, 0))
         if epoch >= newest:
             skipped = len(meta.bad) + (skipped if epoch == newest else 0)
-            self._skipped_in_epoch = epoch, skipped
+            self._skipped_in_epoch[stream_number(block)] = epoch, skipped
         if not self._said_much_is_left_out and skipped > MUCH_LEFT_OUT * order.num_samples:
             self._said_much_is_left_out = True
             self.note(
@@ -224,21 +225,26 @@ class Counters:
         """Drop the counts of blocks that will not be prepared again; ``lowest`` returns each stream's lowest block."""
         if len(self.rows_made) > KEPT_BLOCKS:
             least = {FEED_STREAM: 0, **lowest()}
-
-            def may_come(block: int) -> bool:
-                return block >= least.get(stream_number(block), math.inf)
-
-            self.rows_made = {block: rows for block, rows in self.rows_made.items() if may_come(block)}
-            self._left_out = {block: ids for block, ids in self._left_out.items() if may_come(block)}
-            self._dropped = {block: why for block, why in self._dropped.items() if may_come(block)}
+            self._keep_blocks(lambda block: block >= least.get(stream_number(block), math.inf))
 
     def forget(self, block: int) -> None:
         """Drop the bad samples of a block that is prepared again: those that are still bad are counted again."""
         self.rows_made.pop(block, None)
         self._dropped.pop(block, None)
-        left_out = self._left_out.pop(block, ())
-        epoch, skipped = self._skipped_in_epoch
-        self._skipped_in_epoch = epoch, max(0, skipped - len(left_out))
+        left_out, stream = self._left_out.pop(block, ()), stream_number(block)
+        epoch, skipped = self._skipped_in_epoch.get(stream, (0, 0))
+        self._skipped_in_epoch[stream] = epoch, max(0, skipped - len(left_out))
+
+    def forget_stream(self, stream: int) -> None:
+        """Drop all counts of a stream that has ended. The next pipeline may get its number, and so the same blocks."""
+        self.by_stream.pop(stream, None)
+        self._skipped_in_epoch.pop(stream, None)
+        self._keep_blocks(lambda block: stream_number(block) != stream)
+
+    def _keep_blocks(self, is_kept: Callable[[int], bool]) -> None:
+        self.rows_made = {block: rows for block, rows in self.rows_made.items() if is_kept(block)}
+        self._left_out = {block: ids for block, ids in self._left_out.items() if is_kept(block)}
+        self._dropped = {block: why for block, why in self._dropped.items() if is_kept(block)}
 
     def left_out(self, block: int) -> tuple[BadSample, ...]:
         """Return the samples, with reasons, that were bad when the block was first prepared."""

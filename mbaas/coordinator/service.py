@@ -252,7 +252,7 @@ class ConsumerService:
                     self._counters.forget(instruction.block)
             case ev.CloseStream():
                 name = self.pipelines.forget(instruction.stream)
-                self._counters.by_stream.pop(instruction.stream, None)
+                self._counters.forget_stream(instruction.stream)
                 self._spawn(asyncio.to_thread(store.delete, self._info.settings.name, name))
             case ev.WriteEpochs():
                 self._writer.write(instruction)

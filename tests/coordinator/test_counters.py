@@ -131,6 +131,33 @@ def test_that_much_is_left_out_is_said_once() -> None:
     assert note.endswith("3 of 23 samples are left out as bad, so far in epoch 1; the last is 3.png: text")
 
 
+def test_samples_left_out_of_an_epoch_are_counted_for_each_pipeline() -> None:
+    """With each of three pipelines 1 of 23 samples is bad, less than a tenth. With the last one it is 3 later."""
+    kept = Counters()
+    for stream in range(3):
+        kept.finished("prep-0", (stream << STREAM_BITS) + 1, made(1, 7), ORDER)
+    assert not kept.notes
+    kept.finished("prep-0", (2 << STREAM_BITS) + 2, made(2, 13, 14), ORDER)
+    (note,) = kept.notes
+    assert "3 of 23 samples" in note
+
+
+def test_a_pipeline_inherits_nothing_from_the_one_that_had_its_number_before() -> None:
+    """The former could not prepare sample 7. For the next one it is not left out, and its block is no repetition."""
+    kept = Counters()
+    block, other = (1 << STREAM_BITS) + 1, (2 << STREAM_BITS) + 1
+    for each in (block, other):
+        kept.finished("prep-0", each, made(1, 7), ORDER)
+        kept.dropped(each, for_room=True)
+    kept.forget_stream(1)
+    assert [len(kept.left_out(each)) for each in (block, other)] == [0, 1]
+    assert list(kept.by_stream) == [2]
+    kept.finished("prep-0", block, made(1), ORDER)
+    assert kept.repeats == Repeats()
+    kept.finished("prep-0", other, made(1, 7), ORDER)
+    assert kept.repeats == Repeats(dropped=5)
+
+
 @pytest.mark.parametrize(
     ("seconds", "predicted", "said"),
     [
