@@ -122,7 +122,7 @@ class RankStream(Stream):
             floats=not start.is_exact,
             aside=self.aside,
             due=start.block if start.flexible else None,
-            pipeline="" if self._pipeline is None else self.info.pipeline,
+            pipeline=self.info.pipeline if self.info.difference else "",
             blocks_per_epoch=self.info.order.blocks_per_epoch,
         )
         self._call_patiently("enlist_rank", encoding.encode(self._report), end - time.monotonic(), "joins")

@@ -7,17 +7,22 @@ import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import ray
 
 import mbaas
 from mbaas import transforms as T
+from mbaas.core.staging import state as staging_state
 from mbaas.dataset import synthetic
 from mbaas.ray_cluster import actor_names, store
 from mbaas.wire.blocks import own_pipeline_key
+from support.feeds import in_coordinator
+from support.leaks import store_use
 from support.trials import EpochRecord, Recorder, record_epoch
 from support.waiting import wait_until
 
@@ -226,6 +231,103 @@ def _kill(feed: str, kind: str | None) -> None:
         ray.kill(next(iter(actor_names.children(feed, kind).values())), no_restart=kind == "prep")
 
 
+def refuses() -> T.Pipeline:
+    """Images with levels below 8 are bad samples."""
+
+    def bright(image: Any) -> Any:  # nested, so that workers need not import this file
+        if image.max() < 8:
+            raise ValueError("too dark")
+        return image
+
+    return T.Pipeline([T.DecodeImage(), T.Map(bright, deterministic=True), T.RandomCrop(6)])
+
+
+CROPS = T.Pipeline([T.DecodeImage(), T.RandomCrop(8)])
+SKIPPING: dict[str, Any] = {"batch_size": 8, "prep_workers": 1, "on_bad_sample": "skip"}
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> mbaas.Dataset:
+    """70 draws of 30 images: image n has level n, and file 11 is not an image."""
+    (tmp_path / "class").mkdir()
+    for level in range(30):
+        cv2.imwrite(str(tmp_path / "class" / f"{level:02d}.png"), np.full((12, 12, 3), level, np.uint8))
+    (tmp_path / "class" / "11.png").write_text("text")
+    return mbaas.read_images(tmp_path).resample(np.arange(30) + 10, samples=70)
+
+
+def delivered(feed: str, name: str, count: int, **options: Any) -> dict[int, list[int]]:
+    """The sample ids of a consumer's epochs, by the feed's epoch."""
+    found = {}
+    with mbaas.join(feed, name, format="numpy", **options) as loader:
+        for _ in range(count):
+            record = record_epoch(loader)
+            epoch, _ = exact(record)
+            found[epoch] = record.sample_ids.tolist()
+    return found
+
+
+def test_each_pipeline_leaves_out_its_own_bad_samples_from_the_same_draws(feed_name: str, drawn: mbaas.Dataset) -> None:
+    """One pipeline refuses the levels below 8."""
+    data, pipelines = drawn, {"feed": None, "crops": CROPS, "refuses": refuses()}
+    with mbaas.serve(feed_name, data, T.Pipeline([T.DecodeImage()]), **SKIPPING) as feed, ThreadPoolExecutor(3) as pool:
+        reading = {name: pool.submit(delivered, feed.name, name, 3, pipeline=p) for name, p in pipelines.items()}
+        found = {name: each.result() for name, each in reading.items()}
+    for name, by_epoch in found.items():
+        for epoch, ids in by_epoch.items():
+            levels = data.stored_ids(np.arange(70), epoch)
+            good = (levels != 11) & ((levels >= 8) | (name != "refuses"))
+            assert sorted(ids) == np.flatnonzero(good).tolist(), (name, epoch)
+    shared = set.intersection(*(set(by_epoch) for by_epoch in found.values()))
+    assert shared, "they read at the same time"
+    for epoch in shared:
+        levels = data.stored_ids(np.arange(70), epoch)
+        assert found["crops"][epoch] == found["feed"][epoch]
+        assert found["refuses"][epoch] == [draw for draw in found["feed"][epoch] if levels[draw] >= 8]
+
+
+def test_a_pipeline_leaves_out_no_sample_that_was_bad_only_with_one_that_has_ended(
+    feed_name: str, drawn: mbaas.Dataset
+) -> None:
+    """It gets the number of the pipeline that ended, and so the same block numbers."""
+    options: dict[str, Any] = {**SKIPPING, "timeouts": mbaas.Timeouts(reservation_s=0.1)}
+    with (
+        mbaas.serve(feed_name, drawn, T.Pipeline([T.DecodeImage()]), **options) as feed,
+        mbaas.join(feed.name, "feed", format="numpy") as loader,
+    ):
+        in_coordinator(feed.name, lambda _: setattr(staging_state, "UNUSED_S", 0.1))
+        next(iter(loader))  # so that all others begin with the first epoch, too
+        refused = delivered(feed.name, "refuses", 1, pipeline=refuses())
+        wait_until(lambda: len(feed.status().pipelines) == 1, "its stream has ended")
+        cropped = delivered(feed.name, "crops", 1, pipeline=CROPS)
+        (epoch,) = refused
+        levels = drawn.stored_ids(np.arange(70), epoch)
+        assert sorted(refused[epoch]) == np.flatnonzero((levels >= 8) & (levels != 11)).tolist()
+        assert {each: sorted(ids) for each, ids in cropped.items()} == {epoch: np.flatnonzero(levels != 11).tolist()}
+        assert feed.status().remade_blocks == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_sixty_four_trials_with_a_pipeline_each_run_in_the_room_of_ten_minibatches(feed_name: str) -> None:
+    """A minibatch of the feed takes 393 kB."""
+    with mbaas.serve(feed_name, DATA, crop(), staging_bytes="4 MiB", **OPTIONS) as feed:
+        before = store_use().spilled_bytes
+
+        def epochs(number: int) -> list[list[str]]:
+            pipeline = crop(64, flip=number / 100)
+            with mbaas.join(feed.name, f"trial-{number}", pipeline=pipeline, format="numpy") as loader:
+                return [record_epoch(loader).flaws(range(SAMPLES)) for _ in range(2)]
+
+        with ThreadPoolExecutor(64) as pool:
+            found = [*pool.map(epochs, range(64))]
+        assert found == [[[], []]] * 64
+        status = feed.status()
+        assert status.remade_blocks == 0
+        assert status.internal_errors == 0
+        assert store_use().spilled_bytes == before
+
+
 def test_pipelines_are_forgotten_with_their_feed(feed_name: str) -> None:
     with mbaas.serve(feed_name, DATA, crop(), **OPTIONS) as feed:
         mbaas.join(feed.name, "me", pipeline=crop(48)).close()
@@ -249,6 +351,23 @@ def test_ranks_divide_the_minibatches_of_their_pipeline(feed_name: str) -> None:
             batches = [batch for each in ranks for batch in each[epoch]]
             assert {batch["image"].shape[1] for batch in batches} == {size}
             assert sorted(np.concatenate([b["sample_id"] for b in batches]).tolist()) == [*range(SAMPLES)]
+
+
+def test_ranks_of_a_trial_need_equal_pipelines(feed_name: str) -> None:
+    """The feed's own may be named or not."""
+    with mbaas.serve(feed_name, DATA, crop(), **OPTIONS) as feed:
+
+        def rank(number: int, pipeline: T.Pipeline | None, trial: str, **options: Any) -> mbaas.Loader:
+            ranks: dict[str, Any] = {"rank": number, "world_size": 2}
+            return mbaas.join(feed.name, trial, pipeline=pipeline, format="numpy", **ranks, **options)
+
+        with rank(0, None, "equal") as one, rank(1, crop(), "equal") as other, ThreadPoolExecutor(2) as pool:
+            assert [len(each["sample_id"]) for each in pool.map(lambda loader: next(iter(loader)), (one, other))] == [
+                16
+            ] * 2
+        with rank(0, None, "odd", wait_timeout_s=1.0) as one, rank(1, crop(32), "odd"):
+            with pytest.raises(mbaas.ConfigError, match="same batch_size and pipeline"):
+                next(iter(one))
 
 
 @pytest.mark.parametrize("name", ["size", "another first transform"])
