@@ -18,6 +18,9 @@ from mbaas.feed import JoinRequest
 COSTS_S = 10.0
 """Time limit for a feed's costs; a report without costs is better than a late one."""
 
+SHOWN_DIGITS = 8
+"""Digits of a pipeline's fingerprint in results, as in ``mbaas status``."""
+
 
 @takes(JoinRequest)
 def get_loader(asked: JoinRequest) -> mbaas.Loader:
@@ -42,7 +45,8 @@ def get_loader(asked: JoinRequest) -> mbaas.Loader:
     - ``delivered_samples``: samples delivered since it joined.
     - ``prepared_samples``: the part prepared for this trial; all others had been delivered to another trial before.
       Prepared / delivered, summed over all trials, shows how well they share.
-    - ``pipeline``: fingerprint of the trial's own pipeline, or "the feed's".
+    - ``pipeline``: the trial's own pipeline, by the digits that ``mbaas status`` shows with its difference from the
+      feed's; or "the feed's".
     - ``time_to_first_batch_s``: seconds from ``get_loader`` to the first minibatch.
     - ``cpu_s``: CPU-seconds, the trial's part of the feed's prep workers, cache nodes and coordinators. Each
       delivered sample of a pipeline has the same cost, whichever trial it went to.
@@ -208,7 +212,8 @@ def _metrics(loaders: Mapping[tuple[str, str], mbaas.Loader], costs: Mapping[str
             "wait_p95_s": p95_s if math.isfinite(p95_s) else None,  # JSON has no infinity
             "delivered_samples": report.samples,
             "prepared_samples": report.prepared,
-            "pipeline": loader.pipeline or "the feed's",  # tables show an empty text as a row without a value
+            # tables show an empty text as a row without a value
+            "pipeline": loader.pipeline[:SHOWN_DIGITS] or "the feed's",
             "time_to_first_batch_s": report.time_to_first_batch_s,
         }
     for feed, known in costs.items():

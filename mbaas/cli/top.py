@@ -204,7 +204,8 @@ def _consumers(status: FeedStatus, reports: Mapping[str, ConsumerReport], most: 
     by_stall = sorted(status.consumers, key=lambda consumer: -reports[consumer.name].stall_share)
     kept = {consumer.name for consumer in by_stall[:most]}
     shown = [consumer for consumer in status.consumers if consumer.name in kept]
-    table = consumer_table(COLUMNS, shown, reports)
+    pipelines = ("pipeline",) if any(consumer.pipeline for consumer in status.consumers) else ()
+    table = consumer_table((*COLUMNS[:-1], *pipelines, COLUMNS[-1]), shown, reports)
     table.expand = True
     table.columns[-1].ratio = 1  # it takes the rest of the line, so that a long reason does not squeeze the names
     rest = len(status.consumers) - len(kept)

@@ -124,6 +124,16 @@ def test_a_trial_shows_its_pace_and_stalls_of_late() -> None:
     ]
 
 
+def test_trials_with_pipelines_of_their_own_show_them() -> None:
+    ann, ben = consumer("ann", pipeline="1a2b3c4d"), consumer("ben")
+    status = at(9, consumers=(ann, ben))
+    text = shown(("train", status, status))
+    assert row_of(text, "ann")[-1] == "1a2b3c4d"
+    assert " ".join(row_of(text, "ben")).endswith("the feed's")
+    plain = at(9, consumers=(ben,))
+    assert "pipeline" not in shown(("train", plain, plain))
+
+
 @pytest.mark.parametrize("width", [80, 130])
 def test_a_long_reason_leaves_room_for_the_names(width: int) -> None:
     why = "the slowest consumer, trial-b, is at block 133, this one at 135; it is waited for until it comes back"

@@ -20,7 +20,7 @@ from tune_integration import trial
 class FixedLoader:
     """A loader whose trial waited 3 of 4 seconds: 1 s for bytes and 0.5 s for other trials."""
 
-    pipeline = "1a2b3c4d"
+    pipeline = "1a2b3c4d" * 4
 
     def report(self) -> ConsumerReport:
         stalls = {"wait_s": 3.0, "fetch_stall_s": 1.0, "peer_stall_s": 0.5}
