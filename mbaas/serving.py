@@ -302,7 +302,7 @@ def _registered(settings: FeedSettings, pipeline: Pipeline, choice: EngineChoice
 
 def _launched(settings: FeedSettings, pipeline: Pipeline, engine: EngineName, coordinator: Any) -> dict[str, Any]:
     # Workers start in parallel with the coordinator: each takes half a second to a second.
-    pool, own_id = WorkerPool(settings, pipeline, engine), coordinator._actor_id.hex()
+    pool, own_id = WorkerPool(settings, pipeline, engine), actor_names.id_of(coordinator)
     names = [f"prep-{number}" for number in range(settings.prep_workers)]
     return {name: pool.launch(name, own_id) for name in names}
 

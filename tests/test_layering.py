@@ -329,7 +329,7 @@ def test_the_rooms_of_datasets_import_downward() -> None:
         assert not seen & set(ordered[:place]), name
 
 
-RAYS_PRIVATE_NAMES = re.compile(r"\bray\._|\bray\.core\b|_private\.|\bof_ray\._")
+RAYS_PRIVATE_NAMES = re.compile(r"\bray\._|\bray\.core\b|_private\.|\bof_ray\._|\binternal_kv\b|\._actor_id\b")
 
 
 def test_only_one_room_uses_names_that_ray_does_not_publish() -> None:

@@ -14,6 +14,7 @@ from mbaas.calls.client import call_patiently
 from mbaas.client.convert import BatchFunction, Collate
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, shown
+from mbaas.ray_cluster import actor_names
 from mbaas.samples.fields import BatchTransform
 from mbaas.wire.consumers import ConsumerName, FeedInfo, JoinStart
 
@@ -188,7 +189,7 @@ def await_feed_restart(
     feed, end, said = info.settings.name, time.monotonic() + timeout_s, False
     while time.monotonic() < end:
         found = find(error)
-        if found is not None and found._actor_id != coordinator._actor_id:
+        if found is not None and actor_names.id_of(found) != actor_names.id_of(coordinator):
             with contextlib.suppress(FeedGoneError):  # it did not start; another one may
                 successor = describe(found, name, end - time.monotonic())
                 _check_same(info, successor, name)

@@ -21,7 +21,6 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
-from ray.experimental import internal_kv
 
 from mbaas.errors import ConfigError
 from mbaas.memory.budgets import MemoryClaim
@@ -38,7 +37,7 @@ The lock is needed for a few calls to the cluster's head.
 LOOK_S = 0.02
 """Pause between two checks of the lock, in seconds."""
 
-_LOCK = b"mbaas:serving:"
+_LOCK = "serving:"
 _FREE = b""
 
 
@@ -56,8 +55,8 @@ class Server(msgspec.Struct, frozen=True):
     user: str
     host: str
     since_s: float
-    version: str = ""
-    protocol: str = ""
+    version: str
+    protocol: str
 
     @classmethod
     def of_this_program(cls) -> Server:
@@ -111,11 +110,10 @@ def check_version(feed: str) -> None:
     """
     server = server_of(feed)
     if server is not None and server.protocol != protocol.PROTOCOL:
-        version = metadata.version("mbaas")
-        other = server.version or "an older version"
         raise ConfigError(
-            f"feed {feed!r} is served with mbaas {other} (messages {server.protocol or 'unknown'}), and this program "
-            f"has {version} (messages {protocol.PROTOCOL}): install the same one in both; it is served by {server}"
+            f"feed {feed!r} is served with mbaas {server.version} (messages {server.protocol}), and this program has "
+            f"{metadata.version('mbaas')} (messages {protocol.PROTOCOL}): install the same one in both; it is served "
+            f"by {server}"
         )
 
 
@@ -139,8 +137,8 @@ def dividing() -> Iterator[int]:
     try:
         yield number
     finally:
-        if internal_kv._internal_kv_get(_lock(number)) == mine:  # otherwise it was taken over, and is deleted
-            internal_kv._internal_kv_put(_lock(number), _FREE, overwrite=True)
+        if store.get(None, _lock(number)) == mine:  # otherwise it was taken over, and is deleted
+            store.put(None, _lock(number), _FREE)
 
 
 def _acquire() -> tuple[int, bytes]:
@@ -154,25 +152,24 @@ def _acquire() -> tuple[int, bytes]:
         highest = max(numbers, default=0)
         if highest != last:
             last, since = highest, time.monotonic()
-        if not highest or not internal_kv._internal_kv_get(_lock(highest)) or time.monotonic() - since > LEASE_S:
+        if not highest or not store.get(None, _lock(highest)) or time.monotonic() - since > LEASE_S:
             own = highest + 1
-            internal_kv._internal_kv_put(_lock(own), mine, overwrite=False)
+            store.put_new(None, _lock(own), mine)
             # The number may have been used and deleted since; then there is a higher one. The value identifies the
             # holder.
-            if internal_kv._internal_kv_get(_lock(own)) == mine and max(_numbers()) == own:
+            if store.get(None, _lock(own)) == mine and max(_numbers()) == own:
                 for number in numbers:
-                    internal_kv._internal_kv_del(_lock(number))
+                    store.delete(None, _lock(number))
                 return own, mine
         time.sleep(LOOK_S)
 
 
 def _numbers() -> list[int]:
-    found: list[bytes] = internal_kv._internal_kv_list(_LOCK)
-    return [int(key.removeprefix(_LOCK)) for key in found]
+    return [int(name.removeprefix(_LOCK)) for name in store.names(None, _LOCK)]
 
 
-def _lock(number: int) -> bytes:
-    return _LOCK + str(number).encode()
+def _lock(number: int) -> str:
+    return f"{_LOCK}{number}"
 
 
 def _put(feed: str, claims: Claims, number: int) -> None:

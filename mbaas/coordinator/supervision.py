@@ -25,7 +25,7 @@ from mbaas.core.cluster.supervisor import Supervisor
 from mbaas.core.layout import CREDIT
 from mbaas.core.staging import events as staging
 from mbaas.errors import ResourceError, last_line
-from mbaas.ray_cluster import resources
+from mbaas.ray_cluster import actor_names, resources
 
 NODES_PERIOD_S = 1.0
 """Period in seconds at which Ray is polled for dead and draining nodes, if the feed uses more than one node."""
@@ -225,7 +225,7 @@ class Supervision:
 
     def _key_of(self, actor: Any) -> Hashable:
         """Return the supervisor's key of a worker that is elsewhere: its name when it left, or its actor id."""
-        return next((key for key, other in self._elsewhere.items() if other == actor), actor._actor_id.hex())
+        return next((key for key, other in self._elsewhere.items() if other == actor), actor_names.id_of(actor))
 
     async def _take_in(self, instruction: ev.TakeIn) -> None:
         actor, offered = self._elsewhere.pop(instruction.key, None), self._offers.pop(instruction.key, None)

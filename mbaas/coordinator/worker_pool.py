@@ -226,7 +226,7 @@ class WorkerPool:
                 left.workers.append(worker)
                 self.workers[worker.name] = worker
             elif own:
-                left.lent.setdefault(works_for, {})[actor._actor_id.hex()] = actor
+                left.lent.setdefault(works_for, {})[actor_names.id_of(actor)] = actor
         return left
 
     # ---- calls to workers ----

@@ -52,12 +52,17 @@ def children(feed: str, kind: str) -> dict[str, Any]:
     return {name: actor for (owner, name), actor in family(kind).items() if owner == feed}
 
 
+def id_of(actor: Any) -> str:
+    """Return the id of an actor in hex digits, from its handle. Ray has no public API for this."""
+    return actor._actor_id.hex()
+
+
 def pid_of(actor: Any) -> int | None:
     """Return the process id of an actor that has its resources, even if it does not answer yet, or None.
 
     Ray has no public API for this, and a slowly starting actor cannot be called.
     """
-    return ray._private.state.actors(actor._actor_id.hex()).get("Pid") or None
+    return ray._private.state.actors(id_of(actor)).get("Pid") or None
 
 
 def live_actors() -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import ray
 
 from mbaas.base.units import seconds
 from mbaas.errors import ResourceError
-from mbaas.ray_cluster.actor_names import CHILDREN, children, find_coordinator
+from mbaas.ray_cluster.actor_names import CHILDREN, children, find_coordinator, id_of
 
 WATCH_S = 3.0
 """Period at which a feed's actors check that the feed still has a coordinator. With `MISSES`, they end 3 to 6 s after
@@ -71,7 +71,7 @@ class _Program(enum.Enum):
 
 def _program_of(coordinator: Any) -> _Program:
     # Ray tells neither in a public way that works without its dashboard.
-    actor = ray._private.state.actors(coordinator._actor_id.hex())
+    actor = ray._private.state.actors(id_of(coordinator))
     if not actor or actor["IsDetached"]:
         return _Program.RUNS if actor else _Program.NOT_SEEN
     job = next((job for job in ray._private.state.jobs() if job["JobID"] == actor["JobID"]), None)

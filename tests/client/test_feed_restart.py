@@ -29,7 +29,7 @@ INFO = FeedInfo(
     (),
     "cpu",
 )
-OLD, NEW = SimpleNamespace(_actor_id=1), SimpleNamespace(_actor_id=2)
+OLD, NEW = SimpleNamespace(_actor_id=b"1"), SimpleNamespace(_actor_id=b"2")
 GONE = FeedGoneError("gone")
 
 

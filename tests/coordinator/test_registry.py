@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from ray.experimental import internal_kv
 
 from mbaas.coordinator import registry
 from mbaas.memory.budgets import MemoryClaim
+from mbaas.ray_cluster import store
 from mbaas.wire.consumers import Claims
 
 PROGRAMS, TURNS = 6, 5
@@ -19,10 +19,10 @@ PROGRAMS, TURNS = 6, 5
 def unlocked(ray_session: None) -> Iterator[None]:
     """A store without any key of the lock, before and after the test."""
     for number in registry._numbers():
-        internal_kv._internal_kv_del(registry._lock(number))
+        store.delete(None, registry._lock(number))
     yield
     for number in registry._numbers():
-        internal_kv._internal_kv_del(registry._lock(number))
+        store.delete(None, registry._lock(number))
 
 
 class Holders:
@@ -86,7 +86,7 @@ def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypat
 
     with registry.dividing() as third:
         monkeypatch.setattr(registry, "_numbers", late)
-        monkeypatch.setattr(internal_kv, "_internal_kv_get", _free_at_first(internal_kv._internal_kv_get))
+        monkeypatch.setattr(store, "get", _free_at_first(store.get))
         entered = threading.Event()
         thread = threading.Thread(target=lambda: _enter(entered))
         thread.start()
@@ -97,7 +97,7 @@ def test_who_was_away_for_some_turns_waits_for_its_own(unlocked: None, monkeypat
 
 def _free_at_first(get):
     """Read the lock of turn 1 as it was before its deletion."""
-    return lambda key, **more: b"" if key == registry._lock(1) else get(key, **more)
+    return lambda feed, name: b"" if (feed, name) == (None, registry._lock(1)) else get(feed, name)
 
 
 def _enter(entered: threading.Event) -> None:
