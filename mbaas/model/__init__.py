@@ -10,7 +10,7 @@
 - `forms`: shares of a node's samples to cache encoded and decoded, in memory and on disk.
 - `engine_choice`: the engine of a feed, by the rates of both.
 - `gpu_stages`: the stage at which samples cross to the GPU.
-- `threads`: fetch and prep threads of a machine, and threads between the queues of ranks (Lobster).
+- `threads`: fetch and prep threads of a machine, and reading threads between jobs (Lobster).
 - `loading`: the curve of a running feed, from its own measurements (A-Dloader).
 - `scaling`: number of prep workers of the cluster, and the machines that are released.
 - `gains`: the gain of each change of the workers, as predicted and as it came.

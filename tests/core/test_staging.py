@@ -868,7 +868,7 @@ def test_who_keeps_the_budget_is_named():
     feed.send(ev.Ask("ann", session, 1, 0, 0, 1))
     feed.join("bob", start=30)
     assert explain.wait(feed.core, "bob") == "the staging budget of 20 B is held by ann", "bob holds nothing"
-    assert explain.wait(feed.core, "nobody") == "it is not a member of the feed"
+    assert "not a consumer" in explain.wait(feed.core, "nobody")
 
 
 def test_who_comes_after_the_feed_failed_learns_why_and_all_else_is_silence():
@@ -1158,7 +1158,7 @@ def written_feed():
 def test_no_block_of_an_epoch_is_given_before_it_is_written_down_how_that_is_shuffled():
     core, done = written_feed()
     assert delivered(done) == {}
-    assert explain.wait(core, "a") == "it is still to be written down, with the cluster's head, how epoch 0 is shuffled"
+    assert "shuffle of epoch 0 is not stored" in explain.wait(core, "a")
     core.validate()
     assert delivered(core.handle(ev.EpochsWritten((0,)), 1.0)) == {"a": (0,)}
 

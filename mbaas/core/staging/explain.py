@@ -27,7 +27,7 @@ def wait(core: StagingState, name: str, awaited: Sequence[str] = ()) -> str:
     epochs, consumers, tasks, window = core.epochs, core.consumers, core.tasks, core.window
     consumer = consumers.by_name.get(name)
     if consumer is None:
-        return "it is not a member of the feed"
+        return "it is not a consumer of the feed"
     here = block_name(consumer.cursor)
     # From the nearest to the most remote cause: the first one makes the later ones irrelevant.
     block = window.find(consumer.cursor)
@@ -35,7 +35,7 @@ def wait(core: StagingState, name: str, awaited: Sequence[str] = ()) -> str:
         return f"{here}: {block.waits_for}"
     if window.is_ready(consumer.cursor) and not epochs.is_written(consumer.cursor):
         number = epochs.shuffle_of(consumer.cursor).epoch
-        return f"it is still to be written down, with the cluster's head, how epoch {number} is shuffled"
+        return f"the shuffle of epoch {number} is not stored on the cluster's head yet"
     makers = tasks.makers(window.staged_as(consumer.cursor))
     if makers:
         return f"{here} is being prepared by {', '.join(makers)}"
