@@ -3,7 +3,7 @@
 With one stream, prep runs ahead as far as the layout says. With several, the cohorts share the budget: each gets room
 for `MIN_BLOCKS_STAGED` of its blocks, and what is left is divided equally. If not even that fits, a cohort's next block
 is prepared while the one before is in use, or only once a consumer waits for it. So any number of pipelines runs in any
-budget that holds one block, and none makes another's blocks again by taking their room.
+budget that holds one block. A block that is staged ahead is dropped only for one that a consumer waits for.
 """
 
 from __future__ import annotations
