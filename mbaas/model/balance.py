@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,19 @@ def travelling_share(nodes: int, *, local_batch: float, locality: bool) -> float
     # Logarithms, because factorials overflow. Gamma functions, because B may be a fraction.
     log_choices = math.lgamma(local_batch + others + 1) - math.lgamma(local_batch + 1) - math.lgamma(others + 1)
     return elsewhere * math.exp(log_choices - local_batch * math.log(nodes) + others * math.log1p(-1 / nodes))
+
+
+def largest_home_share(nodes: int, *, samples: int) -> float:
+    """Return the expected number of samples of the fullest home node, as a multiple of an even share, N / n.
+
+    Homes are random, and their numbers vary with a standard deviation of about sqrt(N / n). The largest of n normal
+    values is expected at the quantile (n - 3/8) / (n + 1/4) (Blom, "Statistical Estimates and Transformed
+    Beta-Variables", 1958).
+    """
+    if nodes == 1:
+        return 1.0
+    largest = NormalDist().inv_cdf((nodes - 0.375) / (nodes + 0.25))
+    return min(float(nodes), 1 + largest * math.sqrt(nodes / samples))
 
 
 class _Nodes(Struct, frozen=True):

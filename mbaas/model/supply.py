@@ -17,13 +17,15 @@ resource         seconds for a sample of every trial                         par
 ``network``      pixel_bytes v min(p, K) / network                           prep
 ``memory``       x b / (n C), x cached encoded in memory                     fetch
 ``disk``         y b / (n disk), y cached on disk                            fetch
-``storage``      z / S, z = 1 - x - y; / n if each node has its own storage  fetch
+``storage``      z / S, z = 1 - x - y; if each node has its own storage,     fetch
+                 (z + h) / (n S)
 ===============  ==========================================================  =========
 
 With several pipelines, some samples that are not cached are read more than once (`times_read`). The parts of fetch add
-up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021). The parts of prep overlap, and so do the parts of
-compute. Free cores exclude ``background_cores``. Reading needs cores too: fetch takes at least the time of
-``cores`` plus (y + z) read_cpu / (n free cores).
+up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021). h are the samples that the fullest home node has in
+excess of an even share, as a multiple of it (`mbaas.model.balance.largest_home_share`): caches are equal, so it reads
+that many more. The parts of prep overlap, and so do the parts of compute. Free cores exclude ``background_cores``.
+Reading needs cores too: fetch takes at least the time of ``cores`` plus (y + z) read_cpu / (n free cores).
 
 A data-parallel trial has a rank on every node, which takes 1 / n of the trial's samples and first those of its node.
 Then K = T / n, except that all T ranks share a node's accelerators. Only the imbalance between nodes travels, beta of
@@ -41,7 +43,7 @@ from dataclasses import dataclass, field
 
 from mbaas.base.units import size
 from mbaas.errors import ConfigError
-from mbaas.model.balance import travelling_share
+from mbaas.model.balance import largest_home_share, travelling_share
 from mbaas.model.curves import ROUNDING
 from mbaas.model.forms import FormPlan, SampleCosts, plan_forms
 from mbaas.model.page_cache import first_epoch_hits, page_cache_hits
@@ -137,6 +139,10 @@ def resource_times(
         fetched["disk"] = fetched_once * disk_bytes / rates.disk.at(supply)
     elif setup.disk_bytes:
         raise ConfigError(f"disk_bytes of {size(setup.disk_bytes)} needs the rate of the disk, and rates have none")
+    if setup.sharing and not setup.storage_shared:
+        # All samples that are not cached may have the same home, but no more than these.
+        excess = largest_home_share(setup.nodes, samples=rates.samples) - 1
+        stored = min(stored * setup.nodes, stored + excess)
     fetched["storage"] = stored * storage_s(rates, setup, supply)
     # Without reads the cores only prepare; counting them in fetch would give a fetch stall without a fetch.
     cores_s = prepared["cores"] + read_cpu_s / free_cores if read_cpu_s else 0.0

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbaas.model.balance import SampleMove, assign, balance, even_targets, travelling_share
+from mbaas.model.balance import SampleMove, assign, balance, even_targets, largest_home_share, travelling_share
+from mbaas.samples.placement import NodeWeight, place_samples
 
 
 def test_the_largest_surplus_goes_to_the_largest_deficit() -> None:
@@ -187,6 +188,28 @@ def test_the_travelling_share_is_what_is_assigned_to_other_nodes(ranks: int, loc
     steps = [random.integers(0, ranks, ranks * local) for _ in range(400)]
     fractions = [float((assign(homes, rank_nodes=range(ranks)) != homes).mean()) for homes in steps]
     assert travelling_share(ranks, local_batch=local, locality=True) == pytest.approx(mean(fractions), rel=0.1)
+
+
+@pytest.mark.parametrize(("nodes", "samples"), [(2, 1000), (4, 1000), (16, 3000)])
+def test_the_fullest_home_of_a_placement(nodes: int, samples: int) -> None:
+    """Means over 100 placements: of all samples, and of those that equal caches of half the dataset leave out."""
+    ids, largest, uncached = np.arange(samples), [], []
+    for number in range(100):
+        weights = [NodeWeight(f"{number}-{node}", samples // 2 // nodes) for node in range(nodes)]
+        placement = place_samples(weights, num_samples=samples, lengths=np.ones_like, version=0)
+        homes, kept = placement.homes_and_kept(ids)
+        unlimited = place_samples(weights, num_samples=samples, lengths=np.ones_like, version=0, limited=False)
+        largest.append(int(np.bincount(unlimited.of(ids)).max()))
+        uncached.append(int(np.bincount(homes[~kept]).max()))
+    found = largest_home_share(nodes, samples=samples)
+    assert found == pytest.approx(mean(largest) * nodes / samples, rel=0.01)
+    assert found - 0.5 == pytest.approx(mean(uncached) * nodes / samples, rel=0.04)
+
+
+def test_one_node_is_the_home_of_all() -> None:
+    """Few samples may all have the same home, but not more than all."""
+    assert largest_home_share(1, samples=7) == 1
+    assert largest_home_share(4, samples=1) <= 4
 
 
 @pytest.mark.parametrize("nodes", [8, 64])

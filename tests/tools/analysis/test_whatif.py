@@ -81,7 +81,7 @@ def test_nodes_add_up_and_pixels_travel() -> None:
     """With 2 nodes, prep takes 0.625 ms, cached reads 0.05 ms, the step 1 ms.
 
     Half of 150 kB takes 0.75 ms over 100 MB/s, and 1.5 ms over 50 MB/s, 0.5 ms more than the step. Storage takes 4 ms
-    if both nodes share it, and 2 ms if each has one.
+    if both nodes share it. If each has one, it takes 2 ms for an even share, and the fuller node needs 1.0264 of that.
     """
     cached = {"nodes": 2, "cache_bytes": 50e6}
     assert split(steady(network_bytes_per_s=100e6, **cached)) == pytest.approx([1.0, 0.0, 0.0])
@@ -89,8 +89,20 @@ def test_nodes_add_up_and_pixels_travel() -> None:
     assert (split(slow), slow.limit) == (pytest.approx([1.0, 0.5, 0.0]), "network")
     assert slow.bounds["fetch"].value == pytest.approx(20_000)
     assert steady(nodes=2).epoch_s.value == pytest.approx(4.0)
-    assert steady(nodes=2, storage_shared=False).epoch_s.value == pytest.approx(2.0)
+    assert steady(nodes=2, storage_shared=False).epoch_s.value == pytest.approx(2 * 1.0264, abs=1e-3)
     assert steady(nodes=2, trials=3, sharing=False, network_bytes_per_s=1).bounds["prep"].value == pytest.approx(400)
+
+
+def test_the_fullest_home_reads_the_most_from_a_storage_of_its_own() -> None:
+    """4 nodes, 1,000 samples: a node has up to 1.049 x sqrt(4 / 1,000) = 0.0663 of its share in excess.
+
+    With half of the samples cached, it reads 0.5663 of its share, with 99 % cached at most all that are left.
+    """
+    four = {"nodes": 4, "storage_shared": False}
+    half, most = (steady(**four, cache_bytes=share * 25e6).bounds["fetch"].value for share in (0.5, 0.99))
+    assert 4e3 / half == pytest.approx(0.5 * 0.1 + 0.5663 * 4, abs=1e-3)
+    assert 4e3 / most == pytest.approx(0.99 * 0.1 + 0.04 * 4)
+    assert "storage" not in steady(**four, cache_bytes=25e6).limits
 
 
 def test_trials_with_several_pipelines_share_what_is_fetched() -> None:
