@@ -485,6 +485,8 @@ def allocation(
 ) -> None:
     """Compare ways to divide prep workers between jobs that arrive and end: makespan, stall, time to move a worker.
 
+    Jobs that all train at once are compared by their total rate.
+
     Examples:
         python -m benchmarks allocation --jobs 8,64 --real 2
     """
@@ -494,8 +496,9 @@ def allocation(
     def measured() -> Report:
         sizes = numbers("--jobs", jobs)
         outcomes = [each for size in sizes for each in simulation.measure(size, seeds=workloads, tell=_progress)]
+        static = [each for size in sizes for each in simulation.measure_static(size, seeds=workloads)]
         runs = real.measure(scale=scale, rounds=real_rounds, tell=_progress) if real_rounds else []
-        return Report(tuple(outcomes), tuple(runs))
+        return Report(tuple(outcomes), tuple(static), tuple(runs))
 
     _show(measured, tables, as_json, figures)
 

@@ -18,9 +18,10 @@ from mbaas.tools.bench.render import figure_table
 
 @dataclass(frozen=True)
 class Report:
-    """Simulated workloads, and runs of the small workload on real feeds."""
+    """Simulated workloads, jobs that all train at once, and runs of the small workload on real feeds."""
 
     outcomes: tuple[simulation.Outcome, ...]
+    static: tuple[simulation.StaticOutcome, ...]
     runs: tuple[real.RealRun, ...]
 
 
@@ -28,6 +29,7 @@ def figures(report: Report) -> dict[str, Any]:
     """Return the results as plain values."""
     return {
         "outcomes": [asdict(outcome) for outcome in report.outcomes],
+        "static": [asdict(outcome) for outcome in report.static],
         "runs": [{**asdict(run), "stall": run.stall} for run in report.runs],
     }
 
@@ -36,6 +38,7 @@ def tables(report: Report) -> Group:
     """Return a table for each number of jobs, and those of the real runs."""
     sizes = dict.fromkeys(outcome.jobs for outcome in report.outcomes)
     shown = [_simulated([each for each in report.outcomes if each.jobs == jobs]) for jobs in sizes]
+    shown += [_static([each for each in report.static if each.jobs == jobs]) for jobs in sizes]
     if report.runs:
         shown += [_real(report.runs), _gains(report.runs)]
     return Group(*shown)
@@ -55,6 +58,17 @@ def _simulated(outcomes: Sequence[simulation.Outcome]) -> Table:
             number(each.slowdown),
             number(each.changes),
         )
+    return table
+
+
+def _static(outcomes: Sequence[simulation.StaticOutcome]) -> Table:
+    first = outcomes[0]
+    equal = next(each.samples_per_s for each in outcomes if each.policy == simulation.EQUAL)
+    title = f"{counted(first.jobs, 'job')} at once, {counted(first.pool, 'worker')}, simulated"
+    table = figure_table(title, ("policy", "samples/s", "gain", "slowest"), words=("policy",))
+    for each in outcomes:
+        gain = f"{each.samples_per_s / equal - 1:+.0%}"
+        table.add_row(each.policy, number(each.samples_per_s), gain, percent(each.least))
     return table
 
 

@@ -18,10 +18,14 @@ from benchmarks.allocation.policies import (
     in_proportion,
     own_pools,
 )
-from benchmarks.allocation.workload import TrainingRun, pool_of, workload
+from benchmarks.allocation.workload import TrainingRun, at_once, pool_of, workload
 
 OURS = "feeds of mbaas"
+EQUAL = "equal shares"
 BOUND = "no job waits for prep (bound)"
+
+SETTLE_S, RATED_S = 300, 300
+"""Seconds for feeds to measure their needs and divide the workers, and the seconds after them whose rates count."""
 
 LIMIT_S = 200_000.0
 """A workload that takes longer is stuck."""
@@ -49,6 +53,22 @@ class Outcome:
     changes: float
 
 
+@dataclass(frozen=True)
+class StaticOutcome:
+    """Rates of jobs that all train at once, with one policy.
+
+    Attributes:
+        samples_per_s: of all jobs together.
+        least: rate of the slowest job, relative to its rate without waiting.
+    """
+
+    policy: str
+    jobs: int
+    pool: int
+    samples_per_s: float
+    least: float
+
+
 def simulate(jobs: Sequence[TrainingRun], policy: Policy) -> dict[str, float]:
     """Return the time at which each job ends, in seconds."""
     left = {job.name: job.samples for job in jobs}
@@ -68,12 +88,24 @@ def simulate(jobs: Sequence[TrainingRun], policy: Policy) -> dict[str, float]:
     return ends
 
 
+def settled_rates(jobs: Sequence[TrainingRun], policy: Policy) -> dict[str, float]:
+    """Return the samples/s of each job, for jobs that are all there from the start and do not end."""
+    totals = dict.fromkeys((job.name for job in jobs), 0.0)
+    for second in range(SETTLE_S + RATED_S):
+        workers = policy.workers(jobs, float(second))
+        served = {job.name: job.rate_per_s(workers[job.name]) for job in jobs}
+        policy.trained(served)
+        if second >= SETTLE_S:
+            totals = {name: total + served[name] for name, total in totals.items()}
+    return {name: total / RATED_S for name, total in totals.items()}
+
+
 def policies(jobs: int, pool: int, *, seed: int) -> dict[str, Callable[[], Policy]]:
     """Return how to make each policy, by its name in the table."""
     return {
         OURS: lambda: Feeds(pool, seed=seed),
         "A-Dloader, 30 s window, 16 s pause": lambda: AtEvents(by_surplus, pool, window_s=WINDOW_S, pause_s=PAUSE_S),
-        "equal shares": lambda: AtEvents(equal_shares, pool),
+        EQUAL: lambda: AtEvents(equal_shares, pool),
         "in proportion to need": lambda: AtEvents(in_proportion, pool),
         "first come, first served": lambda: AtEvents(first_come, pool),
         "a pool for each": lambda: AtEvents(own_pools(jobs), pool),
@@ -94,6 +126,22 @@ def measure(jobs: int, *, seeds: int, tell: Callable[[str], None]) -> list[Outco
         bound = {run.name: run.arrives_s + run.least_s for run in each}
         found.setdefault(BOUND, []).append(_outcome(BOUND, each, pool, bound, 0))
     return [_mean(outcomes) for outcomes in found.values()]
+
+
+def measure_static(jobs: int, *, seeds: int) -> list[StaticOutcome]:
+    """Divide the pool between so many jobs that all train at once (A-Dloader's static experiment), by each policy."""
+    pool = pool_of(jobs)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(seeds):
+        runs = at_once(jobs, seed=seed)
+        for name, make in policies(jobs, pool, seed=seed).items():
+            rates = settled_rates(runs, make())
+            least = min(rates[run.name] / min(run.step_per_s, run.fetch_per_s) for run in runs)
+            found.setdefault(name, []).append((sum(rates.values()), least))
+    return [
+        StaticOutcome(name, jobs, pool, mean(rate for rate, _ in each), mean(least for _, least in each))
+        for name, each in found.items()
+    ]
 
 
 def _outcome(name: str, runs: Sequence[TrainingRun], pool: int, ends: Mapping[str, float], changes: int) -> Outcome:

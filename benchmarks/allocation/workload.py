@@ -8,7 +8,7 @@ are of this order for 224 x 224 images on one GPU, not those of the paper's mach
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -101,6 +101,11 @@ def workload(jobs: int, *, seed: int) -> list[TrainingRun]:
         )
         for number, (kind, at) in enumerate(zip(kinds[:jobs], arrives_s, strict=True))
     ]
+
+
+def at_once(jobs: int, *, seed: int) -> list[TrainingRun]:
+    """Return jobs of `workload` that arrive at the same moment and do not end."""
+    return [replace(run, arrives_s=0.0, samples=math.inf) for run in workload(jobs, seed=seed)]
 
 
 def pool_of(jobs: int) -> int:

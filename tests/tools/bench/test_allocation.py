@@ -10,10 +10,19 @@ import pytest
 from rich.console import Console
 
 from benchmarks.allocation import real, simulation
-from benchmarks.allocation.policies import AtEvents, equal_shares, first_come, in_proportion
+from benchmarks.allocation.policies import AtEvents, by_surplus, equal_shares, first_come, in_proportion
 from benchmarks.allocation.report import Report, figures, tables
-from benchmarks.allocation.simulation import BOUND, OURS, measure, policies, simulate
-from benchmarks.allocation.workload import KINDS, POOL, TrainingRun, pool_of, workload
+from benchmarks.allocation.simulation import (
+    BOUND,
+    EQUAL,
+    OURS,
+    measure,
+    measure_static,
+    policies,
+    settled_rates,
+    simulate,
+)
+from benchmarks.allocation.workload import KINDS, POOL, TrainingRun, at_once, pool_of, workload
 from mbaas.model.curves import ThroughputCurve
 
 LINE = ThroughputCurve.linear(100)
@@ -87,9 +96,26 @@ def test_feeds_that_measure_come_close_to_those_who_know_and_beat_a_pool_for_eac
     assert ours.makespan_s <= found["A-Dloader, 30 s window, 16 s pause"].makespan_s
     assert found[BOUND].makespan_s <= min(outcome.makespan_s for outcome in found.values())
     console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(tables(Report(tuple(found.values()), ())))
-    assert "8 jobs, 18 workers, simulated" in console.export_text()
-    assert len(figures(Report(tuple(found.values()), ()))["outcomes"]) == 7
+    console.print(tables(Report(tuple(found.values()), tuple(measure_static(8, seeds=1)), ())))
+    text = console.export_text()
+    assert "8 jobs, 18 workers, simulated" in text
+    assert "8 jobs at once, 18 workers, simulated" in text
+    assert len(figures(Report(tuple(found.values()), (), ()))["outcomes"]) == 7
+
+
+def test_a_dloaders_rule_gives_more_in_all_than_equal_shares() -> None:
+    """Rates are 280 d up to 6 workers, then 140 more for each.
+
+    The rule gives 8, 1, 3, 1, 2, 1, 1 and 1 of 18 workers: 1,960 + 180 + 840 + 260 + 560 + 280 + 280 + 280 = 4,640.
+    With two workers each, jobs get 4 x 560 + 180 + 260 + 350 + 420 = 3,450 samples/s; two of them have a third worker.
+    """
+    rule, equal = (AtEvents(rule, POOL) for rule in (by_surplus, equal_shares))
+    jobs = at_once(8, seed=0)
+    assert sum(settled_rates(jobs, rule).values()) == pytest.approx(4640)
+    assert 3450 <= sum(settled_rates(jobs, equal).values()) <= 3450 + 2 * 280
+    found = {each.policy: each for each in measure_static(8, seeds=3)}
+    assert found[OURS].samples_per_s > 0.9 * 4640
+    assert found[EQUAL].samples_per_s < found[OURS].samples_per_s
 
 
 def test_a_workload_has_every_kind_equally_often() -> None:
