@@ -372,7 +372,11 @@ def ladder(
     ] = None,
     modes: Annotated[
         str | None,
-        typer.Option(help="Consumers. Default: one,eight,hyperband,nodes.", metavar="MODE,MODE", show_default=False),
+        typer.Option(
+            help="Consumers. Default: one,eight,ranks-2,ranks-4,ranks-8,hyperband,nodes.",
+            metavar="MODE,MODE",
+            show_default=False,
+        ),
     ] = None,
     steps: Annotated[
         str, typer.Option(help="Sources of minibatches; each mode has some of them.", metavar="STEP,STEP")
@@ -384,7 +388,7 @@ def ladder(
         int | None, typer.Option(help="Measured epochs, after two others. Default: 3.", show_default=False)
     ] = None,
     pace: Annotated[float, typer.Option(help="Samples/s of a trial that never waits.")] = 1000.0,
-    trials: Annotated[int, typer.Option(help="Concurrent trials of the modes eight and hyperband.")] = 8,
+    trials: Annotated[int, typer.Option(help="Concurrent trials of eight and hyperband; all ranks of ranks-N.")] = 8,
     search_samples: Annotated[int, typer.Option(help="Trials of the mode hyperband.")] = 16,
     search_epochs: Annotated[int, typer.Option(help="Epochs of its longest trials.")] = 9,
     cores: Cores = None,
@@ -427,6 +431,8 @@ def ladder(
         samples_per_s=pace,
         cores=usable_cores() if cores is None else cores,
     )
+    for mode in plan.modes:
+        workload.trials_in(mode)  # before hours of measurement
     options: Any = {"cache_dir": BenchSettings().cache_dir, "results": results, "report": _progress}
     records = _show(lambda: run_all(None if only_table else plan, workload, **options), tables, as_json, figures)
     if failed := [] if only_table else unfinished(plan.cells(), workload, records):

@@ -30,11 +30,12 @@ Step = Literal["compute", "dataloader", "minio", "fetch", "prep-page-cache", "pr
   dataset, about six times as large as the stored one. With the capacity of the other steps, nothing is kept decoded.
 """
 
-Mode = Literal["one", "eight", "hyperband", "nodes"]
+Mode = Literal["one", "eight", "ranks-2", "ranks-4", "ranks-8", "hyperband", "nodes"]
 """Consumers.
 
 - "one": one trial.
 - "eight": `Workload.trials` trials with the same step time, which start together.
+- "ranks-2", "ranks-4", "ranks-8": the same number of processes, as ranks of data-parallel trials of 2, 4 or 8 ranks.
 - "hyperband": a Ray Tune search by HyperBand (Mohan et al., VLDB 2021, appendix C.2.3).
 - "nodes": a data-parallel trial with a rank on each of two nodes; each node has storage and a cache of its own.
 """
@@ -42,6 +43,9 @@ Mode = Literal["one", "eight", "hyperband", "nodes"]
 STEPS: dict[Mode, tuple[Step, ...]] = {
     "one": ("dataloader", "minio", "fetch", "prep", "decoded"),
     "eight": ("dataloader", "minio", "fetch", "prep", "decoded"),
+    "ranks-2": ("dataloader", "prep"),
+    "ranks-4": ("dataloader", "prep"),
+    "ranks-8": ("dataloader", "prep"),
     "hyperband": ("dataloader", "prep-page-cache", "prep", "decoded"),
     "nodes": ("dataloader", "minio", "prep", "decoded"),
 }
@@ -52,6 +56,9 @@ SEARCH_CACHED = 0.75
 
 NODES = 2
 
+RANKS: dict[Mode, int] = {"ranks-2": 2, "ranks-4": 4, "ranks-8": 8, "nodes": NODES}
+"""Ranks of each trial; modes that are not listed have one process for each trial."""
+
 
 @options()
 class Workload:
@@ -61,7 +68,7 @@ class Workload:
         images: number of photographs, of about 100 kB each.
         batch: samples in a minibatch; the ranks of a data-parallel trial divide it.
         epochs: measured epochs; unmeasured ones fill the caches first.
-        trials: trials of "eight", and concurrent trials of "hyperband".
+        trials: trials of "eight", ranks of all trials of "ranks-2" to "ranks-8", and concurrent trials of "hyperband".
         search_samples: trials of "hyperband".
         search_epochs: max_t of "hyperband", in epochs.
         samples_per_s: G, the rate of a trial or a rank that never waits. The default is above slow storage (15 and 50
@@ -72,7 +79,7 @@ class Workload:
     """
 
     images: Annotated[int, Ge(1)] = 800
-    batch: Annotated[int, Ge(NODES)] = 64
+    batch: Annotated[int, Ge(max(RANKS.values()))] = 64
     epochs: Annotated[int, Ge(1)] = 3
     trials: Annotated[int, Ge(1)] = 8
     search_samples: Annotated[int, Ge(1)] = 16
@@ -82,8 +89,13 @@ class Workload:
     seed: int = 0
 
     def trials_in(self, mode: Mode) -> int:
-        """Return the number of concurrent trials."""
-        return self.trials if mode in ("eight", "hyperband") else 1
+        """Return the number of concurrent trials; raise a ConfigError if ranks cannot be divided evenly."""
+        if mode in ("one", "nodes"):
+            return 1
+        ranks = RANKS.get(mode, 1)
+        if self.trials % ranks:
+            raise ConfigError(f"trials must be a multiple of {ranks} for mode {mode}, got {self.trials}")
+        return self.trials // ranks
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from mbaas.tools.bench.render import figure_table, machine_line
 TITLES: dict[Mode, str] = {
     "one": "one trial",
     "eight": "{trials} trials with the same step time",
+    "ranks-2": "data-parallel trials of 2 ranks, {trials} ranks in all, on one node",
+    "ranks-4": "data-parallel trials of 4 ranks, {trials} ranks in all, on one node",
+    "ranks-8": "data-parallel trials of 8 ranks, {trials} ranks in all, on one node",
     "hyperband": "Ray Tune, HyperBand, {search_samples} trials, {trials} at a time (figures of the whole search)",
     "nodes": "one data-parallel trial on two nodes (cached: share of the dataset in each node's memory)",
 }
@@ -54,6 +57,9 @@ CLAIMS = (
     Claim("Fig. 13d", "8 trials, fetch and prep shared", "3x (audio 5.6x)", "eight", "prep"),
     Claim("Fig. 13e", "8 trials, only fetch shared", "", "eight", "fetch"),
     Claim("Fig. 13e", "8 trials, prep shared in addition to fetch", "", "eight", "prep", "fetch"),
+    Claim("Fig. 13f", "trials of 2 ranks, fetch and prep shared", "", "ranks-2", "prep"),
+    Claim("Fig. 13f", "trials of 4 ranks", "", "ranks-4", "prep"),
+    Claim("Fig. 13f", "trials of 8 ranks", "", "ranks-8", "prep"),
     Claim("C.2.3", "HyperBand on HDD, prep shared", "2.5x", "hyperband", "prep-page-cache", storage_bytes_per_s=HDD),
     Claim("C.2.3", "HyperBand on HDD, prep shared and MinIO", "5.5x", "hyperband", "prep", storage_bytes_per_s=HDD),
     Claim("C.2.3", "HyperBand on SSD, prep shared and MinIO", "1.9x", "hyperband", "prep", storage_bytes_per_s=SSD),

@@ -17,6 +17,7 @@ import numpy as np
 import mbaas
 from benchmarks.ladder.cells import (
     NODES,
+    RANKS,
     Cell,
     CellResult,
     Mode,
@@ -212,16 +213,20 @@ def with_cache(result: CellResult, feed: mbaas.Feed) -> CellResult:
 
 
 def _run_one_node(cell: Cell, bench: Bench) -> CellResult:
-    workload, trials = bench.workload, bench.workload.trials_in(cell.mode)
-    spec = TrialSpec(cell.step, workload, bench.folder, workers=workers_for(workload.cores, trials))
+    workload, trials, ranks = bench.workload, bench.workload.trials_in(cell.mode), RANKS.get(cell.mode, 1)
+    spec = TrialSpec(
+        cell.step, workload, bench.folder, workers=workers_for(workload.cores, trials * ranks), world_size=ranks
+    )
+    specs = [replace(spec, trial=trial, rank=rank) for trial in range(trials) for rank in range(ranks)]
     with storage_of(cell, bench) as stores, ExitStack() as stack:
         if cell.step not in FEED_STEPS:
-            specs = [replace(spec, trial=trial, socket=stores.sockets[ANY_NODE]) for trial in range(trials)]
+            specs = [replace(each, socket=stores.sockets[ANY_NODE]) for each in specs]
             return _measure(stack.enter_context(processes(specs)), stores, cell.mode, workload)
         address = stack.enter_context(connection.separate_ray(workload.cores))
         feed = stack.enter_context(feed_of(cell, bench, stores, prep_workers=workload.cores))
-        specs = [replace(spec, trial=trial, ray_address=address) for trial in range(trials)]
-        mbaas.announce(FEED, [each.consumer for each in specs])  # they begin the same epoch, as in a search
+        specs = [replace(each, ray_address=address) for each in specs]
+        # They begin the same epoch, as in a search. The ranks of a trial share its name.
+        mbaas.announce(FEED, list(dict.fromkeys(each.consumer for each in specs)))
         return with_cache(_measure(stack.enter_context(processes(specs)), stores, cell.mode, workload), feed)
 
 
@@ -251,14 +256,15 @@ def _measure(trials: Trials, stores: NodeStores, mode: Mode, workload: Workload)
         before, began = stores.counts(), time.monotonic()
         later = trials.train(workload.epochs)
         seconds, cpu_s, reads = time.monotonic() - began, cpu.seconds(), stores.counts() - before
-    counts = _by_trial([np.concatenate(each) for each in zip(first, later, strict=True)], mode)
+    ranks = RANKS.get(mode, 1)
+    counts = by_trial([np.concatenate(each) for each in zip(first, later, strict=True)], ranks)
     missing, repeated = faults(np.concatenate(counts))
     return CellResult(
         seconds=seconds,
         rounds=workload.epochs,
         epochs=workload.epochs * len(counts),
         samples=int(sum(each[UNMEASURED_EPOCHS:].sum() for each in counts)),
-        compute_s=workload.images / workload.samples_per_s / (NODES if mode == "nodes" else 1),
+        compute_s=workload.images / workload.samples_per_s / ranks,
         storage_bytes=reads.read_bytes,
         storage_reads=reads.reads,
         cpu_s=cpu_s - reads.cpu_us / 1e6,
@@ -268,6 +274,6 @@ def _measure(trials: Trials, stores: NodeStores, mode: Mode, workload: Workload)
     )
 
 
-def _by_trial(counts: Sequence[EpochCounts], mode: Mode) -> list[EpochCounts]:
-    """Add the deliveries of the ranks of a trial."""
-    return [np.sum(counts, axis=0)] if mode == "nodes" else list(counts)
+def by_trial(counts: Sequence[EpochCounts], ranks: int) -> list[EpochCounts]:
+    """Add the deliveries of the ranks of each trial, which follow each other in ``counts``."""
+    return [np.sum(counts[first : first + ranks], axis=0) for first in range(0, len(counts), ranks)]

@@ -24,6 +24,7 @@ from benchmarks.ladder.cells import (
     STEPS,
     Cell,
     CellResult,
+    Mode,
     Plan,
     Record,
     Stalls,
@@ -144,6 +145,19 @@ def test_ranks_divide_the_order_of_an_epoch() -> None:
     for number, (first, second) in zip((4, 5), epochs, strict=True):
         assert sorted(first + second) == list(range(11 * number, 11 * number + 11))
     assert [index % 11 for index in epochs[0][0]] != [index % 11 for index in epochs[1][0]]
+
+
+def test_the_ranks_of_each_trial_are_counted_together() -> None:
+    """Two trials of two ranks: each trial of the second lacks sample 2."""
+    ranks = [[[1, 0, 1]], [[0, 1, 0]], [[1, 0, 0]], [[0, 1, 0]]]
+    found = runs.by_trial([np.array(each) for each in ranks], 2)
+    assert [each.tolist() for each in found] == [[[1, 1, 1]], [[1, 1, 0]]]
+    assert [faults(each) for each in found] == [(0, 0), (1, 0)]
+
+
+@pytest.mark.parametrize(("mode", "trials"), [("one", 1), ("eight", 8), ("ranks-2", 4), ("ranks-8", 1), ("nodes", 1)])
+def test_trials_of_several_ranks_are_fewer(mode: Mode, trials: int) -> None:
+    assert Workload().trials_in(mode) == trials
 
 
 # ---- cells and results ----
@@ -359,7 +373,8 @@ def test_faults_are_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--modes", "two"], "--modes must be of one, eight, hyperband, nodes, got two"),
+        (["--modes", "two"], "--modes must be of one, eight, ranks-2, ranks-4, ranks-8, hyperband, nodes, got two"),
+        (["--modes", "ranks-4", "--trials", "6"], "trials must be a multiple of 4 for mode ranks-4, got 6"),
         (["--steps", "prepare"], "got prepare"),
         (["--storage", "fast"], "--storage must be"),
         (["--cached", "half"], "--cached must be numbers"),
@@ -374,31 +389,38 @@ def test_options_that_are_not_there(arguments: list[str], message: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_cells_for_real(tmp_path: Path) -> None:
-    """With half of the images cached, each trial over MinIO reads half per epoch. A feed reads it once for both."""
+    """With half of the images cached, each trial over MinIO reads half per epoch. A feed reads it once for both.
+
+    Two ranks of one trial divide its samples.
+    """
     file = tmp_path / "ladder.jsonl"
     options = ["--images", "96", "--epochs", "2", "--trials", "2", "--storage", "20MB/s", "--cached", "0.5"]
-    command = [sys.executable, "-m", "benchmarks", "ladder", *options, "--modes", "eight", "--steps", "minio,prep"]
+    command = [sys.executable, "-m", "benchmarks", "ladder", *options, "--modes", "eight,ranks-2"]
+    command += ["--steps", "minio,prep"]
     command += ["--results", str(file), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=380, check=False)
     assert done.returncode == 0, done.stderr
     cells = json.loads(done.stdout)
-    assert [(each["cell"]["step"], each["cell"]["storage_bytes_per_s"]) for each in cells] == [
-        ("minio", None),
-        ("prep", None),
-        ("minio", 20e6),
-        ("prep", 20e6),
+    assert [tuple(each["cell"][name] for name in ("mode", "step", "storage_bytes_per_s")) for each in cells] == [
+        ("eight", "minio", None),
+        ("eight", "prep", None),
+        ("eight", "minio", 20e6),
+        ("eight", "prep", 20e6),
+        ("ranks-2", "prep", None),
+        ("ranks-2", "prep", 20e6),
     ]
     for each in cells:
-        found = each["result"]
-        assert (found["missing"], found["repeated"], found["checked_epochs"]) == (0, 0, 8)
-        assert found["samples"] == 2 * 2 * 96
+        found, trials = each["result"], 2 if each["cell"]["mode"] == "eight" else 1
+        assert (found["missing"], found["repeated"], found["checked_epochs"]) == (0, 0, 4 * trials)
+        assert found["samples"] == 2 * trials * 96
         assert found["cpu_s"] > 0
     read = [each["result"]["storage_bytes"] / 2 for each in cells]
     half = read[3]
-    assert read[:2] == [0, 0], "everything is cached"
+    assert [read[0], read[1], read[4]] == [0, 0, 0], "everything is cached"
     assert 4e6 < half < 5.5e6, "half of 96 photographs of 100 kB"
     assert read[2] == pytest.approx(2 * half, rel=0.1), "each trial reads for itself"
+    assert read[5] == pytest.approx(half, rel=0.1)
     assert cells[3]["stalls"]["fetch_s"] > 0
     again = subprocess.run([*command[:-1], "--only-table"], capture_output=True, text=True, timeout=100, check=False)
     assert again.returncode == 0
-    assert len(read_records(file)) == 4
+    assert len(read_records(file)) == 6
