@@ -15,6 +15,7 @@ from mbaas.dataset import synthetic
 from mbaas.memory.budgets import STORE_SHARE
 from mbaas.memory.part_memory import refs_of
 from mbaas.ray_cluster import resources
+from support.late_storage import late
 from support.leaks import store_use
 from support.trials import record_epoch
 from support.waiting import wait_until
@@ -114,6 +115,28 @@ def test_caches_that_do_not_hold_the_dataset_leave_exactly_the_rest_to_storage(t
         whole_epochs = status.prepared_samples / SAMPLES
         due = data.total_bytes + (whole_epochs - 1) * (data.total_bytes - status.cached_bytes)
         assert status.fetched.storage.nbytes == pytest.approx(due, rel=0.02)
+
+
+@pytest.mark.long
+def test_nodes_store_each_sample_once_in_a_shared_folder_and_one_node_reads_what_all_stored(
+    three_nodes, data, feed_name, tmp_path
+):
+    """Memory holds a quarter of the samples, on one node a twelfth."""
+    total, slow = data.total_bytes, late(data, late_s=0.005)
+    disk = mbaas.Disk(path=tmp_path, max_bytes=4 * total, shared=True)
+    options = {**OPTIONS, "cache_bytes": total // 12, "cache_decoded": False, "disk": disk}
+    with mbaas.serve(feed_name, slow, augmented(), prep_workers=3, **options) as feed:
+        found = digests(feed, 3)
+        status = feed.status()
+        assert [node.workers for node in status.nodes] == [1, 1, 1]
+        assert total <= status.fetched.storage.nbytes < 1.05 * total
+        assert status.fetched.disk.nbytes > 0.7 * total
+    segments = {file: file.stat().st_size for file in tmp_path.rglob("segment-*.bin")}
+    assert len({file.parent for file in segments}) == 3, "each node has its own volume"
+    with mbaas.serve(f"{feed_name}-2", slow, augmented(), prep_workers=1, **options) as second:
+        assert digests(second, 3) == found
+        assert second.status().fetched.storage.nbytes < 0.01 * total
+    assert segments == {file: file.stat().st_size for file in tmp_path.rglob("segment-*.bin")}
 
 
 def test_feeds_that_share_a_cpu_share_it_on_one_node_so_that_a_trial_finds_a_whole_one(three_nodes, data, feed_name):

@@ -8,11 +8,11 @@ import signal
 import time
 
 import pytest
-from late_storage import late
 from service_feeds import STAGING_BYTES, augmented
 
 import mbaas
 from mbaas.dataset import synthetic
+from support.late_storage import late
 from support.processes import cache_node_pids
 from support.trials import record_epoch
 from support.waiting import wait_until

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from late_storage import late
 from service_feeds import SAMPLES, STAGING_BYTES, augmented
 
 import mbaas
+from support.late_storage import late
 from support.trials import record_epoch
 
 pytestmark = pytest.mark.usefixtures("ray_clean")
