@@ -610,16 +610,17 @@ def charts() -> None:
 
 @command(app)
 def pictures() -> None:
-    """Take the pictures of the documents: status, top, samples and report of a small real feed, in docs/images.
+    """Make all pictures again: charts, Grafana dashboards, and status, top, samples and report of a small real feed.
 
     Examples:
         python -m benchmarks pictures
     """
     check_installed()
-    from benchmarks.pictures import write
+    from benchmarks import dashboards, pictures
+    from benchmarks.charts import charts
     from mbaas.tools.bench.rows import BenchSettings
 
-    for file in write(BenchSettings().cache_dir, report=_progress):
+    for file in (*charts.write(), *dashboards.write(), *pictures.write(BenchSettings().cache_dir, report=_progress)):
         line(out, str(file))
 
 
