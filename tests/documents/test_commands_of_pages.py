@@ -1,4 +1,4 @@
-"""Command lines of mbaas and its benchmarks on pages are valid, and mbaas commands that need no cluster run."""
+"""Command lines of mbaas, its benchmarks and Ray on pages are valid, and mbaas commands that need no cluster run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import click
 import page_data
 import pytest
 import typer
@@ -44,19 +45,27 @@ LONG = (
 """Slower commands on pages that need no cluster."""
 
 
-USAGE_ERROR: Any = typer.BadParameter.__base__
-"""Base class of the errors for invalid arguments; typer does not export it."""
+USAGE_ERRORS: Any = typer.BadParameter.__base__, click.UsageError
+"""Base classes of the errors for invalid arguments: typer has a copy of click, and Ray uses click itself."""
 
 
 PROGRAMS = {"mbaas": mbaas_app, "python -m benchmarks": benchmarks_app}
-"""Program name on pages -> app. On pages, the path of a virtual environment may precede the name."""
+"""Program name on pages -> app."""
 
-SHOWN = re.compile(rf"(?:\.venv/bin/)?({'|'.join(PROGRAMS)}) (.+)")
+SHOWN = re.compile(rf"(?:\.venv/bin/|srun )?({'|'.join(PROGRAMS)}|ray) (.+)")
+"""A command line. On pages, the path of a virtual environment may precede the name."""
+
+SEVERAL_WORDS, VARIABLE = re.compile(r" \$\w+(?= |$)"), re.compile(r"\$\w+")
+"""Variables of the shell: one for any number of options, and one for a value, which is taken as 4."""
 
 
 @cache
 def command_of(program: str) -> Any:
     """A program's command, including its subcommands."""
+    if program == "ray":
+        from ray.scripts.scripts import cli  # imported here because it takes a second
+
+        return cli
     return typer.main.get_command(PROGRAMS[program])
 
 
@@ -67,7 +76,8 @@ def command_lines(page: Path) -> Iterator[tuple[str, list[str]]]:
     for line in [*lines, *(" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text_of(page)))]:
         if found := SHOWN.fullmatch(line):
             # Strip pipes, redirections and background marks.
-            yield found[1], shlex.split(re.split(r"[|&]| > ", found[2])[0], comments=True)
+            words = VARIABLE.sub("4", SEVERAL_WORDS.sub("", re.split(r"[|&]| > ", found[2])[0]))
+            yield found[1], shlex.split(words, comments=True)
 
 
 def misused(words: list[str], program: str = "mbaas") -> str:
@@ -83,7 +93,7 @@ def misused(words: list[str], program: str = "mbaas") -> str:
             name, command, rest = context.command.resolve_command(context, left)
             # The text names a command without arguments: do not report them as missing.
             context = command.make_context(name, rest, parent=context, resilient_parsing=not rest)
-    except USAGE_ERROR as error:
+    except USAGE_ERRORS as error:
         return str(error.format_message())
     return ""
 
@@ -113,6 +123,22 @@ def test_command_lines_that_are_shown_are_taken(page: Path) -> None:
 def test_a_command_line_that_is_not_taken_is_found(line: str, wrong: str) -> None:
     assert misused(shlex.split(line)).startswith(wrong)
     assert bool(misused(shlex.split(line))) == bool(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("start --head --num-cpus=0 --labels=mbaas.io/role=head", ""),
+        ("symmetric-run --address a:6379 --min-nodes 4 --num-cpus 16 -- python search.py", ""),
+        ("symmetric-run --min-nodes 4 -- python search.py", "Missing option '--address'"),
+        ("start --heads", "No such option"),
+        ("job submit --working-directory . -- python search.py", "No such option"),
+        ("ups cluster/aws.yaml", "No such command 'ups'"),
+    ],
+)
+def test_a_command_line_of_ray_that_is_not_taken_is_found(line: str, wrong: str) -> None:
+    assert misused(shlex.split(line), "ray").startswith(wrong)
+    assert bool(misused(shlex.split(line), "ray")) == bool(wrong)
 
 
 def test_a_benchmark_that_does_not_exist_is_found() -> None:
