@@ -222,7 +222,8 @@ class _Report:
         lines = [_listed(self.totals.bad)]
         if (more := len(self.totals.bad_ids) - SHOWN) > 0:
             frequent = self.totals.reasons.most_common(1)[0]
-            lines.append(Text(f"  and {counted(more, 'more bad sample')}; {count(frequent[1])} with: {frequent[0]}"))
+            with_reason = f"{count(frequent[1])} with: {frequent[0]}"
+            lines.append(Text(f"  and {counted(more, 'more bad sample')}, listed by --json; {with_reason}"))
         return [*lines, ""]
 
     def _sizes_row(self) -> list[tuple[str, str]]:

@@ -54,6 +54,16 @@ def test_bad_samples_are_listed_and_can_be_left_out(feed: Path) -> None:
     assert "all 10x8 pixels" in clean.stdout
 
 
+def test_a_page_with_many_bad_samples_names_the_option_that_lists_all(feed: Path) -> None:
+    for file in sorted((feed.parent / "data").rglob("*.png"))[6:]:
+        file.write_bytes(b"text")
+    page = call("check", feed, "--processes", 1).stdout
+    assert page.count(".png: it is not JPEG") == 20
+    assert "and 5 more bad samples, listed by --json; 25 with: it is not JPEG" in page
+    found = json.loads(call("check", feed, "--processes", 1, "--json").stdout)
+    assert (found["bad"], len(found["bad_samples"])) == (25, 25)
+
+
 def test_the_advice_is_a_command_that_can_be_copied(feed: Path) -> None:
     said = call("check", feed, "--processes", 1)
     assert f"mbaas check {feed} --exclude bad.txt" in said.stderr
