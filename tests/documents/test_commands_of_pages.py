@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import click
 import page_data
 import pytest
 import typer
@@ -43,10 +42,6 @@ LONG = (
     'simulate sweep imagenet-1k --x "cache_bytes=5 GB,20 GB,80 GB" --y trials=1,4,16 --versus minio',
 )
 """Slower commands on pages that need no cluster."""
-
-
-USAGE_ERRORS: Any = typer.BadParameter.__base__, click.UsageError
-"""Base classes of the errors for invalid arguments: typer has a copy of click, and Ray uses click itself."""
 
 
 PROGRAMS = {"mbaas": mbaas_app, "python -m benchmarks": benchmarks_app}
@@ -93,7 +88,9 @@ def misused(words: list[str], program: str = "mbaas") -> str:
             name, command, rest = context.command.resolve_command(context, left)
             # The text names a command without arguments: do not report them as missing.
             context = command.make_context(name, rest, parent=context, resilient_parsing=not rest)
-    except USAGE_ERRORS as error:
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of click, which Ray uses, or of typer's copy of it
+            raise
         return str(error.format_message())
     return ""
 
