@@ -1,10 +1,10 @@
-"""A search over augmentation: every trial has its own pipeline, and all share what is read and decoded.
+"""A search over augmentation: every trial has its own pipeline, and all share reads and decoding.
 
     python examples/tune_augmentation.py                    32 trials with ASHA
     python examples/tune_augmentation.py --scheduler pbt    Population Based Training, which changes pipelines
     python examples/tune_augmentation.py --compare          also with a feed, and with a DataLoader, for each trial
 
-The photographs are cut from those that scikit-image contains, and written as JPEG files first.
+The photographs are cut from scikit-image's, and written as JPEG files first.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def train_shared(config: dict[str, Any]) -> None:
 def train_on_own_feeds(config: dict[str, Any], photos: Photos) -> None:
     """Train one trial that serves a feed of its own."""
     name = tune.get_context().get_trial_id()
-    memory = {"cache_bytes": "512 MiB", "staging_bytes": "192 MiB"}  # else the first feed takes it all
+    memory = {"cache_bytes": "512 MiB", "staging_bytes": "192 MiB"}  # otherwise the first feed takes it all
     options: dict[str, Any] = {"batch_size": BATCH, "prep_workers": 1, **memory}
     with (
         mbaas.serve(f"train-{name}", photos.train, augmentation(config), **options) as feed,
@@ -165,7 +165,7 @@ def learn(
 
 
 def restored() -> dict[str, Any] | None:
-    """Return what the trial, or the one that it was cloned from, saved last."""
+    """Return the last checkpoint of the trial, or of the trial that it was cloned from."""
     checkpoint = tune.get_checkpoint()
     if checkpoint is None:
         return None
@@ -200,7 +200,7 @@ def accuracy_of(model: torch.nn.Module, validation: Any) -> float:
 
 @dataclass
 class Outcome:
-    """A search: its results, and what it took. ``decoded`` and ``trained`` are samples, summed over trials."""
+    """A search: its results and costs. ``decoded`` and ``trained`` are samples, summed over trials."""
 
     results: tune.ResultGrid
     seconds: float

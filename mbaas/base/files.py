@@ -251,7 +251,7 @@ def _bytes_of(file: Path) -> bytes:
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)
             if not poll.poll(left_ms):
-                raise ConfigError(f"cannot read {file}: nothing came out of it for {units.seconds(PIPE_S)}")
+                raise ConfigError(f"cannot read {file}: it sent nothing for {units.seconds(PIPE_S)}")
             if not (piece := os.read(descriptor, 1 << 20)):
                 return bytes(content)
             content += piece

@@ -19,7 +19,7 @@ BAR_EVERY_S = 0.2
 
 
 def table(title: str, rows: Mapping[str, str]) -> str:
-    """Return a table with a heading, and a name and a text in each row; all of them are escaped."""
+    """Return a table with a heading, and a name and a text in each row; everything is escaped."""
     cells = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(text)}</td></tr>'
         for name, text in rows.items()

@@ -86,9 +86,9 @@ def _plain(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class Unit:
-    """Annotation with which a pydantic field accepts strings with units; ``parse`` returns None for invalid ones.
+    """Annotation of a pydantic field that accepts strings with units; ``parse`` returns None for invalid ones.
 
-    pydantic is imported when a field is built, not with this module, which is imported everywhere.
+    Many modules import this one, so pydantic is only imported when a field is built.
     """
 
     wanted: str

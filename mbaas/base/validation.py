@@ -22,8 +22,8 @@ from typing_extensions import dataclass_transform
 from mbaas.base import units
 from mbaas.errors import ConfigError
 
-# Every actor and trial imports the options without validating any. pydantic, which takes as long to import as the rest
-# of an actor, is imported on the first validation.
+# Every actor and trial imports the options without validating any. Importing pydantic takes as long as the rest of an
+# actor, so the first validation does it.
 if TYPE_CHECKING:
     from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationError
     from pydantic_core import CoreSchema, ErrorDetails

@@ -84,7 +84,7 @@ def default_cache(dataset_bytes: int, free: int, *, grows: bool) -> int:
 
 
 def sized_cache(default: int, encoded_bytes: float, decoded_bytes: float) -> int:
-    """Return the cache budget once the sizes of all samples encoded, and decoded if any are (else 0), are measured."""
+    """Return the cache budget from the measured sizes of all samples: encoded, and decoded (0 if none are)."""
     return math.ceil(min(default, max(encoded_bytes, decoded_bytes)))
 
 
@@ -118,7 +118,7 @@ def memory_budgets(
         cache_bytes, staging_bytes: the user's values, or None.
         stores: bytes of the object stores of the nodes that may prepare.
         smallest_store: of the whole cluster: consumers also read on nodes that do not prepare.
-        earlier: claims of the running feeds, in the order in which they started.
+        earlier: claims of the running feeds, the oldest first.
 
     Raises:
         ConfigError: the user's values and the other feeds together exceed `STORE_SHARE` of the object stores.

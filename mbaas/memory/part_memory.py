@@ -1,7 +1,7 @@
 """The memory of a part of a block: an object in Ray's store, or a slot of its worker's memory.
 
-A process that keeps a part has a `PartMemory`. It sends a `PartAddress`, which is a plain value, and the receiver opens
-that with ``held()``.
+A process that keeps a part has a `PartMemory`. It sends a `PartAddress`, a plain value. The receiver opens the address
+with ``held()``.
 
 Ray does not count the references in these addresses. Normally the owner of an object tracks every process that was sent
 a reference: it subscribes to each, and each reports when its last reference is dropped. For a block sent to a trial,
@@ -51,7 +51,7 @@ class PartMemory(Protocol):
         """Return the address for other processes. They can read while this object exists."""
 
     def read(self, timeout_s: float) -> Arrays:
-        """Return the arrays, read-only; the memory stays valid while any of them or their views exist.
+        """Return the arrays, read-only; the memory stays valid while any array or view exists.
 
         Raises `UnreadableError` if they are not available within ``timeout_s``, or are lost.
         """

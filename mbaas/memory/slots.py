@@ -1,4 +1,4 @@
-"""Shared memory in which a worker prepares blocks and other processes of its node read them without a copy.
+"""Shared memory where a worker prepares blocks, and other processes of its node read them without a copy.
 
 A block in Ray's object store is prepared in its worker's memory and copied there. If all readers run on the worker's
 node, it is prepared in memory that the worker shares (a Linux memfd), with a slot for each block. Only a `Slot` with
@@ -33,8 +33,8 @@ from mbaas.samples.fields import Arrays, Packed, memory
 from mbaas.samples.order import Whole
 
 HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
-"""The first bytes of a worker's memory: a unique token, and int64 [2, `MOST_SLOTS`]: the number of writes of each slot,
-and the last of these that a coordinator has locked."""
+"""The first bytes of a worker's memory: a unique token, then int64 [2, `MOST_SLOTS`]. The first row counts each slot's
+writes, and the second one has the last write that a coordinator has locked."""
 
 TOKEN_BYTES = 16
 
@@ -121,6 +121,7 @@ class SlotMemory:
         self._fd = os.memfd_create("mbaas-blocks", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self._fd).atexit = False
         _try_lock(self._fd, _SHARED, MOST_SLOTS)  # a byte outside of the slots, to raise if locks are unsupported
+
         # The full size at once, so that each process maps it only once: a mapping takes a file descriptor.
         os.ftruncate(self._fd, self._begin(MOST_SLOTS))
         self._all = mmap.mmap(self._fd, self._begin(MOST_SLOTS))
@@ -144,7 +145,7 @@ class SlotMemory:
                 return None
             number = self._unused.pop() if self._unused else len(self._newest_first)
             locked = _try_lock(self._fd, _EXCLUSIVE, number)
-            assert locked, f"no coordinator was told about slot {number}, and somebody has locked it"
+            assert locked, f"slot {number} was not handed out, and another process has locked it"
             self._newest_first.append(number)
         self._made_at.pop(number, None)
         self._newest_first.remove(number)

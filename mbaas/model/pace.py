@@ -335,4 +335,4 @@ def _about_cache(amount: int | None, whole_bytes: int, setup: Setup) -> str:
         return "fetch does not set the pace, even without a cache"
     part = units.percent(amount / whole_bytes)
     has = f"it is {units.size(setup.cache_bytes)} now"
-    return f"a cache of {units.size(amount)}{each}, {part} of what is read there, ends fetch stalls; {has}"
+    return f"a cache of {units.size(amount)}{each}, {part} of the bytes read there, ends fetch stalls; {has}"

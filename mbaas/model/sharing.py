@@ -172,7 +172,7 @@ class LoadingCosts:
         own = self.pipelines.get(pipeline)
         if own is None or not own.delivered_samples or not self.delivered_samples:
             return self.sample_cpu_s
-        # All samples share what is read and decided; only preparation differs.
+        # All samples share reads and decisions; only preparation differs.
         common_s = (self.cache_cpu_s + self.coordinator_cpu_s) / self.delivered_samples
         return common_s + self.prep_cpu_s * own.prep_share / own.delivered_samples
 

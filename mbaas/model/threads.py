@@ -4,8 +4,8 @@ The rule is Lobster's ("Load Balance-Aware I/O for Distributed DNN Training", IC
 of threads that reaches its peak, fetch the others. Threads then move from prep to fetch one at a time while a minibatch
 takes longer than the training step and prep is not the bottleneck.
 
-For `mbaas plan` and `mbaas simulate`. A feed does not divide its threads: those that read storage wait and take no CPU
-from prep, so all of them read from the start.
+For `mbaas plan` and `mbaas simulate`. A feed does not divide its threads: threads that read storage wait and take no
+CPU from prep, so all threads read from the start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Storage tiers of a node, and what follows from their speeds: the use of its disks, and how far to read ahead.
+"""Storage tiers of a node: their speeds, the use of its disks, and the distance to read ahead.
 
 Rates are those of the performance model of Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning
 I/O" (NoPFS), SC 2021, section 4; its symbols are given in parentheses. A rate is the total of all threads that use a
@@ -149,10 +149,10 @@ class DiskState:
 
 
 class DiskOrder:
-    """Decides from measured speeds which disks of a cache node are used, and in which order: the fastest first.
+    """Decides from measured speeds which disks of a cache node are used, the fastest first.
 
     Storage never replaces another node's memory, even if it is faster: mbaas guarantees that cached samples are read
-    from storage only once. A disk that is no faster than storage is not used; one that failed never is again.
+    from storage only once. A disk as slow as storage is not used, and a disk that failed is never used again.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -231,9 +231,9 @@ class DiskRoom(NamedTuple):
 class Admission(Enum):
     """Which samples that were read from storage a disk stores."""
 
-    EVERY = "all that it does not have"
-    MISSING = "those that no disk has"
-    OF_CLASS = "those of its class that no disk has"
+    EVERY = "all samples that it lacks"
+    MISSING = "samples that no disk has"
+    OF_CLASS = "samples of its class that no disk has"
     NONE = "none"
 
 

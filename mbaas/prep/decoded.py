@@ -113,7 +113,7 @@ def read_decoded(data: memoryview) -> Decoded:
     """
     header = bytes(data[:HEADER_BYTES])
     if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
-        raise UndecodableError(f"it is no decoded sample: it starts with {header[:8]!r}")
+        raise UndecodableError(f"it is not a decoded sample: it starts with {header[:8]!r}")
     if _CHECKSUM.unpack_from(header, _CHECKED_BYTES)[0] != zlib.crc32(header[:_CHECKED_BYTES]):
         raise UndecodableError("damaged decoded sample: its header has the wrong checksum")
     _, version, applied, axes, kind, itemsize, engine, height, width, *lengths = _HEADER.unpack_from(header)

@@ -162,7 +162,7 @@ class SampleFields:
         try:
             given = np.array(value)
         except Exception as error:  # ragged lists, or any exception of a user's object
-            raise UndecodableError(f"field {name!r} is no array: {error}") from error
+            raise UndecodableError(f"field {name!r} is not an array: {error}") from error
         differs, most = isinstance(self._known[name], Packed), len(before) if before.ndim else 0
         if differs and longest is not None:
             most = max(most, longest)

@@ -227,7 +227,7 @@ class PrepWorker:
         return probe_engines(dataset, cpu, partial(_engine_of, config, dataset), fetch_threads, config.threads)
 
     def look_at(self, dataset: Dataset, config: PrepConfig, payload: bytes, fetch_threads: int) -> PipelineReport:
-        """Prepare some samples with a pipeline that a consumer brought, and report what they are like.
+        """Prepare some samples with a pipeline that a consumer brought, and report their shape and costs.
 
         Raises:
             ConfigError: it cannot be unpickled here, or does not suit the samples or the engine.
@@ -547,4 +547,4 @@ def _watchdog_of(config: PrepConfig) -> StallWatchdog:
 
 
 def _moved_on(feed: str, work: _Work) -> StateError:
-    return StateError(f"a block of feed {feed!r} was asked of a worker that works for {work.brief.config.feed!r}")
+    return StateError(f"a block of feed {feed!r} was requested from a worker of feed {work.brief.config.feed!r}")

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 NAMESPACE = "mbaas"
-"""The Ray namespace in which feeds are registered, so that every job of a cluster finds them."""
+"""The Ray namespace of all feeds, so that every job of a cluster finds them."""
 
 CHILDREN = ("prep", "cache", "relay")
 """The kinds of actors that belong to a feed."""

@@ -47,8 +47,8 @@ _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Environment of an embedded Ray: memory of dropped minibatches is freed within milliseconds instead of a second; no
-usage reports; and processes without a GPU keep the variables that list GPUs, without a warning."""
+"""Environment of an embedded Ray: memory of dropped minibatches is freed within milliseconds instead of a second, there
+are no usage reports, and processes without a GPU keep the variables that list GPUs."""
 
 
 class NoAnswerError(ConnectionError):
@@ -293,8 +293,8 @@ def _connect(address: str, **options: Any) -> None:
         _use_own_token()
         _check_token()
     elif "RAY_AUTH_MODE" not in os.environ:
-        # The default in Ray 2.60, which creates a missing token. Set for all versions: whoever reaches the ports of
-        # a cluster without tokens can run code as the user.
+        # The default in Ray 2.60, which creates a missing token. Set for all versions: a stranger who reaches the ports
+        # of a cluster without tokens can run code as the user.
         os.environ["RAY_AUTH_MODE"] = "token"
         reread_token()
     with _kept_sigterm(), _deferred_interrupt(), _private_token():
@@ -308,8 +308,8 @@ _INTERRUPTED = b"Ray is connecting or starting; the program ends when that is do
 def _deferred_interrupt() -> Iterator[None]:
     """Defer the first Ctrl-C to the end of the block, and handle a second one at once.
 
-    An interrupted `ray.init` may leave the processes that it started, or never return: it constructs C++ objects whose
-    destructors wait for threads that have not started yet (Ray 2.60).
+    An interrupted `ray.init` may leave the processes that it started, or never return. Destructors of its C++ objects
+    wait for threads that have not started yet (Ray 2.60).
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -380,7 +380,7 @@ def _private_token() -> Iterator[None]:
 def _use_own_token() -> None:
     """Set token mode if the user has a token and RAY_AUTH_MODE is not set.
 
-    `ray start` protects a cluster with that token by default, but `ray.init` does not send it by default: it would be
+    `ray start` protects a cluster with that token by default, but `ray.init` does not send it by default. It would be
     refused for half a minute, with a warning each second. A cluster without tokens ignores it.
     """
     if "RAY_AUTH_MODE" in os.environ:

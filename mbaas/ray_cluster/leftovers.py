@@ -55,7 +55,7 @@ def clear_leftovers(feed: str) -> bool:
     while left := _leftovers(feed):
         if time.monotonic() > end:
             raise ResourceError(
-                f"waited {seconds(LEFTOVERS_S)} for what is left of an earlier feed {feed!r} to end: "
+                f"waited {seconds(LEFTOVERS_S)} for processes of an earlier feed {feed!r} to end: "
                 f"{', '.join(left)}; serve it again later, or take another name"
             )
         end_children(feed)

@@ -36,8 +36,8 @@ _COUNTERS = {
         "consumers when sharing works, far above when consumers are out of step."
     ),
     "mbaas_samples_delivered": (
-        "Samples handed to trials, summed over trials. Divided by samples_prepared it says how many trials each "
-        "prepared sample served: high is good, 1 means no sharing."
+        "Samples handed to trials, summed over trials. Divided by samples_prepared, it is the number of "
+        "trials that each prepared sample served: high is good, 1 means no sharing."
     ),
     "mbaas_fetch_stall_seconds": (
         "Seconds that trials waited for data while prep waited for bytes, summed over trials. High: more cache, "
@@ -52,14 +52,14 @@ _COUNTERS = {
         "slower one must not fall behind, or another group has the staging memory. High: workers would not help; "
         "trials of like speed in one feed, or more staging_bytes, would."
     ),
-    "mbaas_rank_steps": "Steps of data-parallel trials in which the waits of all ranks were compared.",
+    "mbaas_rank_steps": "Steps of data-parallel trials, with the waits of all ranks compared.",
     "mbaas_uneven_rank_steps": (
-        "Those of mbaas_rank_steps in which the ranks' waits for data differed by more than 10 % of the step. All "
+        "Steps of mbaas_rank_steps whose waits for data differed between ranks by more than 10 % of the step. All "
         "ranks wait for the slowest, so a high share costs time; 0 is best."
     ),
     "mbaas_cache_hits": (
-        "Samples whose bytes came from the memory of the node that prepared them; what came from that of another node "
-        "or from a disk tier is in mbaas_remote_bytes and mbaas_disk_bytes. High against misses is good."
+        "Samples whose bytes came from the memory of the node that prepared them. Other nodes' memory and disk tiers "
+        "are in mbaas_remote_bytes and mbaas_disk_bytes. High against misses is good."
     ),
     "mbaas_cache_misses": (
         "Samples whose raw bytes were read from storage. After the first epoch low means that the cache holds the "
@@ -67,7 +67,7 @@ _COUNTERS = {
     ),
     "mbaas_decoded_samples": (
         "Samples that came decoded from a cache, in memory or on disk, and were not decoded again. A high share of "
-        "all prepared samples is good; a low one after the first epochs means that there is no memory for more."
+        "all prepared samples is good; a low one after the first epochs means that memory is short."
     ),
     "mbaas_cache_hit_bytes": "Bytes of samples that came from the memory of the node that prepared them.",
     "mbaas_remote_bytes": (
@@ -77,16 +77,16 @@ _COUNTERS = {
     "mbaas_disk_bytes": "Bytes of raw samples that came from disk tiers.",
     "mbaas_storage_bytes": "Bytes of raw samples that were read from storage. High costs time.",
     "mbaas_cpu_seconds": (
-        "CPU-seconds that the feed's prep workers, caches and coordinators took. Its rate is how many CPUs are at "
-        "work for it; divided by samples_delivered, what a sample costs, which falls as more trials share or more "
-        "samples are kept decoded."
+        "CPU-seconds that the feed's prep workers, caches and coordinators took. Its rate is the number of CPUs "
+        "at work for it. Divided by samples_delivered, it is the cost of a sample, which falls as more trials share or "
+        "more samples are cached decoded."
     ),
     "mbaas_internal_errors": (
         "Bugs in mbaas that the feed met and survived; the logs of its coordinators have the tracebacks. If not 0, "
         "please report it."
     ),
     "mbaas_coordinator_restarts": (
-        "Times that the feed's coordinator died and came back: killed, or because of a bug that its log tells of."
+        "Times that the feed's coordinator died and came back: killed, or because of a bug, which is in its log."
     ),
 }
 

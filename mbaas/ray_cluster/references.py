@@ -12,7 +12,7 @@ OBJECT_ID_BYTES = 28
 
 
 def description(ref: Any) -> tuple[bytes, bytes] | None:
-    """Return the owner of a reference and the owner's description of it; None if this Ray version has no way to."""
+    """Return an object's owner and the owner's description of the object; None if this Ray version has no way."""
     import ray  # here: the core imports the addresses of parts, and needs no Ray
 
     worker: Any = ray._private.worker.global_worker

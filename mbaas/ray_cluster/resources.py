@@ -104,7 +104,7 @@ def gpu_marker() -> dict[str, float]:
 
 
 def markable_gpus() -> int:
-    """Return the number of GPUs to which `gpu_marker` places actors: all of one type."""
+    """Return the number of GPUs that `gpu_marker` places actors on: all of one type."""
     return sum(amount for _, amount in _gpus_by_type().most_common(1)) or gpus()
 
 

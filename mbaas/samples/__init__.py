@@ -1,1 +1,1 @@
-"""Which samples, in which order, where and with which fields. Pure functions of a few numbers."""
+"""Order, homes and fields of samples. Pure functions of a few numbers."""

@@ -48,8 +48,7 @@ class Packed:
     def closed_up(
         cls, rooms: NDArray[Any], lengths: NDArray[np.int64], shapes: NDArray[np.int64] | None = None
     ) -> Packed:
-        """Close the gaps between values in rooms of one size, [n, longest, *tail], of which each sample fills the
-        first.
+        """Close the gaps between values in rooms of one size, [n, longest, *tail], each filled from the front.
 
         In place: ``rooms`` must be contiguous, and is overwritten.
         """
@@ -172,8 +171,8 @@ class Field:
         name: its key in a minibatch.
         shape: of one sample's value; () for a number. Varying first lengths are None.
         dtype: NumPy's name of the element type.
-        longest: the greatest first length, if values differ in it; if they differ in several, the greatest product of
-            these lengths, such as the most pixels of an image.
+        longest: the greatest first length, if it varies; if several lengths vary, their greatest product, such as the
+            most pixels of an image.
         categories: the strings that the values stand for, if they are encoded: 0 for the first, and so on.
     """
 
@@ -228,9 +227,7 @@ class Field:
         return prod(self._lengths) * np.dtype(self.dtype).itemsize + beside * np.dtype(np.int64).itemsize
 
     def empty(self, rows: int) -> NDArray[Any]:
-        """Return an uninitialised array for ``rows`` samples: [rows, *shape], with `longest` for the lengths in which
-        they differ.
-        """
+        """Return an uninitialised array for ``rows`` samples: [rows, *shape], with `longest` for lengths that vary."""
         return np.empty((rows, *self._lengths), self.dtype)
 
     def zeros(self, rows: int) -> Column:

@@ -46,8 +46,8 @@ _W_11, _W_27, _W_30, _W_31, _W_32 = map(np.uint64, (11, 27, 30, 31, 32))
 _FOR_ORDER, _FOR_UNIFORMS, _FOR_GENERATOR, _FOR_SEGMENTS, _FOR_SPLIT, _FOR_DRAWING, _FOR_SHARE = 1, 2, 3, 4, 5, 6, 7
 
 MOST_LEVELS = 32
-"""Upper bound on nested shuffles. With three cuts each, a level takes 0.5 ms for a block of 832 samples, so 18 ms in
-all; a core prepares such a block in a second."""
+"""Upper bound on nested shuffles. With three cuts each, a level takes 0.5 ms for a block of 832 samples, 18 ms in all.
+A core prepares such a block in a second."""
 
 _ROUNDS = 8  # even, because a pair of rounds changes both digits
 _TINY = 256  # a Feistel network mixes few values badly: 8 rounds show a bias below 30, none from 50 on
@@ -76,7 +76,7 @@ def _keyed_words(key: int, count: int) -> _Words:
 
 
 def _derive_key(*parts: int) -> int:
-    """Return a 64-bit key in which every bit depends on every part and on the order of the parts."""
+    """Return a 64-bit key; each bit depends on every part and on the order of the parts."""
     key = 0
     for part in parts:
         key = _mix_word(_mix_word(key + _GAMMA) + int(part))
@@ -223,7 +223,7 @@ ASIDE = 1 << 32
 
 
 class OwnEpoch(NamedTuple):
-    """The run of blocks, [first, end), in which one consumer gets each sample once: an epoch by its own count.
+    """The run of blocks, [first, end), that gives one consumer each sample once: an epoch by its own count.
 
     ``begin`` is the position within the stream's epoch at which it begins, in block ``first``, and ends, in block
     ``end`` - 1. If this is in the middle of a block, as after a feed restart with another block size, the block is used

@@ -6,7 +6,7 @@ A new node takes samples only from the others; a node that leaves gives its samp
 stored: a home is computed from the sample id.
 
 Memory is bounded (rendezvous hashing with bounded loads): a node takes the samples with the smallest draws until its
-memory is full, the others go to the node of their second smallest draw, and so on. The largest draw that each node
+memory is full. The others go to the node of their second smallest draw, and so on. The largest draw that each node
 still accepts describes the result. So no sample is left out before all memories are full, and every node can compute
 the contents of every other.
 
@@ -245,7 +245,7 @@ class DecodedSizes(NamedTuple):
 
     @classmethod
     def none(cls, samples: int) -> DecodedSizes:
-        """Return the sizes of samples of which none is decoded."""
+        """Return the sizes of samples that are all encoded."""
         return cls(np.zeros(samples, np.int32), np.zeros(samples, np.int64))
 
     def of(self, rows: Any) -> DecodedSizes:
@@ -261,7 +261,7 @@ class Holders(Struct, frozen=True, eq=False):
     """Nodes that had samples in memory when the placement changed.
 
     ``index`` into ``nodes`` is int16[samples of the dataset], -1 for samples that were not in memory. ``decoded`` has
-    the forms and sizes of samples that were cached decoded; None if there were none.
+    the forms and sizes of samples that were cached decoded; None without any.
     """
 
     nodes: tuple[str, ...]
@@ -272,7 +272,7 @@ class Holders(Struct, frozen=True, eq=False):
 class Holdings(NamedTuple):
     """The samples cached by one node: ``sample_ids``, int64[k], ascending.
 
-    ``version`` is that of its newest placement, 0 without one. ``decoded`` as in `Holders`.
+    ``version`` is its newest placement's, 0 without one. ``decoded`` as in `Holders`.
     """
 
     version: int
@@ -394,7 +394,7 @@ class PlacementHistory:
         ids = self._ids_of_block(request)
         if not self._order.redrawn:
             return ids
-        assert self._stored_ids is not None, "made without a dataset, it does not know what was drawn"
+        assert self._stored_ids is not None, "made without a dataset, so the draws are unknown"
         return self._stored_ids(ids, self.chance_epoch(request))
 
     def _ids_of_block(self, request: PartRequest) -> Ids:

@@ -258,7 +258,7 @@ def test_a_pipe_is_read_and_one_into_which_nobody_writes_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(files, "PIPE_S", 0.05)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match=r"cannot read .*pipe: nothing came out of it for 50 ms"):
+    with pytest.raises(ConfigError, match=r"cannot read .*pipe: it sent nothing for 50 ms"):
         files.read(tmp_path / "pipe")
     reading, writing = os.pipe()
     os.write(writing, b"size_bytes: 2 GiB\n")

@@ -160,8 +160,8 @@ def zip_bomb() -> bytes:
 @pytest.mark.parametrize(
     ("decode", "file", "says"),
     [
-        (T.DecodeArray(), b"", "it is no npy file: it starts with b''"),
-        (T.DecodeArray(), b"RIFF1234", "it is no npy file: it starts with b'RIFF1234'"),
+        (T.DecodeArray(), b"", "it is not an npy file: it starts with b''"),
+        (T.DecodeArray(), b"RIFF1234", "it is not an npy file: it starts with b'RIFF1234'"),
         (T.DecodeArray(), npy(VOLUME)[:-1], "has 239 bytes of numbers, and int16 [2, 3, 4, 5] takes 240"),
         (T.DecodeArray(), npy(VOLUME)[:20], "its npy header cannot be read: "),
         (T.DecodeArray(), claiming("(1 << 40,)"), "its npy header cannot be read: "),
@@ -188,7 +188,7 @@ def zip_bomb() -> bytes:
             npy(np.zeros((5, 4, 3))),
             "it has the shape [5, 4, 3], of whose first 2 lengths the product is 20, over the limit of 19 (longest)",
         ),
-        (T.DecodeArray("npz"), npy(VOLUME), "it is no npz file: it starts with b'\\x93NUMPY\\x01\\x00'"),
+        (T.DecodeArray("npz"), npy(VOLUME), "it is not an npz file: it starts with b'\\x93NUMPY\\x01\\x00'"),
         (T.DecodeArray("npz"), npz(a=VOLUME, b=VOLUME), "it has the arrays 'a', 'b'; name one with DecodeArray's key"),
         (T.DecodeArray("npz", "c"), npz(a=VOLUME, b=VOLUME), "it has no array 'c'; it has 'a', 'b'"),
         (T.DecodeArray("npz"), npz(a=VOLUME)[:-30], "its zip archive is damaged: "),

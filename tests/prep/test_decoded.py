@@ -102,11 +102,11 @@ def test_every_bit_of_a_header_counts():
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", r"it is no decoded sample: it starts with b''"),
-        (b"\xff\xd8\xff" + bytes(200), "it is no decoded sample: it starts with b'\\\\xff\\\\xd8"),
+        (b"", r"it is not a decoded sample: it starts with b''"),
+        (b"\xff\xd8\xff" + bytes(200), "it is not a decoded sample: it starts with b'\\\\xff\\\\xd8"),
         (bytes(container(np.zeros(3))[:-64]), r"float64 \[3\] takes 192 bytes, and it has 128"),
         (bytes(container(np.zeros(3))) + bytes(64), r"float64 \[3\] takes 192 bytes, and it has 256"),
-        (bytes(container(np.zeros(3))[:100]), "it is no decoded sample"),
+        (bytes(container(np.zeros(3))[:100]), "it is not a decoded sample"),
     ],
 )
 def test_what_is_no_whole_container_is_refused(data, says):

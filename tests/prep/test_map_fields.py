@@ -112,7 +112,7 @@ def test_a_bad_sample_has_a_reason_and_the_others_keep_their_fields() -> None:
         ({"label": 1.5}, "field 'label' must be int64 [], got float64 []"),
         ({"label": "x"}, "field 'label' must be int64 [], got "),
         ({"place": [1.0]}, "field 'place' must be float32 [2], got float64 [1]"),
-        ({"place": [[1.0], [1.0, 2.0]]}, "field 'place' is no array: "),
+        ({"place": [[1.0], [1.0, 2.0]]}, "field 'place' is not an array: "),
         (
             {"tokens": [1, 2, 3, 4, 5]},
             "field 'tokens' must be int32 [0], or shorter, got int64 [5]; Map's longest lets lists become longer",

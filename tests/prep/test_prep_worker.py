@@ -109,7 +109,7 @@ def test_a_worker_that_is_engaged_anew_works_for_the_new_feed_only(worker, cache
     other = SampleOrder(SAMPLES, seed=4, block_samples=BLOCK)
     engage(worker, dataset, other, "another")
     assert ray.get(worker.location.remote()).feed == "another"
-    with pytest.raises(StateError, match=f"of feed '{feed_name}' was asked of a worker that works for 'another'"):
+    with pytest.raises(StateError, match=f"of feed '{feed_name}' was requested from a worker of feed 'another'"):
         ray.get(worker.prepare.remote(feed_name, PartRequest(1, part), ())[0])
     with pytest.raises(StateError, match="version 1"):  # sent for another feed
         ray.get(worker.prepare.remote("another", PartRequest(1, part), ())[0])

@@ -186,7 +186,7 @@ class _ArrayReader:
 
     def _npy(self, encoded: memoryview) -> Array:
         if bytes(encoded[: len(_MAGIC)]) != _MAGIC:
-            raise UndecodableError(f"it is no npy file: it starts with {bytes(encoded[:8])!r}")
+            raise UndecodableError(f"it is not an npy file: it starts with {bytes(encoded[:8])!r}")
         file = io.BytesIO(encoded[: 1 << 16])  # longer than any header; NumPy rejects headers above 10,000 bytes
         try:
             version = np.lib.format.read_magic(file)
@@ -205,7 +205,7 @@ class _ArrayReader:
 
     def _npz(self, encoded: memoryview) -> Array:
         if bytes(encoded[: len(_ZIP)]) != _ZIP:
-            raise UndecodableError(f"it is no npz file: it starts with {bytes(encoded[:8])!r}")
+            raise UndecodableError(f"it is not an npz file: it starts with {bytes(encoded[:8])!r}")
         try:
             with zipfile.ZipFile(io.BytesIO(encoded)) as archive:
                 member = self._member(archive)

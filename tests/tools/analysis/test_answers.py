@@ -27,7 +27,7 @@ def test_the_smallest_cache() -> None:
     """
     found = smallest_cache(round_rates(), Setup())
     assert (found.amount, found.low, found.high) == (70_512_821, 70_512_821, 70_512_821)
-    assert found.reason == "a cache of 70.5 MB, 71 % of what is read there, ends fetch stalls; it is 0 B now"
+    assert found.reason == "a cache of 70.5 MB, 71 % of the bytes read there, ends fetch stalls; it is 0 B now"
     assert smallest_cache(round_rates(), Setup(nodes=2)).amount == 37_974_684
     private = smallest_cache(round_rates(), Setup(trials=4, sharing=False))
     assert private.amount == 282_051_283  # 4 copies of 70,512,820.5 bytes, rounded up once
