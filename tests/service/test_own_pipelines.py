@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 import pytest
 import ray
+import soundfile
 
 import mbaas
 from mbaas import transforms as T
@@ -87,6 +88,39 @@ def test_bytes_are_those_of_a_feed_with_that_pipeline_alone(
             for name, found in own.items():
                 assert found.result().items() <= alone[name].items(), name
             plain.result()
+
+
+@pytest.mark.parametrize("cache_decoded", [False, True])
+def test_a_pipeline_that_decodes_otherwise_shares_the_bytes_of_files(
+    feed_name: str, tmp_path: Path, cache_decoded: bool
+) -> None:
+    """Sound of another rate; both pipelines read at the same time."""
+    (tmp_path / "class").mkdir()
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, (41, 1600)).astype(np.float32)
+    for number, sound in enumerate(noise):
+        soundfile.write(tmp_path / "class" / f"{number:02d}.wav", sound, 16_000)
+    data = mbaas.read_audio(tmp_path)
+    pipelines = [T.Pipeline([T.DecodeAudio(rate), T.RandomCrop(rate // 20)]) for rate in (16_000, 8_000)]
+    options: dict[str, Any] = {"batch_size": 8, "prep_workers": 1, "cache_decoded": cache_decoded}
+
+    def epochs(feed: str, count: int, pipeline: T.Pipeline | None = None) -> dict[int, bytes]:
+        found = {}
+        with mbaas.join(feed, f"me-{threading.get_ident()}", pipeline=pipeline, format="numpy") as loader:
+            for _ in range(count):
+                sound = np.concatenate([batch["audio"] for batch in loader])
+                assert loader.ledger is not None
+                assert loader.ledger.exact
+                found[loader.ledger.feed_epoch] = sound.tobytes()
+        return found
+
+    with mbaas.serve(f"{feed_name}-alone", data, pipelines[1], **options) as feed:
+        alone = epochs(feed.name, 12)
+    with mbaas.serve(feed_name, data, pipelines[0], **options) as feed, ThreadPoolExecutor(2) as pool:
+        plain, own = [pool.submit(epochs, feed.name, 3, each) for each in (None, pipelines[1])]
+        assert own.result().items() <= alone.items()
+        assert {len(sound) for sound in plain.result().values()} == {41 * 800 * 4}
+        if not cache_decoded:
+            assert feed.status().fetched.storage.nbytes == data.total_bytes
 
 
 def test_consumers_with_equal_pipelines_share_minibatches_whoever_came_first(feed_name: str) -> None:

@@ -356,7 +356,9 @@ def test_how_much_is_enough() -> None:
     """70.5 of 100 MB, the same as `smallest_cache`."""
     cache, workers, *_ = studies(bare_analysis(round_rates(), Setup()))
     assert cache.enough == 70_512_821
-    assert cache.sentences[-1] == ("A cache of 70.5 MB, 71 % of the bytes read there, ends fetch stalls; it is 0 B now.")
+    assert cache.sentences[-1] == (
+        "A cache of 70.5 MB, 71 % of the bytes read there, ends fetch stalls; it is 0 B now."
+    )
     assert "5 prep cores on each node end prep stalls; it has 4 now." in workers.sentences
 
 
