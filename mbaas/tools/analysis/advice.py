@@ -180,7 +180,7 @@ def verdict(
     """Return a sentence with the stall share, the bottleneck, the best change and its gain.
 
     If the rates are so uncertain that loading may or may not be a problem, it reports that instead, and the rate to
-    measure again.
+    measure again. For an epoch shorter than `SHORT_S`, it reports the stall share without a judgement.
 
     Args:
         changes: the result of `recommend`, if already computed.
@@ -190,8 +190,8 @@ def verdict(
     """
     epoch = predict(rates, setup).steady
     if _is_short(epoch):
-        takes = f"an epoch takes {words.duration(epoch.epoch_s)}"
-        return f"Loading is not the problem: {takes}, so there is nothing to gain."
+        takes = f"an epoch takes only {words.duration(epoch.epoch_s)}, too short for a recommendation"
+        return f"No verdict: {takes}; {_who(setup)} for data {units.percent(epoch.waits.all)} of it."
     best = next(iter(recommend(rates, setup) if changes is None else changes), None)
     unknown = _unknown(_views(epoch, seen))
     if unknown is not None:
