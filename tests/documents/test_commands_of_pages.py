@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import cv2
+import numpy as np
 import page_data
 import pytest
 import typer
@@ -18,7 +20,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app as benchmarks_app
 from mbaas.cli import app as mbaas_app
 from mbaas.cli import console
-from support.pages import PAGES, ROOT, blocks_of, text_of
+from support.pages import PAGES, ROOT, block_with, blocks_of, text_of
 
 RUN = (
     "show feed.yaml --out grid.png",
@@ -184,6 +186,18 @@ def test_the_plan_is_what_its_page_shows(here: Path) -> None:
     assert [line.rstrip() for line in run("plan examples/plan/jobs.yaml").splitlines()] == [
         line.rstrip() for line in shown.text.splitlines()
     ]
+
+
+def test_init_prints_what_its_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files have the names and sizes of the tutorial's; their pixels do not matter."""
+    monkeypatch.chdir(tmp_path)
+    content = cv2.imencode(".jpg", np.zeros((300, 400, 3), np.uint8))[1].tobytes()
+    for name in ("leaf", "moss", "pine"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+    for number in range(1200):
+        (tmp_path / "photos" / ("leaf", "moss", "pine")[number % 3] / f"{number}.jpg").write_bytes(content)
+    shown = block_with(ROOT / "docs" / "reference" / "commands.md", "$ mbaas init photos")
+    assert [line.rstrip() for line in run("init photos").splitlines()] == shown.text.splitlines()[1:]
 
 
 @pytest.mark.long
