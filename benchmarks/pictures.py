@@ -90,6 +90,7 @@ def terminal(page: RenderableType, *, title: str) -> str:
     """Return a page of the command line as an SVG that fetches no font."""
     console = Console(record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True, color_system="truecolor")
     console.print(page)
+    console.print()  # rich cuts the lower edge of the last line off
     return console.export_svg(
         title=title, code_format=_FONTS.sub("", CONSOLE_SVG_FORMAT), unique_id=title.replace(" ", "-")
     )

@@ -64,6 +64,14 @@ def test_a_terminal_is_drawn_without_foreign_fonts() -> None:
     assert 'class="mbaas-top-matrix"' in drawn
 
 
+@pytest.mark.parametrize("name", ["status.svg", "top.svg"])
+def test_the_last_line_of_a_terminal_is_not_cut(name: str) -> None:
+    drawn = (FOLDER / name).read_text()
+    (height,) = re.findall(r'<clipPath id="[\w-]+-clip-terminal">\s*<rect [^>]*height="([\d.]+)"', drawn)
+    baselines = re.findall(r'<text [^>]*y="([\d.]+)"[^>]*clip-path[^>]*>[^<]*[^\s<]', drawn)
+    assert max(map(float, baselines)) + 6 < float(height)
+
+
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_committed_pictures_fetch_nothing(name: str) -> None:
     assert links_of((FOLDER / name).read_text()) <= LINKS
