@@ -12,19 +12,20 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import cv2
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from tfrecord import TFRecordWriter
 
 import mbaas
 from examples.read_zip import read_zip
+
+if TYPE_CHECKING:
+    import datasets
 
 CLASSES = ("ant", "bee", "cat")
 SAMPLES, BAD = 31, 7
@@ -106,6 +107,8 @@ def parquet_files(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Da
 
 def records(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
     """TFRecord, in two files of different sizes."""
+    from tfrecord import TFRecordWriter  # not above, because it imports torch, and processes that import this need not
+
     rows = [*zip(images.encoded, images.names, strict=True)]
     for shard, some in (("0.tfrecord", rows[:9]), ("1.tfrecord", rows[9:])):
         writer = TFRecordWriter(str(top / shard))
@@ -118,6 +121,9 @@ def records(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
 
 
 def _huggingface(images: Sequence[bytes | str], labels: list[int]) -> datasets.Dataset:
+    import datasets
+
+    datasets.disable_progress_bars()
     features = datasets.Features(
         {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=[*CLASSES])}
     )
@@ -129,14 +135,14 @@ def _huggingface(images: Sequence[bytes | str], labels: list[int]) -> datasets.D
 
 def arrow_files(top: Path, images: Images, filesystem: FileSystem) -> mbaas.Dataset:
     """Two files written by Hugging Face datasets."""
-    datasets.disable_progress_bars()
     _huggingface(images.encoded, images.labels).save_to_disk(top, num_shards=2)
     return mbaas.read_huggingface(top, filesystem=filesystem)
 
 
 def arrow_objects(top: Path, images: Images, _: FileSystem) -> mbaas.Dataset:
     """An open Hugging Face dataset whose rows are in another order than in its files."""
-    datasets.disable_progress_bars()
+    import datasets
+
     turned = _huggingface(images.encoded[::-1], images.labels[::-1])
     turned.save_to_disk(top)
     return mbaas.read_huggingface(datasets.load_from_disk(top).select(range(len(turned) - 1, -1, -1)))

@@ -125,7 +125,7 @@ _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _FLOAT = r"^[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 """Numbers written in full. Other forms, such as 001, are codes and stay strings."""
 
-_MISSING = pa.array(["nan", "NaN", "NA", "N/A", "#N/A", "null", "NULL", "None"])
+_MISSING = ("nan", "NaN", "NA", "N/A", "#N/A", "null", "NULL", "None")
 """Missing values in a numeric column; in a string column they are ordinary strings."""
 
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -188,7 +188,7 @@ def _parse_json(content: bytes, *, encoding: str | None) -> pa.Table:
 def _typed(column: pa.ChunkedArray) -> pa.Array:
     """Return integers, floats or booleans if all values are; otherwise the strings."""
     values = column.combine_chunks()
-    is_missing = pc.or_kleene(pc.is_null(values), pc.is_in(values, pc.cast(_MISSING, values.type)))
+    is_missing = pc.or_kleene(pc.is_null(values), pc.is_in(values, pa.array(_MISSING, values.type)))
     given = values.filter(pc.invert(is_missing))
     if not len(given):
         return values

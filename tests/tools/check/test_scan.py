@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from process_work import DeadStorage, FailingStorage, crash, crop, dies, fails, ready, staged, stuck
 
 import mbaas
-from mbaas import transforms as T
-from mbaas.dataset.base import SampleReader, WrappedDataset
 from mbaas.errors import BadSampleError, ResourceError, StorageError
 from mbaas.pictures.samples import first_samples
 from mbaas.samples.fields import Field
-from mbaas.tools.check.pool import Lost, Pool, Stage, begin
+from mbaas.tools.check.pool import Lost, Pool
 from mbaas.tools.check.samples import Job
 from mbaas.tools.check.scan import MOST_NAMED, Totals, chosen_ids, pieces_of, prepared_field, scan
-from mbaas.transforms import Pipeline
 from support import readers
 
 pytestmark = pytest.mark.slow  # a check starts processes, which import mbaas
-
-
-def crop() -> Pipeline:
-    return T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(8, scale=(0.01, 0.02))])
 
 
 def field_of(dataset: mbaas.Dataset) -> Field:
@@ -88,42 +76,6 @@ def test_a_later_good_sample_gives_the_shape(tmp_path: Path) -> None:
 
 
 # ---- processes ----
-
-
-def double(ends_at: int, hangs_at: int, numbers: Sequence[int]) -> list[int]:
-    if ends_at in numbers:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if hangs_at in numbers:
-        time.sleep(60)
-    return [2 * number for number in numbers]
-
-
-def ready(ends_at: int, hangs_at: int) -> partial[list[int]]:
-    return partial(double, ends_at, hangs_at)
-
-
-def stuck() -> None:
-    time.sleep(60)
-
-
-def two_stages(number: int) -> int:
-    """Both take most of their limit."""
-    time.sleep(0.7)
-    begin(Stage(1.0, "the second stage", in_storage=number == 9))
-    time.sleep(9 if number >= 8 else 0.7)
-    return number
-
-
-def staged() -> Callable[[int], int]:
-    return two_stages
-
-
-def dies() -> None:
-    os._exit(3)
-
-
-def fails() -> None:
-    raise ResourceError("no room")
 
 
 def test_a_crash_and_a_hang_cost_only_their_piece() -> None:
@@ -211,26 +163,6 @@ def test_a_process_that_died_while_it_was_idle_costs_no_sample(tmp_path: Path) -
 # ---- storage ----
 
 
-class Outage(SampleReader):
-    def __init__(self, inner: SampleReader) -> None:
-        self._inner = inner
-
-    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
-        if sample_id == 2:
-            raise StorageError("file:2", "connection reset")
-        if sample_id == 4:
-            raise TimeoutError("no answer")  # a third-party reader's
-        if sample_id == 6:
-            raise StorageError("file:6", "the file is missing", is_missing=True)
-        self._inner.read_into(sample_id, buffer)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class FailingStorage(WrappedDataset):
-    def reader(self) -> SampleReader:
-        return Outage(self.inner.reader())
-
-
 @pytest.mark.parametrize("storage_s", [0.0, 0.5])
 def test_samples_that_storage_may_return_later_are_not_bad(tmp_path: Path, storage_s: float) -> None:
     dataset = FailingStorage.around(readers.folders(tmp_path, readers.images(9, bad=None), None))
@@ -241,17 +173,6 @@ def test_samples_that_storage_may_return_later_are_not_bad(tmp_path: Path, stora
     assert totals.unread_count == 2
 
 
-class NoStorage(SampleReader):
-    def read_into(self, sample_id: int, buffer: memoryview | NDArray[np.uint8]) -> None:
-        raise StorageError(f"file:{sample_id}", "connection reset")
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class DeadStorage(WrappedDataset):
-    def reader(self) -> SampleReader:
-        return NoStorage()
-
-
 def test_storage_out_of_order_at_the_start_is_said_at_once(tmp_path: Path) -> None:
     dataset = DeadStorage.around(readers.folders(tmp_path, readers.images(), None))
     with pytest.raises(StorageError, match="connection reset"):
@@ -259,18 +180,6 @@ def test_storage_out_of_order_at_the_start_is_said_at_once(tmp_path: Path) -> No
 
 
 # ---- the first sample ----
-
-
-def crashing(content: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    if (content[0, 0] == readers.picture(0)[0, 0]).all():
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if (content[0, 0] == readers.picture(1)[0, 0]).all():
-        time.sleep(60)
-    return content
-
-
-def crash() -> Pipeline:
-    return T.Pipeline([T.DecodeImage(), T.Map(crashing)])
 
 
 def test_a_first_sample_that_crashes_or_hangs_does_not_end_the_check(tmp_path: Path) -> None:
