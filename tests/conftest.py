@@ -48,6 +48,7 @@ from xdist.scheduler import LoadFileScheduling
 import mbaas
 from mbaas.coordinator.background import BROKEN
 from mbaas.ray_cluster.bugs import INTERNAL_ERROR
+from support import forked_worker
 from support.leaks import Traces, leaks
 from support.turns import Turns
 
@@ -59,8 +60,6 @@ NOT_QUICK = ("slow", "chaos", "long", "alone", "gpu")
 
 ALL_WITH_RAY = {TESTS / name for name in ("nodes", "trainers")}
 """Folders in which no test is quick. To import their files takes seconds, for Ray Train, Lightning and transformers."""
-
-FORKED_WORKER = str(TESTS / "support" / "forked_worker.py")
 
 BUGS = (INTERNAL_ERROR, BROKEN)
 """Log texts of a coordinator that met a bug in mbaas."""
@@ -207,7 +206,7 @@ def ray_session(ray_folder: str) -> None:
     """
     if not ray.is_initialized():
         with pytest.MonkeyPatch.context() as patch:  # not a public option
-            patch.setattr(RayParams, "__init__", partialmethod(RayParams.__init__, worker_path=FORKED_WORKER))
+            patch.setattr(RayParams, "__init__", partialmethod(RayParams.__init__, worker_path=forked_worker.__file__))
             ray.init(
                 num_cpus=8,
                 include_dashboard=False,

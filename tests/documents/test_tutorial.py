@@ -27,7 +27,7 @@ def run(text: str, here: Path, first: str = ON_2_CPUS) -> str:
     program = here / "pasted.py"
     shown = block_with(PAGE, text).text.replace("1200", str(SAMPLES)).replace("range(10)", f"range({EPOCHS})")
     program.write_text(first + shown)
-    return run_program(program, limit_s=LIMIT_S - 20, ray_address="", cwd=here).stdout
+    return run_program(program, limit_s=LIMIT_S - 20, ray_address="", cwd=here, forks=True).stdout
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ CHANCE = 1 / 5
     ids=["short", "whole"],
 )
 def test_it_learns_to_tell_sounds_apart(arguments: tuple[str, ...], trials: int, least: float) -> None:
-    out, _ = run_program(EXAMPLE, *arguments, limit_s=LIMIT_S - 20, removed="sounds*")
+    out, _ = run_program(EXAMPLE, *arguments, limit_s=LIMIT_S - 20, removed="sounds*", forks=True)
     accuracy = re.search(r"best trial: ([\d.]+)% validation accuracy", out)
     assert accuracy, out
     assert float(accuracy[1]) / 100 > least

@@ -15,7 +15,7 @@ LIMIT_S = 240
 
 
 def run(name: str, *arguments: str) -> str:
-    return run_program(EXAMPLES / name, *arguments, limit_s=LIMIT_S - 20).stdout
+    return run_program(EXAMPLES / name, *arguments, limit_s=LIMIT_S - 20, forks=True).stdout
 
 
 @pytest.mark.slow

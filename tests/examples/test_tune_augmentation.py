@@ -26,7 +26,7 @@ def figures(title: str, out: str) -> list[float]:
 @pytest.mark.parametrize("scheduler", ["asha", pytest.param("pbt", marks=pytest.mark.long)])
 def test_trials_with_pipelines_of_their_own_share_what_is_decoded(scheduler: str) -> None:
     arguments = ("--trials", "4", "--epochs", "4", "--photos", str(PHOTOS), "--scheduler", scheduler)
-    out, _ = run_program(EXAMPLE, *arguments, limit_s=LIMIT_S - 20, removed="mb*")
+    out, _ = run_program(EXAMPLE, *arguments, limit_s=LIMIT_S - 20, removed="mb*", forks=True)
     _, _, trained, decoded = figures("one feed", out)
     assert trained >= 4 * 2 * PHOTOS  # each trial has two epochs at least
     assert decoded < 0.75

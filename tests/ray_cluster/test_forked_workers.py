@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import psutil
 import ray
 
 from support import forked_worker
+from support.programs import FORKING
 
 
 @ray.remote(num_cpus=0)
@@ -30,3 +33,9 @@ def test_workers_share_nothing_but_the_process_that_imported(ray_clean: None) ->
     assert all(forked_worker.__file__ in " ".join(psutil.Process(pid).cmdline()) for pid in nurseries)
     for worker in workers:
         ray.kill(worker)
+
+
+def test_a_program_forks_workers_if_its_environment_says_so() -> None:
+    command = [sys.executable, "-c", "from ray._private.parameter import RayParams; print(RayParams().worker_path)"]
+    done = subprocess.run(command, env=os.environ | FORKING, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == forked_worker.__file__

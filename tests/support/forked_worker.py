@@ -3,6 +3,8 @@
 Ray starts a Python process for each actor, and a small feed would spend most of its CPU time on imports. Here, the
 first process that a raylet starts for a job becomes a *nursery*, which imports Ray and mbaas and then forks workers.
 Later ones give it their arguments, environment and output files, and end.
+
+The shared Ray of the tests does so, and the Ray of programs that run with `support.programs.FORKING`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from types import SimpleNamespace
 from typing import Any
 
 PRELOADED = ("mbaas.cache.node", "mbaas.coordinator.coordinator", "mbaas.loader", "mbaas.prep.worker")
+
+MORE = "MBAAS_TESTS_PRELOADED"
+"""Environment variable with further modules for workers that all need them, separated by spaces."""
 
 LOOK_S = 1.0
 """Period of a nursery's check of whether its raylet has ended."""
@@ -75,7 +80,7 @@ def forks(listener: socket.socket) -> bool:
     of_actors: Any = ray.actor
     drawn = of_actors.ActorClassID
     of_actors.ActorClassID = SimpleNamespace(from_random=lambda: drawn(os.urandom(drawn.size())))
-    for name in PRELOADED:
+    for name in (*PRELOADED, *os.environ.get(MORE, "").split()):
         importlib.import_module(name)
     of_actors.ActorClassID = drawn
     gc.freeze()

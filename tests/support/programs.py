@@ -9,7 +9,15 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from support import forked_worker
+
 ROOT = Path(__file__).parents[2]
+
+FORKING = {
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "forking"), str(ROOT)]),
+    forked_worker.MORE: "torch tune_integration",
+}
+"""Environment of a program whose Ray forks its workers. Each trial then saves the import of torch and Ray Tune."""
 
 
 class Output(NamedTuple):
@@ -26,10 +34,12 @@ def run_program(
     ray_address: str = "local",
     cwd: Path | None = None,
     removed: str = "tmp*",
+    forks: bool = False,
 ) -> Output:
     """Run a Python program to its end, and return its output.
 
-    Fails if the program does, prints a traceback, or leaves files that match ``removed`` in its temporary folder.
+    Fails if the program does, prints a traceback, or leaves files that match ``removed`` in its temporary folder. With
+    ``forks``, the program's Ray forks its workers.
     """
     with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ended = subprocess.run(
@@ -41,6 +51,7 @@ def run_program(
                 "TMPDIR": folder,
                 "HOME": folder,
                 "RAY_ADDRESS": ray_address,
+                **(FORKING if forks else {}),
             },
             capture_output=True,
             text=True,
