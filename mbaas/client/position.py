@@ -51,6 +51,7 @@ class Position(Generic[BlockT]):
         # would count as held while the consumer uses an older block, and could fill the budget.
         self.given_up: int | None = None
         self.blocks_per_epoch = self.block_samples = 1
+        self._least: int | None = None  # where the consumer may begin, as requested; it may have had earlier epochs
         # Ranges of the consumer's own epochs; the last one contains ``following``.
         self.own_epochs: deque[OwnEpoch] = deque([OwnEpoch(0, 1)], maxlen=KEPT_EPOCHS)
         self.received: deque[BlockT] = deque()  # from ``cursor`` on, in order, without gaps
@@ -59,8 +60,17 @@ class Position(Generic[BlockT]):
         self._words = 0
         self._held: deque[tuple[int, Callable[[], bool]]] = deque()  # blocks that were read, oldest first
 
-    def enter(self, cursor: int, own_epoch: OwnEpoch, blocks_per_epoch: int, block_samples: int) -> None:
-        """Start a session at ``cursor``, within ``own_epoch``."""
+    def enter(
+        self,
+        cursor: int,
+        own_epoch: OwnEpoch,
+        blocks_per_epoch: int,
+        block_samples: int,
+        *,
+        requested: int | None = None,
+    ) -> None:
+        """Start a session at ``cursor``, within ``own_epoch``; ``requested`` is the block of the request's `Start`."""
+        self._least = requested
         self.cursor = self.done = self.following = cursor
         self.given_up = None
         # Blocks of an earlier session do not belong to this one, whose numbers may even differ.
@@ -202,7 +212,7 @@ class Position(Generic[BlockT]):
         if shuffle is None:
             assert not taken, f"how block {block - 1} is shuffled is not known"
             # It has received nothing yet, or skipped the end of its last epoch.
-            return Start(block if self._shuffles else None, now=True)
+            return Start(block if self._shuffles else self._least, now=True)
         return Start(block, resumed=Resumption(block, own, (block - 1) // blocks, shuffle, taken))
 
     def resume(self, resumed: Resumption, by: int) -> None:

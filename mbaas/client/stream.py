@@ -180,7 +180,8 @@ class Stream(Position[ReceivedBlock]):
         self.number, self.info = admission.session, admission.info
         order = self.info.order
         with self._lock:
-            self.enter(admission.cursor, admission.own_epoch, order.blocks_per_epoch, order.block_samples)
+            epoch = admission.own_epoch, order.blocks_per_epoch, order.block_samples
+            self.enter(admission.cursor, *epoch, requested=start.block)
         self._expelled = False
         if start.resumed is not None and start.resumed.taken:
             by = admission.cursor - start.resumed.start

@@ -155,6 +155,13 @@ def test_a_new_session_goes_on_in_its_own_epoch():
     assert found.start_at(6).resumed == Resumption(6, OwnEpoch(6, 10, 20), 1, Shuffle(1), taken=False)
 
 
+def test_who_began_now_and_received_nothing_still_gets_no_epoch_from_before_the_requested_block():
+    """It had the epochs before block 6, and was admitted in the middle of a later one."""
+    found = Position(3)
+    found.enter(7, OwnEpoch(7, 11, 20), 4, 10, requested=6)
+    assert found.start_at(7) == Start(6, now=True)
+
+
 def test_whose_epochs_are_those_of_the_stream_only_says_where_it_begins():
     """It begins at that block, or with consumers that have passed it. Ranks of a trial begin only there."""
     found = position(4)

@@ -211,7 +211,7 @@ class Trial:
                 self.later(lambda: self._join(end, start, then=then), 0.1, 1.0)
                 return
             end.session, cursor, own_epoch = answer.admitted
-            end.enter(cursor, own_epoch, self.system.order.blocks_per_epoch, BLOCK_SAMPLES)
+            end.enter(cursor, own_epoch, self.system.order.blocks_per_epoch, BLOCK_SAMPLES, requested=start.block)
             if start.resumed is not None and start.resumed.taken:
                 by = cursor - start.resumed.start
                 assert own_epoch == start.resumed.own_epoch.moved(by)
