@@ -58,10 +58,10 @@ def _shared(column: Column) -> Column:
 
 
 def private(column: Column, memory: RecycledMemory) -> Column:
-    """Return the column, or if it is shared a copy."""
+    """Return a column with memory of its own: the same one if it is no view, otherwise a copy."""
     if not isinstance(column, Packed):
-        return column if is_private(column) else memory.copy(column)
-    if is_private(column.values):
+        return column if column.flags.owndata else memory.copy(column)
+    if column.values.flags.owndata:
         return column
     values, bounds = column.own()
     return Packed(memory.copy(values), bounds.copy(), None if column.shapes is None else column.shapes.copy())

@@ -46,11 +46,12 @@ def test_minibatches_of_a_private_block_are_private_and_do_not_overlap():
     cutter = BatchCutter()
     cutter.put(BlockView([block], are_private=True))
     first, second = cutter.cut(2), cutter.cut(2)
+    assert all(np.shares_memory(taken["image"], block["image"]) for taken in (first, second)), "not copied again"
     cutter.detach_copy()
     third = cutter.cut(2)
+    assert not np.shares_memory(third["image"], block["image"]), "the block can be released"
     for taken in (first, second, third):
         assert all(array.flags.writeable for array in taken.values())
-        assert np.shares_memory(taken["image"], block["image"]), "not copied again"
     first["image"][:] = -1
     assert second["image"].tolist() == [[2, 2], [3, 3]]
     assert third["sample_id"].tolist() == [104, 105]
