@@ -22,10 +22,10 @@ resource         seconds for a sample of every trial                         par
 ===============  ==========================================================  =========
 
 With several pipelines, some samples that are not cached are read more than once (`times_read`). The parts of fetch add
-up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021). h are the samples that the fullest home node has in
-excess of an even share, as a multiple of it (`mbaas.model.balance.largest_home_share`): caches are equal, so it reads
-that many more. The parts of prep overlap, and so do the parts of compute. Free cores exclude ``background_cores``.
-Reading needs cores too: fetch takes at least the time of ``cores`` plus (y + z) read_cpu / (n free cores).
+up (T_fetch = D x / C + D (1 - x) / S, DS-Analyzer, VLDB 2021). The fullest home node has 1 + h even shares of the
+samples (`mbaas.model.balance.largest_home_share`). Caches are equal, so it reads h more than an even share. The parts
+of prep overlap, and so do the parts of compute. Free cores exclude ``background_cores``. Reading needs cores too: fetch
+takes at least the time of ``cores`` plus (y + z) read_cpu / (n free cores).
 
 A data-parallel trial has a rank on every node, which takes 1 / n of the trial's samples and first those of its node.
 Then K = T / n, except that all T ranks share a node's accelerators. Only the imbalance between nodes travels, beta of

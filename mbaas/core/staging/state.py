@@ -772,7 +772,7 @@ class StagingState:
             raise InvariantError(f"{unwanted[0]} is kept without a reason", unwanted[0].story)
 
     def _check_links(self) -> None:
-        # The invariants between the tables, each of which is valid by itself.
+        # Invariants that link the tables; each table checks its own.
         making = {
             (block.number, number)
             for block in self.window.blocks.values()
