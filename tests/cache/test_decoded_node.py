@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import ray
 from watched_files import DEADLINE_S, Folder, eventually
 
 from mbaas.cache.node import CacheNodeActor
-from mbaas.cache.reader import CacheReader
+from mbaas.cache.reader import REUSED_S, CacheReader
 from mbaas.cache.slab import NOTHING
 from mbaas.cache.stats import CacheStats
 from mbaas.model.forms import SampleCosts
@@ -137,6 +138,50 @@ def test_decoded_samples_are_kept_as_far_as_the_plan_says_and_nothing_is_read_tw
     assert stats.cached_bytes <= stats.budget_bytes
     if memory >= 1:
         assert folder.opened().total() == stats.cached_samples == SAMPLES
+
+
+@pytest.mark.parametrize("is_decoded", [True, False])
+def test_a_part_that_is_cached_decoded_is_requested_once_for_all_pipelines(
+    is_decoded: bool, make_folder: MakeFolder, start: Any
+) -> None:
+    """Encoded samples are requested for each pipeline, because one of the pipelines may be asked to hand them in."""
+    folder = make_folder(SAMPLES)
+    node = start(folder, memory=3.5, **({} if is_decoded else {"decoded": None}))
+    worker = Worker(folder, node, waits=True)
+    assert [worker.epoch(0), worker.epoch(1)] == [0, SAMPLES if is_decoded else 0]
+
+    def requested() -> int:
+        """Read three blocks for three pipelines each; return the number of samples requested from the node."""
+        before = stats_of(node).total.fetched.all.samples
+        for block in (14, 15, 16):
+            for pipeline in ("", "p", "q"):
+                reply, rows = worker.reader.read(PartRequest(block, forms=(FORM,)), pipeline)
+                contents = [folder.contents()[i] for i in worker.order.sample_ids(block)]
+                assert [view.tobytes() for view in rows] == [(GROWTH if is_decoded else 1) * one for one in contents]
+                assert reply.counts.local.samples == len(rows)
+        return stats_of(node).total.fetched.all.samples - before
+
+    assert requested() == (48 if is_decoded else 144)
+    time.sleep(REUSED_S)
+    assert requested() == (48 if is_decoded else 144)
+
+
+def test_a_part_that_the_node_dropped_is_requested_again(make_folder: MakeFolder, start: Any) -> None:
+    folder = make_folder(SAMPLES)
+    node = start(folder, memory=3.5)
+    worker = Worker(folder, node, waits=True)
+    for number in (0, 1):
+        worker.epoch(number)
+        worker.settle()
+    first, second = (PartRequest(block, forms=(FORM,)) for block in (14, 15))
+    assert worker.reader.read(first)[0].counts.decoded.samples == 16
+    everything = np.arange(SAMPLES)
+    lengths = GROWTH * folder.dataset.lengths(everything)
+    handed = node.hand_over.remote(everything, np.ones(SAMPLES, np.bool_), lengths, form=FORM, lends=False)
+    ray.get(handed, timeout=DEADLINE_S)
+    assert worker.reader.read(first)[0].counts.decoded.samples == 16  # as an idle worker holds its slabs
+    assert worker.reader.read(second)[0].dropped_slabs
+    assert worker.reader.read(first)[0].counts.storage.samples == 16
 
 
 def test_a_node_that_was_killed_has_nothing_decoded_and_fills_anew(make_folder: MakeFolder, start: Any) -> None:
