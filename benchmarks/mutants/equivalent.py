@@ -24,6 +24,7 @@ EQUIVALENT: dict[str, str] = {
     ),
     "mbaas.core.staging.keeping Keeping._spans_of: len(cohort.active) < len(cohort.members) -> "
     "len(cohort.active) <= len(cohort.members)": "if all members are active, none rests",
+    "mbaas.core.staging.turns Turns.of: 0.0 -> -1.0": "the current virtual time, which is at least 0, is greater",
     "mbaas.core.cluster.supervisor Supervisor.__init__: 0 -> 1": _GROWS,
     "mbaas.core.cluster.supervisor Supervisor.__init__: 0 -> -1": _GROWS,
     "mbaas.core.cluster.supervisor Supervisor._open_caches: 1 -> 2": _GROWS,

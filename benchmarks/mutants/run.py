@@ -105,6 +105,8 @@ class _Mutation:
         self._todo, self._processes, self._tell = todo, processes, tell
         self.result, self.broken, self.is_done = Result(), list[str](), False
         self._items: list[tuple[float, pytest.Item, set[tuple[str, int]]]] = []
+        # Tests that detected mutants of a function, the newest first: they often detect its next mutant, too.
+        self._detectors: dict[tuple[str, int], list[int]] = {}
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         for item in session.items:
@@ -122,13 +124,19 @@ class _Mutation:
         return True
 
     def _try_all(self) -> None:
-        waiting, running = list(reversed(self._todo)), dict[int, Mutant]()
+        waiting, running = list(reversed(self._todo)), dict[int, tuple[Mutant, int]]()
         while waiting or running:
             while waiting and len(running) < self._processes:
                 mutant = waiting.pop()
-                running[self._fork(mutant)] = mutant
+                pid, detector = self._fork(mutant)
+                running[pid] = mutant, detector
             pid, status = os.wait()
-            self._note(running.pop(pid), survived=status == 0, left=len(waiting) + len(running))
+            mutant, detector = running.pop(pid)
+            with os.fdopen(detector) as file:
+                if number := file.read():
+                    known = self._detectors.setdefault((mutant.module, mutant.starts), [])
+                    known[:] = [int(number), *(each for each in known if each != int(number))]
+            self._note(mutant, survived=status == 0, left=len(waiting) + len(running))
 
     def _note(self, mutant: Mutant, *, survived: bool, left: int) -> None:
         if not survived:
@@ -141,10 +149,13 @@ class _Mutation:
         if left % 100 == 0:
             self._tell(f"{left} mutants left, {percent(self.result.score())} noticed so far")
 
-    def _fork(self, mutant: Mutant) -> int:
+    def _fork(self, mutant: Mutant) -> tuple[int, int]:
+        """Return the process that tests the mutant, and a pipe for the index of the test that detects it, if any."""
+        detector, write = os.pipe()
         pid = os.fork()
         if pid:
-            return pid
+            os.close(write)
+            return pid, detector
         noticed = True
         try:
             os.setsid()
@@ -153,13 +164,19 @@ class _Mutation:
             os.dup2(sink, 1)
             os.dup2(sink, 2)
             _install(mutant)
-            noticed = self._is_noticed(mutant)
+            noticed = self._is_noticed(mutant, write)
         finally:
             os._exit(1 if noticed else 0)
 
-    def _is_noticed(self, mutant: Mutant) -> bool:
-        met = [item for _, item, calls in self._items if (mutant.module, mutant.starts) in calls]
-        return not all(map(_passes, met)) or _schedules_notice()
+    def _is_noticed(self, mutant: Mutant, detector: int) -> bool:
+        function = mutant.module, mutant.starts
+        first = self._detectors.get(function, [])
+        met = [number for number, (_, _, calls) in enumerate(self._items) if function in calls and number not in first]
+        for number in (*first, *met):
+            if not _passes(self._items[number][1]):
+                os.write(detector, str(number).encode())
+                return True
+        return _schedules_notice()
 
 
 def _passes(item: pytest.Item) -> bool:
@@ -174,6 +191,8 @@ def _schedules_notice() -> bool:
         for seed in range(SEEDS):
             Simulation(seed).run()
             Simulation(seed, calm=True).run()
+            Simulation(seed, pipelines=3).run()
+            Simulation(seed, keeps_all=True, pipelines=3).run()
             System(seed).run()
     except Exception:  # a mistake can raise anything
         return True

@@ -6,6 +6,7 @@ from mbaas.core.staging.beginnings import Beginnings
 from mbaas.core.staging.consumers import ConsumerTable
 from mbaas.core.staging.epochs import EpochTable
 from mbaas.core.staging.keeping import Keeping, Reason
+from mbaas.core.staging.streams import Stream
 from mbaas.core.staging.transitions import ConsumerState
 from mbaas.core.staging.window import Window
 from mbaas.core.story import Stories
@@ -30,6 +31,10 @@ class Table:
         consumer = consumers.enter(name, 1, cohort or consumers.new_cohort(cursor), cursor, 30.0, ConsumerState.BUSY)
         consumer.asked, consumer.released = True, cursor if released is None else released
         return consumer
+
+    def add_stream(self):
+        """Add a pipeline that a consumer brought, with blocks of the same size."""
+        self.consumers.streams[1] = Stream(1, 4, 1, lambda _: 10)
 
     def stage(self, *numbers):
         """Stage ready blocks."""
@@ -136,6 +141,16 @@ def test_where_all_epochs_are_equal_all_blocks_stay():
     assert table.reasons() == {0: Reason.AHEAD, 3: Reason.AHEAD}
 
 
+def test_where_all_epochs_are_equal_other_pipelines_may_take_the_place_of_blocks_that_are_not_needed_soon():
+    """At block 42, block 2 of the epoch, it needs blocks 2, 3 and 0 next: prep may be three blocks ahead."""
+    table = Table(keeps_all=True)
+    table.join("ann", 42)
+    table.stage(0, 1, 2, 3)
+    table.add_stream()
+    assert table.reasons() == {0: Reason.AHEAD, 1: Reason.USEFUL, 2: Reason.AHEAD, 3: Reason.AHEAD}
+    assert table.unwanted() == []
+
+
 def test_the_weakest_reason_goes_first_and_of_equal_ones_the_block_that_is_reached_last():
     table = Table()
     rests = table.join("rests", 5)
@@ -166,6 +181,15 @@ def test_the_lead_is_counted_from_the_nearest_cohort_before_the_block(number):
     table.join("back", 2)
     table.join("front", 5)
     assert table.keeping.lead(number) == {1: float("inf"), 4: 2, 6: 1}[number]
+
+
+def test_only_cohorts_with_the_same_pipeline_count_for_the_lead():
+    table = Table()
+    table.add_stream()
+    first = table.consumers.streams[1].first
+    table.join("feeds", 2)
+    table.join("own", first + 2)
+    assert [table.keeping.lead(first + block) for block in (1, 6)] == [float("inf"), 4]
 
 
 def test_a_block_that_holds_no_bytes_is_not_dropped_for_them():
