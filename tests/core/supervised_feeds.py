@@ -56,3 +56,8 @@ class Feed(TimedSupervisor):
         for cache in list(self.supervisor.caches.values()):
             self.send(ev.CacheStarted(cache.node, cache.generation))
         self.move_homes()
+
+
+def full(*nodes, keeps=100, most=100):
+    """Caches of nodes, each with ``keeps`` of at most ``most`` bytes."""
+    return ev.CachesMeasured(dict.fromkeys(nodes, (keeps, most)))
