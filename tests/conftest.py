@@ -33,7 +33,7 @@ import gc
 import logging
 import tempfile
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partialmethod
 from typing import Any
 
@@ -48,7 +48,8 @@ from xdist.scheduler import LoadFileScheduling
 import mbaas
 from mbaas.coordinator.background import BROKEN
 from mbaas.ray_cluster.bugs import INTERNAL_ERROR
-from support import forked_worker
+from mbaas.tools.chaos.nodes import environment
+from support import forked_worker, nursery
 from support.leaks import Traces, leaks
 from support.turns import Turns
 
@@ -190,6 +191,24 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return (yield)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[Callable[..., None]]:
+    """Clusters that tests start in this process fork their workers, which takes a third of the CPU time.
+
+    The value is the constructor of Ray's parameters without this.
+    """
+    own = RayParams.__init__
+    with pytest.MonkeyPatch.context() as patch:  # not a public option
+        patch.setattr(RayParams, "__init__", partialmethod(own, worker_path=forked_worker.__file__))
+        yield own
+
+
+@pytest.fixture
+def own_workers(forked_workers: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters that the test starts have Ray's own workers. `usefixtures` requests this before the cluster."""
+    monkeypatch.setattr(RayParams, "__init__", forked_workers)
+
+
 @pytest.fixture(scope="session")
 def ray_folder() -> Iterator[str]:
     """The folder of the shared Ray's files, deleted when the session ends."""
@@ -200,13 +219,9 @@ def ray_folder() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ray_session(ray_folder: str) -> None:
-    """A running Ray of 8 CPUs, shared by all modules unless a test shut it down to start its own cluster.
-
-    Its workers are forked, which takes a third of the CPU time. Clusters that tests start themselves have Ray's own.
-    """
+    """A running Ray of 8 CPUs, shared by all modules unless a test shut it down to start its own cluster."""
     if not ray.is_initialized():
-        with pytest.MonkeyPatch.context() as patch:  # not a public option
-            patch.setattr(RayParams, "__init__", partialmethod(RayParams.__init__, worker_path=forked_worker.__file__))
+        with environment({nursery.MORE: "torch tune_integration"}):
             ray.init(
                 num_cpus=8,
                 include_dashboard=False,

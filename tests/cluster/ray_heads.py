@@ -14,6 +14,7 @@ from pathlib import Path
 
 from support.heads import wait_for_head
 from support.ports import free_ports
+from support.programs import FORKING
 from support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +63,7 @@ class Head:
 
 @contextmanager
 def ray_head(
-    *, cpus: int = 4, dashboard: bool = False, token: str | None = None, says_mode: bool = True
+    *, cpus: int = 4, dashboard: bool = False, token: str | None = None, says_mode: bool = True, forks: bool = False
 ) -> Iterator[Head]:
     """A cluster of one node with its own folder; all its processes are killed after the block.
 
@@ -71,6 +72,7 @@ def ray_head(
         dashboard: start a dashboard, which accepts jobs.
         token: required to join; stored in the folder, which is the home folder of all programs.
         says_mode: keep RAY_AUTH_MODE in the environment.
+        forks: fork its workers.
     """
     with tempfile.TemporaryDirectory(prefix="head", dir="/tmp", ignore_cleanup_errors=True) as folder:
         gcs, http, client, agent = free_ports(4)
@@ -86,7 +88,9 @@ def ray_head(
         command += [f"--include-dashboard={str(dashboard).lower()}", f"--dashboard-port={http}"]
         command += [f"--dashboard-agent-listen-port={agent}", f"--object-store-memory={256 << 20}"]
         with (Path(folder) / "head.log").open("w") as log:
-            head = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+            head = subprocess.Popen(
+                command, env=env | (FORKING if forks else {}), stdout=log, stderr=log, start_new_session=True
+            )
         try:
             address = f"127.0.0.1:{gcs}"
             wait_for_head(head, Path(log.name))

@@ -49,7 +49,7 @@ for feed in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    with ray_head(cpus=8) as head:
+    with ray_head(cpus=8, forks=True) as head:
         yield head
 
 

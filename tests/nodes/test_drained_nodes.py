@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from node_feeds import OPTIONS, SAMPLES, augmented, digests
 
 import mbaas
@@ -12,6 +13,7 @@ from support.waiting import wait_until
 NOTICE_S = 120.0
 
 
+@pytest.mark.usefixtures("own_workers")
 def test_nothing_is_read_or_prepared_again_that_lay_on_a_node_which_was_given_notice(nodes, data, feed_name):
     """The feed's only worker and cache are on one node. The node exits on its own, so it holds no actor or object."""
     first = nodes.add()

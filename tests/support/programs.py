@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from support import forked_worker
+from support import nursery
 
 ROOT = Path(__file__).parents[2]
 
 FORKING = {
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "forking"), str(ROOT)]),
-    forked_worker.MORE: "torch tune_integration",
+    nursery.MORE: "torch tune_integration",
 }
 """Environment of a program whose Ray forks its workers. Each trial then saves the import of torch and Ray Tune."""
 
