@@ -176,8 +176,8 @@ def _replace_or_refuse(name: str, replace: bool) -> None:
         raise FeedExistsError(f"a feed {name!r} is already running{whose}; use another name, or have that feed stopped")
     if not replace:
         raise FeedExistsError(
-            f"a feed {name!r} is already running{whose}; use another name, or end that feed with `mbaas stop {name}`, "
-            f"mbaas.stop({name!r}) or mbaas.serve(..., replace=True)"
+            f"a feed {name!r} is already running{whose}; use another name, or end that feed first: "
+            f"`mbaas stop {name}`, or replace=True in Python"
         )
     with suppress(FeedNotFoundError, FeedFailedError):  # it has just ended
         stop(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,17 @@ def imported_late(package: str, names: Mapping[str, str]) -> Callable[[str], Any
 
     def attribute(name: str) -> Any:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+            raise unknown_attribute(package, name, names)
         return getattr(importlib.import_module(names[name]), name)
 
     return attribute
+
+
+def unknown_attribute(package: str, name: str, names: Iterable[str]) -> AttributeError:
+    """Return Python's error for an unknown name of a package, with the nearest of ``names``."""
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
 
 
 def import_named(path: str, folder: Path, *, what: str) -> Callable[..., Any]:

@@ -175,6 +175,20 @@ def takes(
     return decorated
 
 
+def knows_names(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Let a function raise ConfigError with the nearest name for an unknown one, as Python does only since 3.13."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **named: Parameters.kwargs) -> Returned:
+        for name in named:
+            if name not in known:
+                raise ConfigError(f"unknown parameter {name!r} of {function.__name__}; {instead(name, known)}")
+        return function(*args, **named)
+
+    return call
+
+
 @functools.cache
 def descriptions_of(kind: type) -> dict[str, str]:
     """Return the docstrings of a dataclass's fields, inherited ones included.

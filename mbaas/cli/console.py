@@ -226,6 +226,7 @@ def connect(address: str | None, *, start: bool) -> None:
 
     Args:
         address: "host:port" of the head; None: environment variable ``RAY_ADDRESS``, or the cluster on this machine.
+            "local" starts a separate one, as in Python.
         start: start an embedded cluster if none is running. A named cluster must be running.
 
     Raises:
@@ -233,12 +234,15 @@ def connect(address: str | None, *, start: bool) -> None:
         ResourceError: no cluster answers there.
     """
     named = address or os.environ.get("RAY_ADDRESS") or "auto"
-    if named != "auto":
+    if named == "local" and not start:
+        raise NoClusterError('RAY_ADDRESS is "local", which names no cluster; unset it, or set it to host:port of one')
+    if named not in ("auto", "local"):
         _check_reachable(named)
+    if named != "auto":
         # In the environment, so that child processes join the same cluster.
         os.environ["RAY_ADDRESS"] = named
     # Not if a cluster may be started here, because its processes would inherit the setting.
-    if named != "auto" or not start:
+    if named not in ("auto", "local") or not start:
         os.environ.setdefault(*_TRIES)
     from mbaas.ray_cluster import connection
 

@@ -83,6 +83,7 @@ def _collected(address: str | None) -> Facts:
         console.join_cluster(address)
     except ResourceError as error:
         has_none = isinstance(error, console.NoClusterError)
+        named = "" if has_none else named  # "local" names none
         with console.doing("looking at this machine"):
             return replace(facts_here(), named_address=named, cluster_error="" if has_none else str(error))
     with console.doing("looking at the nodes"):

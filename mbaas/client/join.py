@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from mbaas.base import units
 from mbaas.calls.client import call_patiently
-from mbaas.client.convert import BatchFunction, Collate
+from mbaas.client.convert import FORMATS, BatchFunction, Collate
 from mbaas.core.staging import calls
 from mbaas.errors import ConfigError, FeedFailedError, FeedGoneError, shown
 from mbaas.ray_cluster import actor_names
@@ -94,6 +94,8 @@ class JoinOptions:
             raise ConfigError(f"rank must be in [0, world_size - 1], world_size was {world_size} and rank was {rank}")
         if self.start is not None and self.start not in get_args(JoinStart):
             raise ConfigError(f'start must be "epoch" or "now", got {shown(self.start)}')
+        if self.format not in FORMATS:
+            raise ConfigError(f"format must be one of {', '.join(map(repr, FORMATS))}, got {shown(self.format)}")
         if self.collate not in get_args(Collate):
             raise ConfigError(f'collate must be "list", "pad" or "packed", got {shown(self.collate)}')
         if self.columns is not None and not (

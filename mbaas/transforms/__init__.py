@@ -5,6 +5,9 @@ A transform is a small immutable description without a generator or state. Its r
 resampled bilinearly with antialiasing, torchvision's default.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from mbaas.base.imports import unknown_attribute
 from mbaas.transforms.arrays import CropOrPad, RandomCrop
 from mbaas.transforms.auto_augment import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 from mbaas.transforms.base import Transform
@@ -89,3 +92,20 @@ __all__ = [
     "Transform",
     "TrivialAugmentWide",
 ]
+
+_IN_TORCHVISION = {
+    "Compose": "Pipeline([...])",
+    "Lambda": "Map(fn)",
+    "PILToTensor": "DecodeImage()",
+    "ToDtype": "ToFloat()",
+    "ToImage": "DecodeImage()",
+    "ToTensor": "ToFloat() as the last transform",
+}
+"""Names of torchvision that a pipeline has under other names."""
+
+if not TYPE_CHECKING:  # type checkers would take every name for a known one
+
+    def __getattr__(name: str) -> Any:
+        if name in _IN_TORCHVISION:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; use {_IN_TORCHVISION[name]}")
+        raise unknown_attribute(__name__, name, __all__)

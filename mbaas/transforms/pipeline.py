@@ -321,14 +321,15 @@ def _is_random(transform: Transform) -> bool:
 
 
 def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
+    if isinstance(transforms, Transform):
+        raise ConfigError(f"a pipeline takes a list of transforms, got {transforms!r}; write [{transforms!r}]")
     given = tuple(transforms)
     entries: tuple[object, ...] = given  # objects, or type checkers would report the check below as unnecessary
     for index, transform in enumerate(entries):
         if not isinstance(transform, Transform):
-            hint = f"; write {transform.__name__}()" if isinstance(transform, type) else ""
-            if isinstance(transform, BatchTransform):
-                hint = "; pass it as batch_fn to join or get_loader, because it changes whole minibatches"
-            raise ConfigError(f"a pipeline holds transforms, but number {index} is {transform!r}{hint}")
+            raise ConfigError(
+                f"a pipeline holds transforms, but number {index} is {transform!r}{_instead_of(transform)}"
+            )
     names = [type(transform).__name__ for transform in given]
     listed = ", ".join(names) or "no transform"
     decoders = sum(isinstance(each, Decoder) for each in given)
@@ -339,6 +340,19 @@ def _checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     if any(isinstance(each, Normalize) for each in given[:-1]):
         raise ConfigError(f"Normalize or ToFloat must be the last transform, once, got {listed}")
     return given
+
+
+def _instead_of(entry: object) -> str:
+    """Return a hint how a pipeline can use something else, or "" if it cannot."""
+    if isinstance(entry, BatchTransform):
+        return "; pass it as batch_fn to join or get_loader, because it changes whole minibatches"
+    if isinstance(entry, type):
+        return f"; write {entry.__name__}()" if issubclass(entry, Transform) else ""
+    if type(entry).__module__.startswith("torchvision."):
+        return "; put it into Torchvision(...)"
+    if type(entry).__module__.startswith("albumentations."):
+        return "; put it into Albumentations(...)"
+    return "; put it into Map(...)" if callable(entry) else ""
 
 
 def _forms_of(decoder: Decoder, others: Sequence[Transform]) -> tuple[Form, ...]:

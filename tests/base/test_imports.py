@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import mbaas
+from mbaas import transforms
 from mbaas.base.imports import import_named
 from mbaas.errors import ConfigError
 
@@ -61,3 +62,18 @@ def test_the_nearest_name_is_suggested_for_an_unknown_one():
         _ = mbaas.read_image
     with pytest.raises(AttributeError, match=r"^module 'mbaas' has no attribute 'zzz'$"):
         _ = mbaas.zzz
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("RandomRezisedCrop", "; did you mean 'RandomResizedCrop'?"),
+        ("Compose", "; use Pipeline([...])"),
+        ("ToTensor", "; use ToFloat() as the last transform"),
+        ("zzz", ""),
+    ],
+)
+def test_transforms_are_suggested_also_for_the_names_of_torchvision(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(transforms, name)
+    assert str(caught.value) == f"module 'mbaas.transforms' has no attribute {name!r}{hint}"

@@ -102,6 +102,12 @@ def test_wrong_command_lines(arguments: list[str], sentence: str) -> None:
     assert sentence in done.stderr
 
 
+def test_commands_find_no_cluster_if_each_program_has_its_own() -> None:
+    done = CliRunner().invoke(app, ["status"], env={"COLUMNS": "200", "RAY_ADDRESS": "local"})
+    assert done.exit_code == 1
+    assert 'RAY_ADDRESS is "local", which names no cluster; unset it' in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

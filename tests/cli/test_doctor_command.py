@@ -46,6 +46,10 @@ def test_a_cluster_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:
     assert "shared memory" in said.stdout  # this machine is looked at all the same
 
 
+def test_a_separate_cluster_per_program_is_no_problem() -> None:
+    assert verdicts(mbaas("doctor", "--json", RAY_ADDRESS="local").stdout)["cluster"] == "ok"
+
+
 def test_each_node_of_a_cluster_is_looked_at_by_a_task(cluster: str) -> None:
     said = call("doctor", "--json", "--address", cluster)
     found = json.loads(said.stdout)["findings"]

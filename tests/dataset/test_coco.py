@@ -435,9 +435,9 @@ def test_what_is_no_json_is_refused(tmp_path: Path, text: bytes) -> None:
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=rf"^the annotations {tmp_path}/a.json: is not there$"):
+    with pytest.raises(DatasetError, match=rf"^the file of annotations, {tmp_path}/a.json, is not there$"):
         read_coco(tmp_path / "a.json", tmp_path)
-    with pytest.raises(DatasetError, match=rf"^the annotations {tmp_path}: is not a file$"):
+    with pytest.raises(DatasetError, match=rf"^the file of annotations, {tmp_path}, is not a file$"):
         read_coco(tmp_path, tmp_path)
     said = described()
     path = written(tmp_path, said)

@@ -415,6 +415,20 @@ def test_wrong_extensions_are_refused(tmp_path: Path, extensions: Any, message: 
         read_images(grow(tmp_path, "cat/1.jpg"), extensions=extensions)
 
 
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: read_images(["a.jpg"]), "expected a path or URI, got ['a.jpg']; mbaas.read_manifest reads a table of"),
+        (lambda: read_images(None), "expected a path or URI, got None"),
+        (lambda: read_images("x", extension=".jpg"), "unknown parameter 'extension' of read_images; did you mean 'ext"),
+        (lambda: read_images("x", recursive=True), "; known are classes, extensions, filesystem, listing, path"),
+    ],
+)
+def test_wrong_arguments_of_a_reader_are_named(call: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        call()
+
+
 @pytest.mark.parametrize("uri", ["/data/\udcff", "s3://bucket/\ud800", "~\0\ud800"])
 def test_a_path_that_is_no_text_is_refused(uri: str) -> None:
     with pytest.raises(DatasetError, match=r"cannot open '.*\\ud.*': expected a path or URI that is UTF-8 text"):

@@ -39,6 +39,7 @@ def serve(name: Any, batch_size: int = 3, **options: Any) -> mbaas.Feed:
         (lambda: mbaas.announce("train", "trial-1"), "consumers must be a list of names, as in ['trial-1'], got"),
         (lambda: feed().status(timeout_s=True), "timeout_s must be a number, got True"),
         (lambda: mbaas.connect(["train"]), "a feed's name must be text, got ['train']"),
+        (lambda: mbaas.join("train", format="jax"), "format must be one of 'torch', 'numpy', got 'jax'"),
         (lambda: mbaas.stop(None), "a feed's name must be text, got None"),
         (lambda: mbaas.join(5, format="numpy"), "a feed's name must be text, got 5"),
         (lambda: mbaas.join("train", ["a"]), "a consumer's name must be text, got ['a']"),

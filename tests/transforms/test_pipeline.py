@@ -32,6 +32,7 @@ def full() -> T.Pipeline:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
+        (lambda: T.Pipeline(T.DecodeImage()), r"takes a list of transforms, got DecodeImage\(\); write \[DecodeImage"),
         (lambda: T.Pipeline([]), "first transform must be DecodeImage, DecodeAudio or DecodeArray, got no transform"),
         (
             lambda: T.Pipeline([T.Resize(8)]),
@@ -51,7 +52,10 @@ def full() -> T.Pipeline:
             lambda: T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip]),
             r"number 1 is .*write RandomHorizontalFlip\(\)",
         ),
-        (lambda: T.Pipeline([T.DecodeImage(), abs]), "number 1 is <built-in function abs>"),
+        (
+            lambda: T.Pipeline([T.DecodeImage(), abs]),
+            r"number 1 is <built-in function abs>; put it into Map\(\.\.\.\)$",
+        ),
         (lambda: T.RandomResizedCrop(0), r"of pixels in \[1, 65,535\], got 0"),
         (lambda: T.RandomResizedCrop(22.5), "must hold 2 values, got 22.5"),
         (lambda: T.RandomResizedCrop(True), "got True"),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileType
 
 from mbaas.base.units import counted
+from mbaas.base.validation import knows_names
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
 from mbaas.dataset.readers.listing import Listing, listed_once
@@ -29,10 +30,11 @@ from mbaas.dataset.table import table_of
 from mbaas.errors import ConfigError, DatasetError, shown
 from mbaas.samples.fields import ANNOTATED_SIZE, LABELS, Packed, bounds_of
 
-_CALLER = 5  # stack frames from a warning to the caller of `read_coco`
+_CALLER = 6  # stack frames from a warning to the caller of `read_coco`
 _FIELDS = ("boxes", LABELS, "area", "iscrowd", "keypoints", "segmentation", "image_id")
 
 
+@knows_names
 def read_coco(
     path: str | os.PathLike[str],
     images: str | os.PathLike[str],
@@ -113,7 +115,7 @@ def _look_up(where: Location) -> list[Any]:
     """Return size in bytes and modification time in ns since 1970 (if known), to detect changes."""
     (info,) = file_infos(Location(where.filesystem, "", where.root), [where.base])
     if why := missing(info):
-        raise DatasetError(f"the annotations {where.root}: {why}")
+        raise DatasetError(f"the file of annotations, {where.root}, {why}")
     return [info.size, info.mtime_ns]
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileType
 
 from mbaas.base.units import counted, some
+from mbaas.base.validation import knows_names
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.listing import Listing, listed_once
 from mbaas.dataset.storage.faults import dataset_errors, message_of
@@ -64,6 +65,7 @@ _AUDIO = _FileKind("read_audio", "audio files", "yes/1.wav, no/2.wav", AUDIO_EXT
 _ARRAYS = _FileKind("read_arrays", "arrays", "ill/1.npy, well/2.npy", ARRAY_EXTENSIONS)
 
 
+@knows_names
 def read_images(
     path: str | os.PathLike[str],
     *,
@@ -103,6 +105,7 @@ def read_images(
     return _list_tree(_IMAGES, path, filesystem, extensions, listing, classes=classes)
 
 
+@knows_names
 def read_audio(
     path: str | os.PathLike[str],
     *,
@@ -126,6 +129,7 @@ def read_audio(
     return _list_tree(_AUDIO, path, filesystem, extensions, listing, classes=classes)
 
 
+@knows_names
 def read_arrays(
     path: str | os.PathLike[str],
     *,
@@ -159,7 +163,7 @@ _COMPANIONS = (
 """Endings of notes, annotations, checksums and desktop files that are left out without a warning."""
 
 _MOST_WAYS = 1000  # paths from a class to one folder: twenty folders with two links each can make a million
-_CALLER = 6  # stack frames from a warning to the reader's caller: through `_list_tree`, `listed_once` and `make`
+_CALLER = 7  # stack frames from a warning to the reader's caller, through `_list_tree`, `listed_once` and `make`
 
 
 def _list_tree(

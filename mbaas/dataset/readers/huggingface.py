@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 
+from mbaas.base.validation import knows_names
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.encoded_column import Locate, Read, Source, read_encoded
 from mbaas.dataset.storage.faults import dataset_errors
@@ -31,6 +32,7 @@ _STATE, _SPLITS = "state.json", "dataset_dict.json"
 _BATCH_ROWS = 64  # rows of a table in memory unpacked at a time
 
 
+@knows_names
 def read_huggingface(
     path: Any,
     *,

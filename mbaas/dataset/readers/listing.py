@@ -182,7 +182,7 @@ def _refused(where: Location, why: str) -> DatasetError:
 
 # ---- shards: each is scanned once, so that its samples can be read at random later ----
 
-_CALLER = 6  # stack frames from a warning to the reader's caller, through `indexed_once`, `listed_once` and `make`
+_CALLER = 7  # stack frames from a warning to the reader's caller, through `indexed_once`, `listed_once` and `make`
 _BUFFER_BYTES = 16 << 10
 """Bytes read per header: small images are read with it and need no further request."""
 

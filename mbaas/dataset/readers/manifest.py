@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
 
+from mbaas.base.validation import knows_names
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import Columns, checked_fields
 from mbaas.dataset.readers.listing import Listing
@@ -27,6 +28,7 @@ _FORMATS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", "
 """Extension of a table -> its format."""
 
 
+@knows_names
 def read_manifest(
     path: str | os.PathLike[str],
     *,

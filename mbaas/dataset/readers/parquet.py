@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.fs
 
+from mbaas.base.validation import knows_names
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.encoded_column import Read, Source, read_encoded
 from mbaas.dataset.storage.location import Location, join, locate_shards, look_up
@@ -17,6 +18,7 @@ from mbaas.samples.fields import IMAGE
 _BATCH_ROWS = 64  # rows unpacked at a time
 
 
+@knows_names
 def read_parquet(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,

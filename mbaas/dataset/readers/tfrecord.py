@@ -11,12 +11,14 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow.fs
 
+from mbaas.base.validation import knows_names
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
 from mbaas.dataset.readers.listing import ShardSample, indexed_once
 from mbaas.errors import DatasetError
 
 
+@knows_names
 def read_tfrecord(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow.fs
 
+from mbaas.base.validation import knows_names
 from mbaas.dataset.base import Dataset
 from mbaas.dataset.readers.columns import checked_fields
 from mbaas.dataset.readers.listing import Omission, ShardSample, indexed_once
@@ -27,6 +28,7 @@ _CLS, _JSON = "cls", "json"
 _CLS_COLUMN = ".cls"  # differs from any JSON key, which may be "cls"
 
 
+@knows_names
 def read_webdataset(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,

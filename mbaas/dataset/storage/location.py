@@ -22,7 +22,7 @@ from pyarrow.fs import FileInfo, FileType
 
 from mbaas.base.progress import track
 from mbaas.dataset.storage.faults import dataset_errors, s3_attempts
-from mbaas.errors import ConfigError, DatasetError
+from mbaas.errors import ConfigError, DatasetError, shown
 
 IN_SHARD = "#"
 """Separates the shard's name from the member's name in the `uri` of a sample."""
@@ -87,8 +87,13 @@ def locate(uri: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None
     """Resolve a local path, a URI that `pyarrow.fs` supports, or, with `filesystem`, a path within it.
 
     Raises:
+        ConfigError: it is neither text nor a path.
         DatasetError: the URI is not supported, or its file system cannot be reached.
     """
+    given: object = uri  # or type checkers would report the check below as unnecessary
+    if not isinstance(given, str | os.PathLike):
+        hint = "; mbaas.read_manifest reads a table of files" if isinstance(given, list | tuple) else ""
+        raise ConfigError(f"expected a path or URI, got {shown(given)}{hint}")
     text = os.fspath(uri)
     is_local = "://" not in text if filesystem is None else isinstance(filesystem, pyarrow.fs.LocalFileSystem)
     # Surrogates are Python's form of a path with other bytes.
