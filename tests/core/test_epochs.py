@@ -266,6 +266,16 @@ def test_a_page_that_is_forgotten_is_deleted() -> None:
     assert table.take_changed() == {0: {}, MOST_PAGES: {PAGE_EPOCHS * MOST_PAGES: Shuffle(PAGE_EPOCHS * MOST_PAGES)}}
 
 
+def test_the_pages_that_changed_last_are_remembered() -> None:
+    """The first page lacks an epoch. When that begins, the page is the newest, so the second one is forgotten."""
+    written = {number: Shuffle(number) for number in range(1, PAGE_EPOCHS * MOST_PAGES)}
+    table = EpochTable(one_stream(BLOCKS, SAMPLES), written=written)
+    for number in (0, PAGE_EPOCHS * MOST_PAGES):
+        table.fix(number * BLOCKS, [])
+    table.forget([])
+    assert [page for page, epochs in table.take_changed().items() if not epochs] == [1]
+
+
 def test_an_epoch_under_a_wrong_number_is_a_bug() -> None:
     table = EpochTable(one_stream(BLOCKS, SAMPLES))
     table.adopt(resumed(5, OwnEpoch(4, 8), 1, Shuffle(2)), [])
