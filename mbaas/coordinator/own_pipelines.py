@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import pickle
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -46,7 +47,7 @@ class OwnPipelines:
         self._infos = {FEED_STREAM: info}
         self._own: dict[int, OwnPipeline] = {}
         self._numbers = {info.pipeline: FEED_STREAM}
-        self._adding: dict[str, asyncio.Lock] = {}
+        self._adding = WeakValueDictionary[str, asyncio.Lock]()  # kept by those that wait for it
 
     def recall(self) -> list[Stream]:
         """Return the streams of the pipelines that an earlier coordinator kept."""
@@ -100,7 +101,8 @@ class OwnPipelines:
                 f"a pickled pipeline may have up to {size(MOST_BYTES)}, this one has {size(len(payload))}: load large "
                 "tables in the function that uses them, or keep them in the object store"
             )
-        async with self._adding.setdefault(fingerprint, asyncio.Lock()):  # trials bring equal pipelines at once
+        # Trials bring equal pipelines at once.
+        async with self._adding.setdefault(fingerprint, asyncio.Lock()):
             if fingerprint in self._numbers:
                 return None
             supervision = self._supervision
@@ -127,7 +129,6 @@ class OwnPipelines:
         pipeline = self._own.pop(number)
         del self._infos[number]
         self._numbers = {fingerprint: each for fingerprint, each in self._numbers.items() if each != number}
-        self._adding.pop(pipeline.fingerprint, None)
         return own_pipeline_key(pipeline.fingerprint)
 
     def _enter(self, pipeline: OwnPipeline) -> Stream:

@@ -52,7 +52,7 @@ _COUNTERS = {
         "slower one must not fall behind, or another group has the staging memory. High: workers would not help; "
         "trials of like speed in one feed, or more staging_bytes, would."
     ),
-    "mbaas_rank_steps": "Steps of data-parallel trials, with the waits of all ranks compared.",
+    "mbaas_rank_steps": "Training steps of data-parallel trials for which the waits for data of all ranks are known.",
     "mbaas_uneven_rank_steps": (
         "Steps of mbaas_rank_steps whose waits for data differed between ranks by more than 10 % of the step. All "
         "ranks wait for the slowest, so a high share costs time; 0 is best."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import types
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from mbaas.coordinator import counters
 from mbaas.coordinator.counters import Counters, add
+from mbaas.coordinator.own_pipelines import OwnPipelines
 from mbaas.core import ledgers
 from mbaas.core.demand import DemandEstimator, Look
 from mbaas.core.layout import StagingLimits
@@ -17,6 +19,7 @@ from mbaas.core.ranks import RankTable
 from mbaas.core.staging import epochs
 from mbaas.core.staging import events as ev
 from mbaas.core.staging.state import StagingState
+from mbaas.errors import ConfigError
 from mbaas.samples.order import SampleOrder
 from mbaas.wire.blocks import BlockMeta
 from mbaas.wire.consumers import ConsumerName, ConsumerReport
@@ -124,3 +127,19 @@ def test_of_names_the_one_that_was_heard_of_last_stays(monkeypatch: pytest.Monke
     for name in ("a", "b", "a", "c"):
         add(sums, name, 1)
     assert sums == {"a": 2, "c": 1}
+
+
+def test_refused_pipelines_leave_nothing_behind() -> None:
+    async def look_at(dataset: Any, payload: bytes) -> None:
+        raise ConfigError("refused")
+
+    info: Any = types.SimpleNamespace(settings=None, pipeline="feeds")
+    supervision: Any = types.SimpleNamespace(
+        workers=types.SimpleNamespace(look_at=look_at), caches=types.SimpleNamespace(dataset_ref=None)
+    )
+    pipelines = OwnPipelines(info, supervision, trials=lambda: 1)
+    for number in range(3):
+        with pytest.raises(ConfigError, match="refused"):
+            asyncio.run(pipelines.add(str(number), b""))
+    assert not len(pipelines._adding)
+    assert pipelines.by_stream() == {}

@@ -120,7 +120,8 @@ def _decoded(rates: Rates, setup: Setup, memory_bytes: float) -> Iterator[Candid
     if found.enough_bytes > setup.cache_bytes:
         share = read_shares(rates, replace(keeping, cache_bytes=found.enough_bytes), steady=True).decoded
         kept = "all samples are" if share > 0.995 else f"{units.percent(share)} of samples are"
-        advice = f"{_about_cache(setup, found.enough_bytes)}, so that {kept} kept decoded"
+        option = "" if setup.decoded else " with cache_decoded: true"
+        advice = f"{_about_cache(setup, found.enough_bytes)}{option}, so that {kept} kept decoded"
         # Decoded samples can take more memory than all encoded ones, so this is a setting only if the node is known to
         # have enough memory.
         has_room = math.isfinite(memory_bytes) and found.enough_bytes <= memory_bytes

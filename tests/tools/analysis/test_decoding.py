@@ -131,6 +131,8 @@ def test_what_to_change() -> None:
     rates = decodable_rates()
     (bigger,) = [change for change in recommend(rates, Setup(cache_bytes=180e6)) if "cache" in change.advice]
     assert bigger.advice == "give the cache 500 MB instead of 180 MB, so that all samples are kept decoded"
+    encoded = [change.advice for change in recommend(rates, Setup(cache_bytes=180e6, decoded=False))]
+    assert any("500 MB instead of 180 MB with cache_decoded: true, so" in advice for advice in encoded), encoded
     assert bigger.kind == "purchase"
     assert bigger.speedup.value == pytest.approx(8.2)
     kinds = {
