@@ -13,11 +13,11 @@ from support import nursery
 
 ROOT = Path(__file__).parents[2]
 
-FORKING = {
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "forking"), str(ROOT)]),
-    nursery.MORE: "torch tune_integration",
-}
-"""Environment of a program whose Ray forks its workers. Each trial then saves the import of torch and Ray Tune."""
+FORKING = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "forking"), str(ROOT)])}
+"""Environment of a program whose Ray forks its workers."""
+
+FORKING_TRIALS = FORKING | {nursery.MORE: "torch tune_integration"}
+"""The same for a search: each trial then saves the import of torch and Ray Tune."""
 
 
 class Output(NamedTuple):
@@ -51,7 +51,7 @@ def run_program(
                 "TMPDIR": folder,
                 "HOME": folder,
                 "RAY_ADDRESS": ray_address,
-                **(FORKING if forks else {}),
+                **(FORKING_TRIALS if forks else {}),
             },
             capture_output=True,
             text=True,
