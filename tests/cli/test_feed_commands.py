@@ -38,6 +38,7 @@ from mbaas.cli.status import to_json
 from mbaas.errors import DatasetError, FeedRestartingError, ResourceError
 from mbaas.ray_cluster import connection
 from support.feeds import in_coordinator
+from support.pages import ROOT, block_with
 from support.waiting import wait_until
 
 SAMPLES = 203
@@ -83,6 +84,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serving(config: Path, cluster: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "mbaas", "serve", str(config), "--address", cluster, *arguments]
+
+
+def form(text: str) -> str:
+    """A text without what differs between runs: numbers with their units, paths, ids of nodes, line breaks."""
+    text = re.sub(r"(?<= of )/\S+(?=;)", "PATH", " ".join(text.split()))
+    return re.sub(r"\b[0-9a-f]{8}\b|\b\d[\d.,:]*( ?([kMG]?B|ms|s|min)\b)?", "#", text)
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +309,10 @@ def test_stop_from_elsewhere(served: Running, cluster: str) -> None:
     assert call("status", "--address", cluster).stdout.strip() == "no feed runs on this cluster"
     assert served.end() == 0
     assert served.lines[-1] == "feed 'train' ended: stopped from elsewhere\n"
-    assert any("train: 0 trials" in line for line in served.lines)
+    on_page = form(block_with(ROOT / "docs" / "how-to" / "serve.md", "$ mbaas serve feed.yaml").text)
+    for text in ("serves", "samples are cached", "train: 0 trials"):
+        line = next(line for line in served.lines if text in line)
+        assert form(line.replace("train", "photos")) in on_page
 
 
 @pytest.mark.meets_bugs
