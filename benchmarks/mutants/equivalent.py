@@ -24,6 +24,12 @@ EQUIVALENT: dict[str, str] = {
     ),
     "mbaas.core.staging.keeping Keeping._spans_of: len(cohort.active) < len(cohort.members) -> "
     "len(cohort.active) <= len(cohort.members)": "if all members are active, none rests",
+    "mbaas.core.staging.epochs EpochTable.forget: len(self._pages) <= MOST_PAGES -> len(self._pages) < MOST_PAGES": (
+        "then no page is too old, so none is forgotten, only slower"
+    ),
+    "mbaas.core.staging.epochs EpochTable.forget: self.number_of(block) + by -> self.number_of(block) - by": (
+        "the epochs before and after are the same two"
+    ),
     "mbaas.core.staging.turns Turns.of: 0.0 -> -1.0": "the current virtual time, which is at least 0, is greater",
     "mbaas.core.cluster.supervisor Supervisor.__init__: 0 -> 1": _GROWS,
     "mbaas.core.cluster.supervisor Supervisor.__init__: 0 -> -1": _GROWS,

@@ -266,6 +266,32 @@ def test_a_page_that_is_forgotten_is_deleted() -> None:
     assert table.take_changed() == {0: {}, MOST_PAGES: {PAGE_EPOCHS * MOST_PAGES: Shuffle(PAGE_EPOCHS * MOST_PAGES)}}
 
 
+def test_pages_near_the_epochs_of_kept_blocks_stay() -> None:
+    """The epochs before and after a kept block's stay, which may be on the page before or after."""
+    pages = MOST_PAGES + 14
+    written = {number: Shuffle(number) for number in range(PAGE_EPOCHS * pages)}
+    table = EpochTable(one_stream(BLOCKS, SAMPLES), written=written)
+    on_both_sides = PAGE_EPOCHS * 2, PAGE_EPOCHS * 9 - 1
+    on_one_page = PAGE_EPOCHS * 5 + 1, PAGE_EPOCHS * 12 - 2
+    kept = [number * BLOCKS for number in (*on_both_sides, *on_one_page)]
+    table.forget(kept)
+    gone = {*range(14)} - {1, 2, 5, 8, 9, 11}
+    assert table.take_changed() == {page: {} for page in gone}
+    assert [table.has_begun(page * PAGE_EPOCHS * BLOCKS) for page in range(15)] == [n not in gone for n in range(15)]
+    table.forget(kept)
+    assert not table.take_changed()
+
+
+def test_an_epoch_that_is_forgotten_is_not_waited_for() -> None:
+    table = EpochTable(one_stream(BLOCKS, SAMPLES), written={})
+    for page in range(MOST_PAGES + 1):
+        table.fix(page * PAGE_EPOCHS * BLOCKS, [])
+    assert not table.is_written(0)
+    table.forget([])
+    assert table.is_written(0)
+    assert not table.is_written(PAGE_EPOCHS * BLOCKS)
+
+
 def test_the_pages_that_changed_last_are_remembered() -> None:
     """The first page lacks an epoch. When that begins, the page is the newest, so the second one is forgotten."""
     written = {number: Shuffle(number) for number in range(1, PAGE_EPOCHS * MOST_PAGES)}

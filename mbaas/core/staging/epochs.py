@@ -200,7 +200,7 @@ class EpochTable:
         """Forget the shuffles of old epochs, except those near the epochs of ``kept`` blocks."""
         if len(self._pages) <= MOST_PAGES:
             return
-        near = {(self.number_of(block) + by) // PAGE_EPOCHS for block in kept for by in (-1, 0, 1)}
+        near = {(self.number_of(block) + by) // PAGE_EPOCHS for block in kept for by in (-1, 1)}
         gone = {page for page in [*self._pages][:-MOST_PAGES] if page not in near}
         self._pages = {page: None for page in self._pages if page not in gone}
         for number in [number for number in self._shuffles if number // PAGE_EPOCHS in gone]:
