@@ -11,8 +11,8 @@ from mbaas.cache.decoded_tier import HandIn
 from mbaas.cache.planner import Planner
 from mbaas.cache.slab import Compaction, Load, OtherForm, RowLocations, pack
 from mbaas.dataset.subsets import Draws, drawn_ids
-from mbaas.samples.order import SampleOrder
 from mbaas.samples.placement import ENCODED, PartRequest, PlacementHistory
+from support.orders import Order
 
 GROWTH = 3
 """Bytes of a decoded sample per byte in storage."""
@@ -57,7 +57,7 @@ class Node:
         self.check_every, self.events = check_every, 0
         self.lengths = np.array(lengths, dtype=np.int64)
         drawn = len(lengths) if draws is None else draws.samples
-        self.order = SampleOrder(drawn, seed=3, block_samples=block_samples, redrawn=draws is not None)
+        self.order = Order(drawn, seed=3, block_samples=block_samples, redrawn=draws is not None)
         self.placements = PlacementHistory(
             self.order, name, None if draws is None else lambda ids, epoch: drawn_ids(draws, epoch)[ids]
         )

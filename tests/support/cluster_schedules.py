@@ -30,8 +30,9 @@ from mbaas.core.cluster.supervisor import Supervisor
 from mbaas.core.layout import CREDIT
 from mbaas.core.staging import events as staging
 from mbaas.errors import PlacementUnknownError
-from mbaas.samples.order import Ids, SampleOrder, Shuffle
+from mbaas.samples.order import Ids
 from mbaas.samples.placement import NodeWeight, PartRequest, Placement, PlacementHistory
+from support.orders import Order
 
 TICK_S = 8.0
 """Period of the supervisor's ticks. The real coordinator ticks far more often; nothing depends on it."""
@@ -49,18 +50,6 @@ BLOCK_SAMPLES = 4
 
 STAGING_BYTES, SMALL_ROOM_BYTES = 100, 30
 """Staging budget, and the capacity of nodes with small object stores."""
-
-
-class Order(SampleOrder, frozen=True):
-    """A sample order that is computed once for all schedules."""
-
-    def sample_ids(self, block: int, shuffle: Shuffle | None = None) -> Ids:
-        return _ids(self, block, shuffle)
-
-
-@lru_cache(100_000)
-def _ids(order: Order, block: int, shuffle: Shuffle | None) -> Ids:
-    return SampleOrder.sample_ids(order, block, shuffle)
 
 
 class Homes(Placement, frozen=True):

@@ -31,7 +31,8 @@ from mbaas.samples.placement import PartRequest
 from mbaas.settings import Timeouts
 from mbaas.wire.consumers import Resumption, Start
 from support import cluster_schedules
-from support.cluster_schedules import BLOCK_SAMPLES, Cluster, Order
+from support.cluster_schedules import BLOCK_SAMPLES, Cluster
+from support.orders import Order
 from support.schedules import drawn_slack
 from support.system_trials import Answer, Checkpoint, Delivered, Part, Reply, Trial
 
