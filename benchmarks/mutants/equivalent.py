@@ -30,6 +30,7 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.staging.epochs EpochTable.forget: self.number_of(block) + by -> self.number_of(block) - by": (
         "the epochs before and after are the same two"
     ),
+    "mbaas.core.staging.rooms divide: 0 -> -1": "one byte less than three blocks of each is room for two, either way",
     "mbaas.core.staging.turns Turns.of: 0.0 -> -1.0": "the current virtual time, which is at least 0, is greater",
     "mbaas.core.cluster.supervisor Supervisor.__init__: 0 -> 1": _GROWS,
     "mbaas.core.cluster.supervisor Supervisor.__init__: 0 -> -1": _GROWS,
