@@ -97,6 +97,8 @@ def load(file: Path, *, name: str | None = None) -> FeedConfig:
     Raises:
         ConfigError: contains file, line, value and the expected value.
     """
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder; mbaas init {file} writes a feed file for its data")
     top = files.read(file)
     said = top.to(FeedFile, elsewhere=GROUPED, **({"name": name} if name is not None else {}))
     data = FeedData.of(top, said)

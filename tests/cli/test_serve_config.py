@@ -286,3 +286,6 @@ def test_command_ends_with_2(write: Write, tmp_path: Path) -> None:
     missing = mbaas("serve", tmp_path / "none.yaml")
     assert missing.returncode == 2
     assert missing.stderr == f"error: cannot read {tmp_path / 'none.yaml'}: No such file or directory\n"
+    folder = mbaas("serve", tmp_path)
+    assert folder.returncode == missing.returncode
+    assert f"{tmp_path} is a folder; mbaas init {tmp_path} writes a feed file" in " ".join(folder.stderr.split())

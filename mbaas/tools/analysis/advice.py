@@ -265,7 +265,8 @@ def _contention(rates: Rates, setup: Setup) -> str:
 def _waits(epoch: Epoch, setup: Setup) -> str:
     who, waits = _who(setup), epoch.waits
     if waits.all <= PROBLEM:
-        return f"Loading is not the problem: {who} for data only {units.percent(waits.all)} of the time"
+        share = f"only {units.percent(waits.all)}" if waits.all >= 0.01 else "less than 1 %"
+        return f"Loading is not the problem: {who} for data {share} of the time"
     return f"Loading is the problem: {who} for data {units.percent(waits.all)} of the time ({_parts(waits)})"
 
 

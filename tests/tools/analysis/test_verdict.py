@@ -32,8 +32,8 @@ def test_loading_is_not_the_problem() -> None:
     """Only the step of 1 ms +- 10 % counts: 1,000 steps take 909 ms to 1.11 s."""
     rates = round_rates(step=about(1000, 0.1), storage=line((1, 1e6)), prep=line((1, 1e4)))
     assert verdict(rates, Setup(trials=3)) == (
-        "Loading is not the problem: each of 3 trials waits for data only 0 % of the time, and the training step sets "
-        "the pace at 1 s an epoch (909 ms to 1.11 s); use accelerators that are twice as fast, and an epoch takes "
+        "Loading is not the problem: each of 3 trials waits for data less than 1 % of the time, and the training step "
+        "sets the pace at 1 s an epoch (909 ms to 1.11 s); use accelerators that are twice as fast, and an epoch takes "
         "500 ms (455 ms to 556 ms), 2 times as fast."
     )
 
@@ -41,7 +41,7 @@ def test_loading_is_not_the_problem() -> None:
 @pytest.mark.parametrize(
     ("spread", "start"),
     [
-        (0.01, "Loading is not the problem: the trial waits for data only 0 % of the time"),
+        (0.01, "Loading is not the problem: the trial waits for data less than 1 % of the time"),
         (0.2, "The measurements are too noisy for a verdict: the trial waits for data 0 % to 30 % of the time"),
     ],
 )
