@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -143,7 +143,7 @@ class Located:
         value = _given(self)
         if given and isinstance(value, dict):
             value = {**value, **given}
-        reader: TypeAdapter[Read] = _reader_of(kind)
+        reader: TypeAdapter[Read] = _reader_of(cast("Any", kind))  # mypy takes a class for not hashable
         try:
             # As JSON: for Python values, strict mode would reject lists as tuples, and mappings as models.
             return reader.validate_json(json.dumps(value, default=str), strict=True)
