@@ -31,7 +31,7 @@ DATA = synthetic(100, height=32, width=32)
 
 def test_a_name_is_served_once(plain, photos_data):
     own = rf"'plain' is already running, served by .* \(process {os.getpid()}\) of user .* on .*, since 20\d\d-.*"
-    ends = r"end that feed with `mbaas stop plain`, mbaas.stop\('plain'\) or .*replace=True"
+    ends = r"end that feed first: `mbaas stop plain`, or replace=True in Python"
     with pytest.raises(mbaas.FeedExistsError, match=own + ends):
         mbaas.serve("plain", photos_data, augmented(), batch_size=64)
 
