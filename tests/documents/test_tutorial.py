@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.pages import ROOT, block_with
-from support.programs import run_program
+from support.programs import FORKING_TRIALS, run_program
 
 LIMIT_S = 240
 
@@ -27,7 +27,7 @@ def run(text: str, here: Path, first: str = ON_2_CPUS) -> str:
     program = here / "pasted.py"
     shown = block_with(PAGE, text).text.replace("1200", str(SAMPLES)).replace("range(10)", f"range({EPOCHS})")
     program.write_text(first + shown)
-    return run_program(program, limit_s=LIMIT_S - 20, ray_address="", cwd=here, forks=True).stdout
+    return run_program(program, limit_s=LIMIT_S - 20, ray_address="", cwd=here, environment=FORKING_TRIALS).stdout
 
 
 @pytest.mark.slow

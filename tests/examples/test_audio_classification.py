@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from support.programs import ROOT, run_program
+from support.programs import FORKING_TRIALS, ROOT, run_program
 
 EXAMPLE = ROOT / "examples" / "audio_classification.py"
 LIMIT_S = 300
@@ -25,7 +25,7 @@ CHANCE = 1 / 5
     ids=["short", "whole"],
 )
 def test_it_learns_to_tell_sounds_apart(arguments: tuple[str, ...], trials: int, least: float) -> None:
-    out, _ = run_program(EXAMPLE, *arguments, limit_s=LIMIT_S - 20, removed="sounds*", forks=True)
+    out, _ = run_program(EXAMPLE, *arguments, limit_s=LIMIT_S - 20, removed="sounds*", environment=FORKING_TRIALS)
     accuracy = re.search(r"best trial: ([\d.]+)% validation accuracy", out)
     assert accuracy, out
     assert float(accuracy[1]) / 100 > least

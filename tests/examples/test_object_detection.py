@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from support.programs import ROOT, run_program
+from support.programs import FORKING_TRIALS, ROOT, run_program
 
 EXAMPLES = ROOT / "examples"
 LIMIT_S = 240
 
 
 def run(name: str, *arguments: str) -> str:
-    return run_program(EXAMPLES / name, *arguments, limit_s=LIMIT_S - 20, forks=True).stdout
+    return run_program(EXAMPLES / name, *arguments, limit_s=LIMIT_S - 20, environment=FORKING_TRIALS).stdout
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import ray
 import mbaas
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
-from support.programs import ROOT, run_program
+from support.programs import FORKING, ROOT, run_program
 
 LIMIT_S = 200
 MOST_CPU_S = 1.0
@@ -53,7 +53,8 @@ def test_the_second_program_has_its_first_minibatch_soon(ray_clean: None, feed_n
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_the_example_trains_in_programs_of_their_own() -> None:
-    out, err = run_program(ROOT / "examples" / "short_runs.py", "--epochs", "4", limit_s=LIMIT_S - 20, removed="mb*")
+    example, limit_s = ROOT / "examples" / "short_runs.py", LIMIT_S - 20
+    out, err = run_program(example, "--epochs", "4", limit_s=limit_s, removed="mb*", environment=FORKING)
     lines = out.splitlines()
     assert len(lines) == 3, err
     for line in lines:

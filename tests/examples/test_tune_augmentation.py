@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from support.programs import ROOT, run_program
+from support.programs import FORKING_TRIALS, ROOT, run_program
 
 EXAMPLE = ROOT / "examples" / "tune_augmentation.py"
 LIMIT_S = 300
@@ -26,7 +26,7 @@ def figures(title: str, out: str) -> list[float]:
 @pytest.mark.parametrize("scheduler", ["asha", pytest.param("pbt", marks=pytest.mark.long)])
 def test_trials_with_pipelines_of_their_own_share_what_is_decoded(scheduler: str) -> None:
     arguments = ("--trials", "4", "--epochs", "4", "--photos", str(PHOTOS), "--scheduler", scheduler)
-    out, _ = run_program(EXAMPLE, *arguments, limit_s=LIMIT_S - 20, removed="mb*", forks=True)
+    out, _ = run_program(EXAMPLE, *arguments, limit_s=LIMIT_S - 20, removed="mb*", environment=FORKING_TRIALS)
     _, _, trained, decoded = figures("one feed", out)
     assert trained >= 4 * 2 * PHOTOS  # each trial has two epochs at least
     assert decoded < 0.75

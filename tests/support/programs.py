@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from support import nursery
@@ -17,7 +19,7 @@ FORKING = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "forking")
 """Environment of a program whose Ray forks its workers."""
 
 FORKING_TRIALS = FORKING | {nursery.MORE: "torch tune_integration"}
-"""The same for a search: each trial then saves the import of torch and Ray Tune."""
+"""The same for a search: each trial then saves the imports of torch and Ray Tune."""
 
 
 class Output(NamedTuple):
@@ -34,12 +36,12 @@ def run_program(
     ray_address: str = "local",
     cwd: Path | None = None,
     removed: str = "tmp*",
-    forks: bool = False,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Output:
     """Run a Python program to its end, and return its output.
 
-    Fails if the program does, prints a traceback, or leaves files that match ``removed`` in its temporary folder. With
-    ``forks``, the program's Ray forks its workers.
+    Fails if the program does, prints a traceback, or leaves files that match ``removed`` in its temporary folder.
+    ``environment`` may be `FORKING` or `FORKING_TRIALS`.
     """
     with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ended = subprocess.run(
@@ -51,7 +53,7 @@ def run_program(
                 "TMPDIR": folder,
                 "HOME": folder,
                 "RAY_ADDRESS": ray_address,
-                **(FORKING_TRIALS if forks else {}),
+                **environment,
             },
             capture_output=True,
             text=True,
