@@ -592,6 +592,14 @@ class Loader:
         """The loader itself; trainers call `set_epoch` on this attribute."""
         return self
 
+    @property
+    def worker_init_fn(self) -> NoReturn:
+        """A loader has none. Ray Train's `prepare_data_loader` reads it first, to build a DataLoader for each rank."""
+        raise AttributeError(
+            "a loader has no worker_init_fn and needs no prepare_data_loader: get_loader already divides minibatches "
+            "among the ranks of Ray Train, and device= moves them; use the loader itself"
+        )
+
     def set_epoch(self, epoch: int) -> None:  # noqa: ARG002 - samplers shuffle by it
         """Start an epoch, or continue it after a restart; the order does not depend on ``epoch``.
 

@@ -243,3 +243,11 @@ def test_every_ledger_arrives_though_the_loop_never_sees_the_end(training):
                 next(loop)
         wait_until(lambda: len(finished(training, "counting")) == 3, "the ledgers have arrived")
     assert finished(training, "counting") == [(0, True), (1, True), (2, True)]
+
+
+def test_a_loader_that_ray_train_prepares_for_ranks_has_a_remedy(training):
+    """With several ranks, `ray.train.torch.prepare_data_loader` begins with this attribute."""
+    with join(training, "prepared for ranks") as loader:
+        assert not hasattr(loader, "worker_init_fn")
+        with pytest.raises(AttributeError, match=r"needs no prepare_data_loader: get_loader already divides"):
+            _ = loader.worker_init_fn
