@@ -58,11 +58,17 @@ class Transform(Parameters):
     Attributes:
         keeps_size: True if the result always has the image's size.
         needs_boxes: True if the parameters depend on the boxes of the image.
-        dali_limit: what only the cpu engine can do, such as "runs no Map"; "" if DALI runs the transform.
+        runs_on_dali: False if DALI lacks the transform. For images, DALI's results then get it, and all that follow, on
+            CPUs.
+        dali_limit: what the dali engine cannot do at all, such as "runs no Map"; "" if it can prepare the samples.
     """
 
     keeps_size: ClassVar[bool] = False
     needs_boxes: ClassVar[bool] = False
+
+    @property
+    def runs_on_dali(self) -> bool:
+        return True
 
     @property
     def dali_limit(self) -> str:
@@ -261,11 +267,11 @@ class ImageTransform(Transform, ABC):
 
 
 class CpuTransform(ImageTransform):
-    """A transform of images that only the cpu engine runs."""
+    """A random transform of images that DALI lacks."""
 
     @property
-    def dali_limit(self) -> str:
-        return f"runs no {type(self).__name__}"
+    def runs_on_dali(self) -> bool:
+        return False
 
 
 class WindowTransform(ImageTransform):

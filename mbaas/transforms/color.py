@@ -32,7 +32,7 @@ class ColorJitter(ImageTransform):
     The first three blend the image x with a reference r: ``clip(round(f * x + (1 - f) * r), 0, 255)``. The reference is
     black for brightness, the mean of the grey image for contrast, and the grey image for saturation. This matches
     torchvision, except that torchvision rounds down instead of to the nearest level. Hue is shifted in HSV, as in
-    torchvision. Only the cpu engine can change hue, because DALI uses another colour space.
+    torchvision; with the dali engine on CPUs, because DALI uses another colour space.
 
     Args:
         brightness: a number b >= 0 draws the factor from [max(0, 1 - b), 1 + b]; (low, high) is the range itself.
@@ -51,8 +51,8 @@ class ColorJitter(ImageTransform):
     keeps_size: ClassVar[bool] = True
 
     @property
-    def dali_limit(self) -> str:
-        return "does not change the hue" if self.turns_hue else ""
+    def runs_on_dali(self) -> bool:
+        return not self.turns_hue
 
     @property
     def turns_hue(self) -> bool:

@@ -208,9 +208,9 @@ class Pipeline:
     def cpu_only(self) -> Transform | None:
         """The first transform that only the cpu engine supports, if any.
 
-        For images this is a Map or a change of hue. For sound it is a Map after a MelSpectrogram, or a MelSpectrogram
-        with an odd ``n_fft``, ``n_fft`` below 4, or a ``power`` other than 1 or 2. Sound without a MelSpectrogram has
-        no work for DALI, so it is the decoder, as for all other arrays.
+        For images this is a Map, or padding that mirrors or repeats pixels. For sound it is a Map after a
+        MelSpectrogram, or a MelSpectrogram with an odd ``n_fft``, ``n_fft`` below 4, or a ``power`` other than 1 or 2.
+        Sound without a MelSpectrogram has no work for DALI, so it is the decoder, as for all other arrays.
         """
         first = next((index for index, each in enumerate(self.transforms) if isinstance(each, MelSpectrogram)), 0)
         return next((each for each in self.transforms[first:] if each.dali_limit), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import ray
 
@@ -17,7 +18,7 @@ from mbaas.settings import FeedOptions
 from mbaas.wire.samples import EngineProbe
 
 PLAIN = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(8)])
-HUED = T.Pipeline([T.DecodeImage(), T.ColorJitter(hue=(0.0, 0.1))])
+MAPPED = T.Pipeline([T.DecodeImage(), T.Map(np.fliplr, deterministic=True)])
 ROOM = EngineRoom(cpu_workers=4, dali_workers=2, gpus=1, is_shared=True)
 FAST_GPU = EngineProbe(WorkerRates(100.0, 5_000.0))
 SLOW_GPU = EngineProbe(WorkerRates(100.0, 50.0))
@@ -42,7 +43,7 @@ def decided(
     [
         ({"gpus": 0}, "cpu", "the cluster has no GPU"),
         ({"gpus": 4, "gpus_per_worker": 0}, "cpu", "gpus_per_worker=0 leaves workers no GPU"),
-        ({"pipeline": HUED}, "cpu", "DALI does not change the hue, and the pipeline has ColorJitter("),
+        ({"pipeline": MAPPED}, "cpu", "DALI runs no Map of images or spectrograms, and the pipeline has Map("),
         ({"engine": "cpu"}, "cpu", "engine='cpu' is set"),
         ({"engine": "dali", "gpus": 0}, "dali", "engine='dali' is set"),
         ({"dali_share": 0.6}, "dali", "dali_share=0.6 divides the images between DALI and CPUs"),

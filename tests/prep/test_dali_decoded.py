@@ -28,6 +28,9 @@ IMAGES = {
     "resize, jitter": (2, [T.DecodeImage(), T.Resize(66), CROP, T.ColorJitter(0.4, 0.4, 0.4)]),
     "all of it": (3, [T.DecodeImage(), T.Resize(66), T.CenterCrop(50)]),
     "any size": (2, [T.DecodeImage(max_pixels=9_000), T.Resize(66), FLIP]),
+    "some on CPUs": (1, [T.DecodeImage(), CROP, FLIP, T.ColorJitter(0.4, hue=0.1), T.RandomErasing(p=0.5)]),
+    "a crop on CPUs": (2, [T.DecodeImage(), T.Resize((48, 40)), T.RandAugment(), T.RandomCrop((48, 40), padding=4)]),
+    "all random ones on CPUs": (2, [T.DecodeImage(max_pixels=9_000), T.Resize(66), T.GaussianBlur(3), FLIP]),
     "too large by chance": (1, [T.DecodeImage(max_pixels=40_000), T.RandomZoomOut(p=0.9)]),
 }
 

@@ -67,6 +67,36 @@ def test_both_engines_agree_on_photographs(jpegs, name, device_id):
     assert np.percentile(error, 99) <= high
 
 
+LACKING = {
+    "hue": [T.ColorJitter(0.4, hue=0.2)],
+    "levels": [T.RandomGrayscale(0.5), T.RandomInvert(), T.RandomSolarize(99), T.RandomPosterize(3)],
+    "whole images": [T.RandomEqualize(), T.RandomAutocontrast(), T.RandomAdjustSharpness(3, p=0.9), T.GaussianBlur(5)],
+    "erasing": [T.RandomErasing(p=0.9, value=(1, 2, 3))],
+    "rotation": [T.RandomRotation(45)],
+    "larger": [T.RandomRotation(45, expand=True), T.CenterCrop((200, 180))],
+    "affine": [T.RandomAffine(20, translate=(0.1, 0.1), scale=(0.5, 2.0), shear=9, interpolation="bilinear")],
+    "perspective": [T.RandomPerspective(p=0.9)],
+    "policies": [T.RandAugment(), T.TrivialAugmentWide(), T.AugMix(), T.AutoAugment()],
+    "a window of equal size": [T.RandomInvert(), T.RandomCrop((200, 180), padding=30), T.RandomVerticalFlip()],
+}
+
+
+@every_device
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", LACKING)
+def test_what_dali_lacks_has_the_values_of_the_cpu_engine(photos, encode, name, threads, device_id):
+    """PNG images, cropped and flipped, are equal in both engines, so all that differs comes from later transforms."""
+    raw = [encode(photo[:220, :230], "PNG") for photo in photos] * 5
+    begin = [T.DecodeImage(), T.RandomCrop((200, 180), padding=8), T.RandomHorizontalFlip()]
+    pipeline = T.Pipeline([*begin, *LACKING[name]])
+    cpu, _ = prepare("cpu", pipeline, raw)
+    dali, bad = prepare("dali", pipeline, raw, threads=threads, device_id=device_id)
+    assert bad == []
+    assert dali.tobytes() == cpu.tobytes()
+    before, _ = prepare("dali", T.Pipeline(begin), raw, device_id=device_id)
+    assert (dali != before).any(axis=(1, 2, 3)).mean() > 0.3
+
+
 @every_device
 def test_both_engines_agree_on_odd_files(odd_files, device_id):
     raw = [raw for raw, _ in odd_files.values()]

@@ -17,6 +17,7 @@ PLAIN = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(8)])
 MAPPED = T.Pipeline([T.DecodeImage(), T.Map(same)])
 JITTERED = T.Pipeline([T.DecodeImage(), T.ColorJitter(0.4, 0.4, 0.4)])
 HUED = T.Pipeline([T.DecodeImage(), T.ColorJitter(hue=(0.0, 0.1))])
+MIRRORED = T.Pipeline([T.DecodeImage(), T.Pad(2, padding_mode="reflect")])
 
 DECODE, MELS = T.DecodeAudio(max_s=1), T.MelSpectrogram()
 SPECTROGRAMS = T.Pipeline([DECODE, T.Map(same), T.RandomCrop(900), MELS, T.AmplitudeToDB(), T.SpecAugment(1, 2, 1, 2)])
@@ -30,12 +31,13 @@ MAPPED_SPECTROGRAMS = T.Pipeline([DECODE, MELS, T.Map(same)])
         ("auto", PLAIN, 1, "cpu dali"),
         ("auto", MAPPED, 1, "cpu"),
         ("auto", JITTERED, 1, "cpu dali"),
-        ("auto", HUED, 1, "cpu"),
+        ("auto", HUED, 1, "cpu dali"),
         ("cpu", PLAIN, 1, "cpu"),
         ("cpu", MAPPED, 0, "cpu"),
         ("cpu", HUED, 1, "cpu"),
         ("dali", PLAIN, 0, "dali"),
         ("dali", PLAIN, 2, "dali"),
+        ("dali", HUED, 0, "dali"),
         ("auto", SPECTROGRAMS, 0, "cpu"),
         ("auto", SPECTROGRAMS, 1, "cpu dali"),
         ("cpu", SPECTROGRAMS, 1, "cpu"),
@@ -56,7 +58,7 @@ def test_what_cannot_run_is_refused():
     for gpus in (0, 1):
         for pipeline, limit, name in (
             (MAPPED, "runs no Map of images or spectrograms", "Map"),
-            (HUED, "does not change the hue", "ColorJitter"),
+            (MIRRORED, "pads with a colour only", "Pad"),
         ):
             says = rf"'dali' {limit}; use 'cpu' or 'auto' for a pipeline with {name}\("
             with pytest.raises(ConfigError, match=says):

@@ -130,10 +130,23 @@ def test_the_output_shape_is_known_where_the_transforms_fix_it(transforms, shape
     assert T.Pipeline([T.DecodeImage(), *transforms]).output_shape == shape
 
 
-def test_a_map_and_a_change_of_hue_are_for_the_cpu_engine_only():
-    crop, jitter, hue, own = T.RandomResizedCrop(8), T.ColorJitter(0.1, 0.1, 0.1), T.ColorJitter(hue=0.1), T.Map(same)
-    for transforms, cpu_only in [([crop, jitter, IMAGENET], None), ([jitter, hue, own], hue), ([own, hue], own)]:
+def test_a_map_and_mirrored_padding_are_for_the_cpu_engine_only():
+    crop, hue, own, pad = T.RandomResizedCrop(8), T.ColorJitter(hue=0.1), T.Map(same), T.Pad(1, padding_mode="reflect")
+    for transforms, cpu_only in [([crop, hue, IMAGENET], None), ([hue, own], own), ([pad, crop], pad)]:
         assert T.Pipeline([T.DecodeImage(), *transforms]).cpu_only is cpu_only
+
+
+def test_what_dali_lacks_is_random():
+    """So it comes after the deterministic prefix, whose result the engine keeps."""
+    lacking = [
+        *(T.RandomRotation(10), T.RandomAffine(10), T.RandomPerspective(), T.ColorJitter(hue=0.1), T.RandomGrayscale()),
+        *(T.RandomInvert(), T.RandomSolarize(128), T.RandomPosterize(4), T.RandomEqualize(), T.RandomAutocontrast()),
+        *(T.RandomAdjustSharpness(2), T.GaussianBlur(3), T.RandomErasing(), T.RandAugment(), T.TrivialAugmentWide()),
+        *(T.AutoAugment(), T.AugMix()),
+    ]
+    for transform in lacking:
+        pipeline = T.Pipeline([T.DecodeImage(), T.Resize((8, 9)), transform, T.CenterCrop(5)])
+        assert (transform.runs_on_dali, pipeline.cpu_only, pipeline.prefix) == (False, None, 2), transform
 
 
 def test_equal_settings_have_equal_fingerprints_and_others_do_not():

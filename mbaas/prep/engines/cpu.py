@@ -6,9 +6,9 @@ to end. Only the results of a Map have unknown sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import cv2
 import numpy as np
@@ -113,6 +113,10 @@ def _as_annotated(header: Header, height: int, width: int) -> Header:
     )
 
 
+SampleOf: TypeAlias = Callable[[ImagePart, int, "Array | None"], Array]
+"""Prepares the sample of a row, if possible in the given memory; see `CpuEngine._sample`."""
+
+
 class CpuEngine(Engine):
     """An engine that prepares images on the CPU, ``threads`` at a time. See `mbaas.prep.engines.Engine`."""
 
@@ -150,12 +154,13 @@ class CpuEngine(Engine):
         self._make(part, np.flatnonzero(part.results.good))
         return part.finish()
 
-    def _make(self, part: ImagePart, rows: NDArray[np.intp]) -> None:
-        """Prepare good samples of a block; those that cannot be prepared become bad."""
+    def _make(self, part: ImagePart, rows: NDArray[np.intp], sample: SampleOf | None = None) -> None:
+        """Prepare good samples of a block by ``sample``, by default `_sample`; those that it rejects become bad."""
+        sample = sample or self._sample
 
         def make(row: int) -> None:
             into = part.results.at(row)
-            part.results.put(row, self._sample(part, row, into), into)
+            part.results.put(row, sample(part, row, into), into)
 
         def work(number: int) -> None:
             row = int(rows[number])

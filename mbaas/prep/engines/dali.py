@@ -9,6 +9,9 @@ The cpu engine may also prepare a fixed share of all samples, so that CPUs and a
 time. Then only the cpu engine's samples are kept decoded. They save more CPU time per byte, and sending a file to a GPU
 is faster than sending an image.
 
+DALI runs the transforms up to the first one that it lacks. The cpu engine's code applies that one, and all that follow,
+to DALI's results.
+
 Damage inside a JPEG's entropy-coded data is found only by decoding. DALI then fills the rest with grey, while the cpu
 engine rejects the file. Both find truncated files.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -86,32 +90,46 @@ class DaliEngine(CpuEngine):
         self._for_dali = for_dali
         self._beside = ThreadPoolExecutor(1, "prep-beside")
         (stages,) = self._runs
-        # Number of stages (which begin after the decoder) in the deterministic prefix.
-        self._in_prefix = min(max(0, pipeline.prefix - 1), len(stages))
+        # Numbers of stages (which begin after the decoder) that DALI runs, and in the deterministic prefix. DALI runs
+        # the whole prefix, because all transforms that it lacks are random.
+        self._on_dali = next((k for k, (_, each) in enumerate(stages) if not each.runs_on_dali), len(stages))
+        self._in_prefix = min(max(0, pipeline.prefix - 1), self._on_dali)
+        later = [transform for _, transform in stages[self._on_dali :]]
+        self._is_whole = not later
+        # Otherwise a window would overwrite the pixels that it reads.
+        self._in_place = not any(isinstance(each, WindowTransform) for each in later)
         options: dict[str, Any] = {"threads": threads, "device_id": device_id, "limit": batch_pixels, "unit": "pixels"}
-        self._whole = _ImageGraph(stages, slice(None), **options)
+        self._whole = _ImageGraph(stages, slice(self._on_dali), **options)
         self._first = _ImageGraph(stages, slice(self._in_prefix), **options)
-        self._rest = _ImageGraph(stages, slice(self._in_prefix, None), decoded=True, **options)
+        self._rest = _ImageGraph(stages, slice(self._in_prefix, self._on_dali), decoded=True, **options)
         self._graphs = self._whole, self._first, self._rest
         self._kept_after = (self._in_prefix + 1,) if pipeline.prefix else ()
 
     def prepare(self, batch: Batch, out: NDArray[Any], keep: DecodedRows | None = None) -> Prepared:
         part = self._part(batch, out, keep)
         results, opened = part.results, self._opened(part)
+        made: dict[int, Image] = {}  # DALI's results outside of the final memory, if other transforms follow
+        place = results.at if self._in_place else None
 
         def take(row: int, image: NDArray[Any]) -> None:
-            results.attempt(row, results.put, row, image)
+            if self._is_whole:
+                results.attempt(row, results.put, row, image)
+            else:
+                made[row] = image.copy()
 
         good, takes = results.good, self._takes(part)
         files = {row: _bytes_of(part, row) for row in np.flatnonzero(good & takes).tolist() if row not in opened}
         working = self._beside.submit(self._make, part, np.flatnonzero(good & ~takes))
         try:
-            refused = self._whole.run_on(part, files, take, results.at)
+            refused = self._whole.run_on(part, files, take, place)
             going_on = {row: image for row, image in opened.items() if good[row] and takes[row]}
-            refused += self._run_rest(part, going_on, take, results.at)
+            refused += self._run_rest(part, going_on, take, place)
         finally:
             wait([working])  # because it writes to the block
         working.result()
+        if not self._is_whole:
+            begun = [row for row in (*files, *going_on) if row not in refused]
+            self._make(part, np.array(begun, np.intp), partial(self._completed, made))
         if self._for_dali is None:
             self._keep(part, [row for row in files if row not in refused and row not in results.bad])
         if refused:
@@ -121,6 +139,13 @@ class DaliEngine(CpuEngine):
     def close(self) -> None:
         self._beside.shutdown()
         super().close()
+
+    def _completed(self, made: Mapping[int, Image], part: ImagePart, row: int, into: NDArray[Any] | None) -> Image:
+        """Apply the remaining transforms to DALI's result for a sample, which is in ``made`` or already in ``into``."""
+        image = made.get(row, into)
+        assert image is not None, "DALI's result is neither delivered nor placed"
+        nothing_kept = DecodedRow(DecodedRows((), 0), row, 0)
+        return self._run(image, part.steps, row, into, nothing_kept, done=1 + self._on_dali)
 
     def _size_after_prefix(self, part: ImagePart, row: int) -> Size:
         height, width = sizes_after_all(part.sizes, part.steps[: self._in_prefix])[row].tolist()
@@ -148,8 +173,8 @@ class DaliEngine(CpuEngine):
     def _run_rest(
         self, part: ImagePart, decoded: Mapping[int, Image], take: Deliver, place: PlaceOf | None = None
     ) -> list[int]:
-        """Apply the random suffix to decoded samples; return the samples rejected by DALI."""
-        if self._in_prefix < len(part.steps):
+        """Apply DALI's part of the random suffix to decoded samples; return the samples rejected by DALI."""
+        if self._in_prefix < self._on_dali:
             return self._rest.run_on(part, decoded, take, place)
         for row, image in decoded.items():
             take(row, image)
@@ -174,7 +199,8 @@ class DaliEngine(CpuEngine):
 
         def compare(row: int, image: Image) -> None:
             made = part.results.at(row)
-            if made is None or not np.array_equal(image, made):
+            found = image if self._is_whole else self._completed({row: image.copy()}, part, row, None)
+            if made is None or not np.array_equal(found, made):
                 keep.drop(row)
 
         files = {row: _bytes_of(part, row) for row in rooms}
