@@ -24,7 +24,7 @@ from support.trials import Recorder, record_epoch
 from support.waiting import wait_until
 
 SAMPLES, SHARE = 150, 0.4
-PIPELINE = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(64), T.RandomHorizontalFlip()])
+PIPELINE = T.Pipeline([T.DecodeImage(), T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.ColorJitter(0.2, hue=0.1)])
 OPTIONS: dict[str, Any] = {
     "batch_size": 16,
     "prep_workers": 1,
