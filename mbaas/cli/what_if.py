@@ -90,7 +90,11 @@ def load(file: Path) -> tuple[Rates, Setup]:
     from mbaas.base import files
     from mbaas.model.rates import Rates, Setup
 
-    plain, wanted = files.read_json(file), f"{file} must be a file written by `mbaas analyze --save`"
+    wanted = f"{file} must be a file written by `mbaas analyze --save`"
+    try:
+        plain = files.read_json(file)
+    except ConfigError as error:  # for example a feed file
+        raise ConfigError(f"{error}; {wanted}") from None
     if lacking := [repr(key) for key in ("rates", "setup") if key not in plain]:
         raise ConfigError(f"{wanted}, it lacks {' and '.join(lacking)}")
     try:

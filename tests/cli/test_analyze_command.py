@@ -239,6 +239,7 @@ def test_a_file_that_is_no_analysis(tmp_path: Path, content: str, sentence: str)
     code, _, errors = run("what-if", file)
     assert code != 0
     assert sentence in errors
+    assert "a.json must be a file written by `mbaas analyze --save`" in errors
     assert "Error" not in errors
 
 
