@@ -9,7 +9,6 @@ YAML is version 1.1 with two corrections: 1e-3 is a number, and a date is a stri
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -143,7 +142,7 @@ class Located:
         value = _given(self)
         if given and isinstance(value, dict):
             value = {**value, **given}
-        reader: TypeAdapter[Read] = _reader_of(cast("Any", kind))  # mypy takes a class for not hashable
+        reader = validation.adapter_of(kind)
         try:
             # As JSON: for Python values, strict mode would reject lists as tuples, and mappings as models.
             return reader.validate_json(json.dumps(value, default=str), strict=True)
@@ -207,12 +206,6 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{file}: the file must hold a JSON object, got {_KINDS.get(type(found), 'null')}")
     return found
-
-
-@functools.cache
-def _reader_of(kind: Any) -> TypeAdapter[Any]:
-    """Return the reader of a class; making one takes a thousand times as long as reading a value."""
-    return TypeAdapter(kind)
 
 
 def read_value(kind: Any, text: str, *, name: str) -> Any:

@@ -13,6 +13,7 @@ import functools
 import inspect
 import itertools
 import textwrap
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
@@ -34,6 +35,11 @@ Made = TypeVar("Made")
 Returned = TypeVar("Returned")
 Value = TypeVar("Value")
 Accepted = TypeVar("Accepted")
+
+_PARSING = threading.RLock()
+"""Held while source code is parsed, by pydantic too: in CPython 3.11, ``ast.parse`` may fail in two threads at once."""
+
+_adapters: dict[type, TypeAdapter[Any]] = {}
 
 STRICT: ConfigDict = {
     "strict": True,
@@ -123,7 +129,7 @@ def options(*, within: str | None = None) -> Callable[[Class], Class]:
 
             try:
                 arguments = ArgsKwargs((), {**by_position, **given})
-                _checks_of(checked).validator.validate_python(arguments, self_instance=self)
+                adapter_of(checked).validator.validate_python(arguments, self_instance=self)
             except ValidationError as error:
                 # pydantic has no hook to replace its multi-line errors
                 known = [each.name for each in fields(checked)]
@@ -203,7 +209,8 @@ def descriptions_of(kind: type) -> dict[str, str]:
             if is_dataclass(hint) and name in each.__annotations__:
                 found[name] = (inspect.getdoc(hint) or "").partition("\n\n")[0]
         try:
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            with _PARSING:
+                (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         except OSError:
             continue
         assert isinstance(definition, ast.ClassDef)
@@ -213,11 +220,14 @@ def descriptions_of(kind: type) -> dict[str, str]:
     return found
 
 
-@functools.cache
-def _checks_of(kind: type) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
+def adapter_of(kind: type[Value]) -> TypeAdapter[Value]:
+    """Return pydantic's reader of a class, made once. Making one takes a thousand times as long as reading a value."""
+    with _PARSING:
+        if kind not in _adapters:
+            from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+            _adapters[kind] = TypeAdapter(kind)
+        return _adapters[kind]
 
 
 @dataclass(frozen=True)

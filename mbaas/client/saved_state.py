@@ -6,11 +6,10 @@ defines their contents, and a state is used only after it was validated complete
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -21,9 +20,6 @@ from mbaas.errors import ConfigError, StateError, shown
 from mbaas.samples.order import OwnEpoch, SampleOrder, Shuffle
 from mbaas.wire.consumers import FeedInfo, Resumption
 from mbaas.wire.samples import EngineName
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 _log = logging.getLogger(__name__)
 
@@ -105,14 +101,7 @@ class SavedState:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a loader's state."""
-    return _reader().json_schema()
-
-
-@functools.cache
-def _reader() -> TypeAdapter[SavedState]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(SavedState)
+    return validation.adapter_of(SavedState).json_schema()
 
 
 def read_state(state: object, *, info: FeedInfo, any_pipeline: bool = False) -> SavedState:
@@ -208,7 +197,7 @@ def _of_types(state: dict[Any, Any]) -> SavedState:
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"loader state must be plain JSON: {error}") from None
     try:
-        saved: SavedState = _reader().validate_json(text, strict=True)
+        saved = validation.adapter_of(SavedState).validate_json(text, strict=True)
     except ValidationError as error:
         details = validation.worst(error.errors(include_url=False))
         if not details["loc"]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import pydantic
 import pytest
 from pydantic import Field
 
-from mbaas.base import files
+from mbaas.base import files, validation
 from mbaas.base.units import Bytes, Seconds
 from mbaas.base.validation import options
 from mbaas.errors import ConfigError
@@ -276,3 +280,26 @@ def test_what_is_typed_and_is_no_value_is_refused(text: str) -> None:
 def test_a_typed_number_has_no_thousands_of_digits() -> None:
     with pytest.raises(ConfigError, match=r"cores must have at most 1,000 bits, got 20,000"):
         files.read_value(int, "0x" + "f" * 5000, name="cores")
+
+
+def test_the_reader_of_a_class_is_made_once_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In CPython 3.11, ``ast.parse``, by which readers find docstrings, may fail in two threads at once."""
+
+    @dataclass
+    class Read:
+        value: int
+
+    made = []
+
+    def slowly(kind: type) -> pydantic.TypeAdapter[Any]:
+        made.append(kind)
+        time.sleep(0.05)
+        return adapter(kind)
+
+    adapter = pydantic.TypeAdapter
+    monkeypatch.setattr(pydantic, "TypeAdapter", slowly)
+    with ThreadPoolExecutor(4) as threads:
+        readers = [*threads.map(validation.adapter_of, [Read] * 4)]
+    assert made == [Read]
+    assert len(set(map(id, readers))) == 1
+    assert readers[0].validate_json('{"value": 3}') == Read(3)

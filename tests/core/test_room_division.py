@@ -7,7 +7,7 @@ import pytest
 
 from mbaas.core.staging.rooms import divide, room_blocks
 from mbaas.core.staging.streams import Stream
-from tests.core.test_keeping import Table
+from tests.core.staged_blocks import Table
 
 AHEAD, SLACK = 5, 2
 """The layout's bounds."""

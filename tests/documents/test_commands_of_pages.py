@@ -8,18 +8,16 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import cv2
 import numpy as np
 import page_data
 import pytest
 import typer
-from typer.testing import CliRunner
+from command_output import run
 
 from benchmarks.__main__ import app as benchmarks_app
 from mbaas.cli import app as mbaas_app
-from mbaas.cli import console
 from support.pages import PAGES, ROOT, block_with, blocks_of, text_of
 
 RUN = (
@@ -143,15 +141,6 @@ def test_a_command_line_of_ray_that_is_not_taken_is_found(line: str, wrong: str)
 def test_a_benchmark_that_does_not_exist_is_found() -> None:
     assert misused(["costs", "--trials", "8"], "python -m benchmarks") == ""
     assert misused(["latest"], "python -m benchmarks").startswith("No such command 'latest'")
-
-
-def run(line: str) -> str:
-    """Run a command in this process, at the width of the documents, and return its output."""
-    # Setting COLUMNS has no effect: a console reads it when it is created, perhaps by an earlier test.
-    with mock.patch.object(console.out, "_width", 100):
-        ended = CliRunner().invoke(mbaas_app, shlex.split(line), env={"NO_COLOR": "1"})
-    assert ended.exit_code == 0, ended.output
-    return ended.stdout
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from command_output import run
 from rich.console import Console, RenderableType
-from test_commands_of_pages import run
 
 from mbaas.cli import analysis_view, chaos, what_if
 from mbaas.model.pace import predict
