@@ -35,31 +35,6 @@ def test_workers_share_nothing_but_the_process_that_imported(ray_clean: None) ->
         ray.kill(worker)
 
 
-PROGRAM = """
-import os
-import ray
-ray.init("{address}", namespace="another", log_to_driver=False, logging_level="ERROR")
-
-@ray.remote(num_cpus=0)
-class Worker:
-    def found(self):
-        return os.getppid(), ray.get_runtime_context().get_job_id()
-
-print(*ray.get(Worker.remote().found.remote()), ray.get_runtime_context().get_job_id())
-"""
-
-
-def test_workers_of_two_programs_have_one_parent_and_their_own_job(ray_clean: None) -> None:
-    worker = Worker.remote()  # type: ignore[attr-defined]
-    pid, *_ = ray.get(worker.drawn.remote(), timeout=60)
-    program = PROGRAM.format(address=ray.get_runtime_context().gcs_address)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    parent, job, driver = done.stdout.split()
-    assert int(parent) == psutil.Process(pid).ppid()
-    assert job == driver != ray.get_runtime_context().get_job_id()
-    ray.kill(worker)
-
-
 def test_a_program_forks_workers_if_its_environment_says_so() -> None:
     command = [sys.executable, "-c", "from ray._private.parameter import RayParams; print(RayParams().worker_path)"]
     done = subprocess.run(command, env=os.environ | FORKING, capture_output=True, text=True, check=True, timeout=60)

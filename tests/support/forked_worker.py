@@ -1,9 +1,9 @@
 """The program of Ray's worker processes in tests: they are forked from one that has imported Ray and mbaas.
 
 Ray starts a Python process for each actor, and a small feed would spend most of its CPU time on imports. Here, the
-first process that a raylet starts becomes a *nursery* (`support.nursery`), which imports Ray and mbaas and then forks
-workers. Later ones give it their arguments, environment and output files, and end. They import little, because each
-test starts several.
+first process that a raylet starts for a job becomes a *nursery* (`support.nursery`), which imports Ray and mbaas and
+then forks workers. Later ones give it their arguments, environment and output files, and end. They import little,
+because each test starts several.
 
 All clusters that tests start in their own process do so, and those of programs that run with
 `support.programs.FORKING`.
@@ -24,8 +24,8 @@ AGAIN_S = 0.01
 def main() -> None:
     here = sys.path.pop(0)  # this folder: its modules have common names
     with socket.socket(socket.AF_UNIX) as listener:
-        # Abstract, so it ends with its process. Workers of all jobs: Ray reads a worker's job when it connects.
-        address = f"\0mbaas-workers-{os.environ['RAY_RAYLET_PID']}"
+        # Abstract, so it ends with its process. One for each job: workers of another job exit before their first task.
+        address = f"\0mbaas-workers-{os.environ['RAY_RAYLET_PID']}-{os.environ['RAY_JOB_ID']}"
         while not is_bound(listener, address):
             try:
                 hand_over(address)
