@@ -93,7 +93,9 @@ def load(file: Path) -> tuple[Rates, Setup]:
     wanted = f"{file} must be a file written by `mbaas analyze --save`"
     try:
         plain = files.read_json(file)
-    except ConfigError as error:  # for example a feed file
+    except ConfigError as error:
+        if not file.is_file():  # a missing file is not a wrong one, such as a feed file
+            raise
         raise ConfigError(f"{error}; {wanted}") from None
     if lacking := [repr(key) for key in ("rates", "setup") if key not in plain]:
         raise ConfigError(f"{wanted}, it lacks {' and '.join(lacking)}")
