@@ -80,7 +80,7 @@ def choose_gpu(count: int, *, mark: str = "mbaas-prep-gpu") -> int:
 
 
 class SampleThreads:
-    """Threads that process samples one at a time. Not thread-safe itself: one call at a time."""
+    """Threads that process samples one at a time; calls of `run` may overlap."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

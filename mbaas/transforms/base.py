@@ -58,8 +58,8 @@ class Transform(Parameters):
     Attributes:
         keeps_size: True if the result always has the image's size.
         needs_boxes: True if the parameters depend on the boxes of the image.
-        runs_on_dali: False if DALI lacks the transform. For images, DALI's results then get it, and all that follow, on
-            CPUs.
+        runs_on_dali: False if DALI lacks the transform. It and all transforms after it are then applied on CPUs to
+            DALI's results.
         dali_limit: what the dali engine cannot do at all, such as "runs no Map"; "" if it can prepare the samples.
     """
 

@@ -97,6 +97,24 @@ def test_what_dali_lacks_has_the_values_of_the_cpu_engine(photos, encode, name, 
     assert (dali != before).any(axis=(1, 2, 3)).mean() > 0.3
 
 
+def test_the_images_that_cpus_complete_are_in_memory_a_batch_at_a_time(jpegs, monkeypatch):
+    """Whole photographs of a block could take gigabytes."""
+    pipeline, raw = T.Pipeline([T.DecodeImage(), T.RandomInvert(), T.RandomResizedCrop(64)]), jpegs * 8
+    engine, together = DaliEngine(pipeline, seed=0, batch_pixels=1), []
+    complete = engine._complete
+
+    def counted(part, images):
+        together.append(len(images))
+        complete(part, images)
+
+    monkeypatch.setattr(engine, "_complete", counted)
+    out = np.empty((len(raw), 64, 64, 3), np.uint8)
+    assert engine.prepare(Batch(raw, np.arange(len(raw)), 0, {}), out).bad == []
+    engine.close()
+    assert max(together) == 1
+    assert sum(together) == len(raw)
+
+
 @every_device
 def test_both_engines_agree_on_odd_files(odd_files, device_id):
     raw = [raw for raw, _ in odd_files.values()]

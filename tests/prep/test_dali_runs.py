@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -60,9 +61,9 @@ def test_each_sample_is_delivered_or_refused_once_whatever_fails(seed: int) -> N
     numbers = [np.full(1 + index % 3, index, np.int32) for index in range(SAMPLES)]
     delivered: dict[int, list[int]] = {}
 
-    def deliver(index: int, result: Any) -> None:
-        assert index not in delivered
-        delivered[index] = np.asarray(result).tolist()
+    def deliver(results: Mapping[int, Any]) -> None:
+        assert not delivered.keys() & results.keys()
+        delivered.update({index: np.asarray(result).tolist() for index, result in results.items()})
 
     refused = runs.run(taken, chance.integers(1, 9, SAMPLES), {"number": numbers}, deliver)
     assert sorted([*delivered, *refused]) == taken.tolist()
@@ -84,7 +85,12 @@ def test_a_batch_in_hand_is_forgotten_when_somebody_stops_in_the_middle() -> Non
 
     with pytest.raises(KeyboardInterrupt):
         runs.run(np.arange(SAMPLES), ones, numbers(0), stop)
-    runs.run(np.arange(SAMPLES), ones, numbers(100), lambda _, result: seen.append(int(np.asarray(result)[0])))
+    runs.run(
+        np.arange(SAMPLES),
+        ones,
+        numbers(100),
+        lambda results: seen.extend(int(np.asarray(result)[0]) for result in results.values()),
+    )
     assert seen == [2 * (100 + index) for index in range(SAMPLES)]
     runs.close()
 
@@ -94,10 +100,9 @@ def test_two_batches_are_in_flight_while_the_results_of_one_are_delivered() -> N
     runs, seen, in_flight = Flaky(1, set(), limit=4, often=0.0), list[int](), list[int]()
     numbers = [np.full(1, index, np.int32) for index in range(SAMPLES)]
 
-    def deliver(index: int, _: Any) -> None:
-        seen.append(index)
-        if index % 4 == 0:
-            in_flight.append(len(runs.fed))
+    def deliver(results: Mapping[int, Any]) -> None:
+        seen.extend(results)
+        in_flight.append(len(runs.fed))
 
     refused = runs.run(np.arange(SAMPLES), np.ones(SAMPLES, np.int64), {"number": numbers}, deliver)
     assert refused == []
@@ -110,9 +115,7 @@ def test_a_failure_with_two_batches_in_flight_costs_only_these_a_second_run() ->
     """Either may be the cause. Both are run again alone, and the bad one is halved until its sample is found."""
     runs, seen = Flaky(1, {5}, limit=4, often=0.0), list[int]()
     numbers = [np.full(1, index, np.int32) for index in range(SAMPLES)]
-    refused = runs.run(
-        np.arange(SAMPLES), np.ones(SAMPLES, np.int64), {"number": numbers}, lambda index, _: seen.append(index)
-    )
+    refused = runs.run(np.arange(SAMPLES), np.ones(SAMPLES, np.int64), {"number": numbers}, seen.extend)
     assert refused == [5]
     assert seen == [index for index in range(SAMPLES) if index != 5]
     again = [indices for indices in runs.all_fed if 4 in indices or 8 in indices]
@@ -139,9 +142,7 @@ def test_only_a_batch_that_is_too_large_halves_the_limit(room: int, never: set[i
     runs, seen = Small(room, never), list[int]()
     numbers = [np.full(1, index, np.int32) for index in range(SAMPLES)]
     for _ in range(4):
-        refused = runs.run(
-            np.arange(SAMPLES), np.ones(SAMPLES, np.int64), {"number": numbers}, lambda index, _: seen.append(index)
-        )
+        refused = runs.run(np.arange(SAMPLES), np.ones(SAMPLES, np.int64), {"number": numbers}, seen.extend)
         assert {*refused} == never
     assert runs._limit == limit
     assert sorted(seen) == sorted(4 * [index for index in range(SAMPLES) if index not in never])

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn, math
 
-from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows
+from mbaas.prep.decoded import Decoded, DecodedRow, DecodedRows, sealed
 from mbaas.prep.engines import DEFAULT_MAX_PIXELS, Batch, EngineOf, Prepared
 from mbaas.prep.engines.cpu import CpuEngine, ImagePart
 from mbaas.prep.engines.dali_runs import Deliver, GraphInput, GraphRuns, PlaceOf, types
@@ -96,7 +96,7 @@ class DaliEngine(CpuEngine):
         self._in_prefix = min(max(0, pipeline.prefix - 1), self._on_dali)
         later = [transform for _, transform in stages[self._on_dali :]]
         self._is_whole = not later
-        # Otherwise a window would overwrite the pixels that it reads.
+        # A window must not write to the memory that it reads, so DALI's results must not be there.
         self._in_place = not any(isinstance(each, WindowTransform) for each in later)
         options: dict[str, Any] = {"threads": threads, "device_id": device_id, "limit": batch_pixels, "unit": "pixels"}
         self._whole = _ImageGraph(stages, slice(self._on_dali), **options)
@@ -108,14 +108,15 @@ class DaliEngine(CpuEngine):
     def prepare(self, batch: Batch, out: NDArray[Any], keep: DecodedRows | None = None) -> Prepared:
         part = self._part(batch, out, keep)
         results, opened = part.results, self._opened(part)
-        made: dict[int, Image] = {}  # DALI's results outside of the final memory, if other transforms follow
-        place = results.at if self._in_place else None
+        place, delivered = results.at if self._in_place else None, set[int]()
 
-        def take(row: int, image: NDArray[Any]) -> None:
+        def take(images: Mapping[int, Image]) -> None:
+            delivered.update(images)
             if self._is_whole:
-                results.attempt(row, results.put, row, image)
+                for row, image in images.items():
+                    results.attempt(row, results.put, row, image)
             else:
-                made[row] = image.copy()
+                self._complete(part, {row: sealed(image) for row, image in images.items()})
 
         good, takes = results.good, self._takes(part)
         files = {row: _bytes_of(part, row) for row in np.flatnonzero(good & takes).tolist() if row not in opened}
@@ -128,8 +129,8 @@ class DaliEngine(CpuEngine):
             wait([working])  # because it writes to the block
         working.result()
         if not self._is_whole:
-            begun = [row for row in (*files, *going_on) if row not in refused]
-            self._make(part, np.array(begun, np.intp), partial(self._completed, made))
+            placed = {*files, *going_on} - delivered - {*refused}
+            self._complete(part, {row: image for row in sorted(placed) if (image := results.at(row)) is not None})
         if self._for_dali is None:
             self._keep(part, [row for row in files if row not in refused and row not in results.bad])
         if refused:
@@ -140,12 +141,13 @@ class DaliEngine(CpuEngine):
         self._beside.shutdown()
         super().close()
 
-    def _completed(self, made: Mapping[int, Image], part: ImagePart, row: int, into: NDArray[Any] | None) -> Image:
-        """Apply the remaining transforms to DALI's result for a sample, which is in ``made`` or already in ``into``."""
-        image = made.get(row, into)
-        assert image is not None, "DALI's result is neither delivered nor placed"
+    def _complete(self, part: ImagePart, images: Mapping[int, Image]) -> None:
+        """Apply the transforms that DALI lacks, and all that follow, to its results."""
+        self._make(part, np.array([*images], np.intp), partial(self._completed, images))
+
+    def _completed(self, images: Mapping[int, Image], part: ImagePart, row: int, into: NDArray[Any] | None) -> Image:
         nothing_kept = DecodedRow(DecodedRows((), 0), row, 0)
-        return self._run(image, part.steps, row, into, nothing_kept, done=1 + self._on_dali)
+        return self._run(images[row], part.steps, row, into, nothing_kept, done=1 + self._on_dali)
 
     def _size_after_prefix(self, part: ImagePart, row: int) -> Size:
         height, width = sizes_after_all(part.sizes, part.steps[: self._in_prefix])[row].tolist()
@@ -176,8 +178,7 @@ class DaliEngine(CpuEngine):
         """Apply DALI's part of the random suffix to decoded samples; return the samples rejected by DALI."""
         if self._in_prefix < self._on_dali:
             return self._rest.run_on(part, decoded, take, place)
-        for row, image in decoded.items():
-            take(row, image)
+        take(decoded)
         return []
 
     def _keep(self, part: ImagePart, rows: Sequence[int]) -> None:
@@ -194,14 +195,16 @@ class DaliEngine(CpuEngine):
             if room is not None:
                 rooms[row] = room
 
-        def fill(row: int, image: Image) -> None:
-            np.copyto(rooms[row], image)
+        def fill(images: Mapping[int, Image]) -> None:
+            for row, image in images.items():
+                np.copyto(rooms[row], image)
 
-        def compare(row: int, image: Image) -> None:
-            made = part.results.at(row)
-            found = image if self._is_whole else self._completed({row: image.copy()}, part, row, None)
-            if made is None or not np.array_equal(found, made):
-                keep.drop(row)
+        def compare(images: Mapping[int, Image]) -> None:
+            for row, image in images.items():
+                made = part.results.at(row)
+                found = image if self._is_whole else self._completed({row: sealed(image)}, part, row, None)
+                if made is None or not np.array_equal(found, made):
+                    keep.drop(row)
 
         files = {row: _bytes_of(part, row) for row in rooms}
         refused = self._first.run_on(part, files, fill, rooms.get)

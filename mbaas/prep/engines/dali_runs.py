@@ -33,8 +33,8 @@ IN_FLIGHT = 2
 GraphInput: TypeAlias = Mapping[int, NDArray[Any]] | Sequence[NDArray[Any]] | NDArray[Any]
 """An input of a graph: item i belongs to sample i. Items of samples that are not prepared may be missing."""
 
-Deliver: TypeAlias = Callable[[int, NDArray[Any]], None]
-"""Called with a sample's index and its result."""
+Deliver: TypeAlias = Callable[[Mapping[int, NDArray[Any]]], None]
+"""Called with the results of samples of one batch, by sample index."""
 
 PlaceOf: TypeAlias = Callable[[int], "NDArray[Any] | None"]
 """Maps a sample's index to the memory for its result; None if not known yet."""
@@ -86,7 +86,7 @@ class GraphRuns:
             taken: indices of the samples to prepare, out of n.
             sizes: int64[n], size of each sample in ``unit``.
             feeds: name -> input of each of the n samples. DALI may read them in place.
-            deliver: called with a sample's index and its result, which is valid only during the call.
+            deliver: called with the results of each batch, which are valid only during the call.
             place: returns memory for a sample's result. A result on a GPU that fits is copied there instead of
                 delivered.
         """
@@ -203,8 +203,7 @@ class GraphRuns:
             left = self._put(results, indices, job.place)
         if left:
             on_host = results if self._device_id is None else results.as_cpu()
-            for position in left:
-                job.deliver(int(indices[position]), on_host.at(position))
+            job.deliver({int(indices[position]): on_host.at(position) for position in left})
 
     def _put(self, results: Any, indices: NDArray[np.intp], place: PlaceOf) -> list[int]:
         """Copy results from the GPU to their memory; return the positions of results that do not fit."""

@@ -10,7 +10,7 @@ Results that are not finite are prepared again by the cpu engine: DALI's masks t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,11 +79,12 @@ class DaliSoundEngine(ArrayEngine):
             channels = sound.size // len(sound)
             values[row] = self._mels.frames(len(sound)) * channels * (self._mels.n_fft // 2 + 1)
 
-        def take(row: int, made: Array) -> None:
-            if np.isfinite(made).all():
-                part.results.attempt(row, part.results.put, row, made)
-            else:
-                again.append(row)
+        def take(spectrograms: Mapping[int, Array]) -> None:
+            for row, made in spectrograms.items():
+                if np.isfinite(made).all():
+                    part.results.attempt(row, part.results.put, row, made)
+                else:
+                    again.append(row)
 
         self._threads.run(lambda row: part.results.attempt(row, decode, row), len(batch))
         taken = np.flatnonzero(values)
