@@ -235,7 +235,8 @@ def connect(address: str | None, *, start: bool) -> None:
     """
     named = address or os.environ.get("RAY_ADDRESS") or "auto"
     if named == "local" and not start:
-        raise NoClusterError('RAY_ADDRESS is "local", which names no cluster; unset it, or set it to host:port of one')
+        origin, omit = ("--address", "leave it out") if address else ("RAY_ADDRESS", "unset it")
+        raise NoClusterError(f'{origin} is "local", which names no cluster; {omit}, or set it to host:port of one')
     if named not in ("auto", "local"):
         _check_reachable(named)
     if named != "auto":

@@ -47,7 +47,7 @@ class OwnPipelines:
         self._infos = {FEED_STREAM: info}
         self._own: dict[int, OwnPipeline] = {}
         self._numbers = {info.pipeline: FEED_STREAM}
-        self._adding = WeakValueDictionary[str, asyncio.Lock]()  # kept by those that wait for it
+        self._adding = WeakValueDictionary[str, asyncio.Lock]()  # each lives while a call of `add` uses it
 
     def recall(self) -> list[Stream]:
         """Return the streams of the pipelines that an earlier coordinator kept."""

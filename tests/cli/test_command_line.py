@@ -106,6 +106,8 @@ def test_commands_find_no_cluster_if_each_program_has_its_own() -> None:
     done = CliRunner().invoke(app, ["status"], env={"COLUMNS": "200", "RAY_ADDRESS": "local"})
     assert done.exit_code == 1
     assert 'RAY_ADDRESS is "local", which names no cluster; unset it' in done.stderr
+    done = CliRunner().invoke(app, ["status", "--address", "local"], env={"COLUMNS": "200"})
+    assert '--address is "local", which names no cluster; leave it out' in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,10 @@ class Table:
         consumer.asked, consumer.released = True, cursor if released is None else released
         return consumer
 
-    def add_stream(self):
-        """Add a pipeline that a consumer brought, with blocks of the same size."""
-        self.consumers.streams[1] = Stream(1, 4, 1, lambda _: 10)
+    def add_stream(self, *, block_bytes=10):
+        """Add and return the stream of a pipeline that a consumer brought."""
+        self.consumers.streams[1] = stream = Stream(1, 4, 1, lambda _: block_bytes)
+        return stream
 
     def stage(self, *numbers):
         """Stage ready blocks."""

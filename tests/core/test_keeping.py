@@ -143,8 +143,7 @@ def test_the_lead_is_counted_from_the_nearest_cohort_before_the_block(number):
 
 def test_only_cohorts_with_the_same_pipeline_count_for_the_lead():
     table = Table()
-    table.add_stream()
-    first = table.consumers.streams[1].first
+    first = table.add_stream().first
     table.join("feeds", 2)
     table.join("own", first + 2)
     assert [table.keeping.lead(first + block) for block in (1, 6)] == [float("inf"), 4]

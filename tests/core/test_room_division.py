@@ -6,7 +6,6 @@ Blocks of the feed's pipeline have 10 bytes, those of a consumer's pipeline 30.
 import pytest
 
 from mbaas.core.staging.rooms import divide, room_blocks
-from mbaas.core.staging.streams import Stream
 from tests.core.staged_blocks import Table
 
 AHEAD, SLACK = 5, 2
@@ -16,7 +15,7 @@ AHEAD, SLACK = 5, 2
 def cohorts_of(*consumers):
     """Make the cohorts of consumers, each given as (stream, whether it has asked for a block) of all members."""
     table = Table()
-    table.consumers.streams[1] = own = Stream(1, 4, 1, lambda _: 30)
+    own = table.add_stream(block_bytes=30)
     for number, (stream, *asked) in enumerate(consumers):
         first = table.join(f"{number}", own.first if stream else 0)
         cohort = table.consumers.cohorts[first.cohort]
