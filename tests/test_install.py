@@ -15,6 +15,8 @@ from packaging.metadata import Metadata
 
 import mbaas
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 HEAVY = "torch", "nvidia.dali", "cv2", "matplotlib"
 """Modules that `import mbaas` leaves to the functions that use them."""

@@ -311,6 +311,7 @@ def test_a_file_with_a_number_out_of_bounds_is_told_what_it_must_be(wrong: str, 
         load(file)
 
 
+@pytest.mark.slow
 def test_the_schema_is_printed() -> None:
     run = [sys.executable, "-m", "mbaas", "serve", "--schema"]
     assert json.loads(subprocess.run(run, capture_output=True, check=True, text=True).stdout) == schema()

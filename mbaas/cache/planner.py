@@ -230,12 +230,14 @@ class Planner:
             self._forget(plan)
         loads: list[Load] = []
         for sequence in self.ahead.sequences:
-            while sequence.frontier <= sequence.head + self._depth:
+            # Called after every event: what a block needs is found out again only when there may be room for it.
+            while sequence.frontier <= sequence.head + self._depth and not self.ahead.waits_for_room(sequence):
                 request = self._own_ahead(sequence, sequence.frontier)
                 # A part with a plan is already being read; a part without missing samples is cached.
                 nothing = request in self._plans or (self.keeps_all and self._takes_all(sequence.stream))
                 nbytes = 0 if nothing else self._missing_bytes(request)
                 if nbytes and not self.ahead.fits(sequence, nbytes):
+                    sequence.lacked = sequence.frontier, nbytes
                     break  # even if a later, smaller block would fit: this one is needed first
                 sequence.frontier += 1
                 loads += self._schedule(request, sequence.pipeline, ahead=True) if nbytes else []

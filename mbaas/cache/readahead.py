@@ -35,6 +35,7 @@ class FetchSequence:
     shuffle: Shuffle | None = None  # shuffle of the head's epoch
     stream: StreamKey = PLAIN  # of its blocks
     pipeline: str = ""  # the one that the newest fetch was for
+    lacked: tuple[int, int] = (0, 0)  # the block that last had no room, and the bytes that it needed
 
     def covers(self, block: int, stream: StreamKey = PLAIN) -> bool:
         """Return whether this sequence scheduled the block and may still fetch it."""
@@ -89,6 +90,11 @@ class ReadAhead:
         own = sum(held.nbytes for held in self._held.values() if sequence.covers(held.block, held.stream))
         part = self.depth_bytes // len(self.sequences)
         return self.used_bytes + nbytes <= self.budget_bytes and (own == 0 or own + nbytes <= part)
+
+    def waits_for_room(self, sequence: FetchSequence) -> bool:
+        """Return whether the frontier block had no room, and still has none for the bytes that it needed then."""
+        block, nbytes = sequence.lacked
+        return block == sequence.frontier and nbytes > 0 and not self.fits(sequence, nbytes)
 
     def set_depth(self, depth_bytes: int) -> None:
         """Set the depth in bytes, clipped to the budget."""

@@ -351,3 +351,13 @@ def test_all_is_kept_where_the_last_sample_has_landed_too(cache: int, keeps_all:
             node.fill(slab)
         node.end(block)
     assert node.planner.keeps_all is keeps_all
+
+
+def test_a_block_without_room_is_read_ahead_as_soon_as_there_is_room() -> None:
+    """It has room for four blocks of 20 bytes."""
+    node = Node([5] * 4 * 100, block_samples=4, cache=0, readahead=80)
+    for block in range(10):
+        node.fetch(block)
+        assert {p.request.block for p in node.planner._plans.values()} == {*range(block + 1, block + 5)}
+        (sequence,) = node.planner.ahead.sequences
+        assert sequence.lacked == (block + 5, 20)

@@ -19,7 +19,7 @@ SAMPLES, BYTES = 2400, 10
 def node(share: float, *, readahead: int = 0, block_samples: int = 24) -> Node:
     """A node whose cache holds a part of 2,400 samples of 10 bytes."""
     cache = int(share * SAMPLES * BYTES)
-    return Node([BYTES] * SAMPLES, block_samples=block_samples, cache=cache, readahead=readahead, check_every=20)
+    return Node([BYTES] * SAMPLES, block_samples=block_samples, cache=cache, readahead=readahead, check_every=100)
 
 
 def blocks(of: Node, size: int, epoch: int) -> list[PartRequest]:

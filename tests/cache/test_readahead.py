@@ -90,3 +90,18 @@ def test_a_depth_below_the_budget_bounds_what_comes_and_not_what_is_held() -> No
     ahead.release(-1)
     ahead.set_depth(10)
     assert ahead.fits(sequence, 90), "one block is always read ahead, if the budget has room for it"
+
+
+def test_a_block_without_room_waits_until_there_is_room_for_it() -> None:
+    ahead = followed(0, budget_bytes=100)
+    sequence = ahead.sequences[0]
+    sequence.frontier = 2
+    ahead.hold(-1, block=1, nbytes=60)
+    assert not ahead.waits_for_room(sequence), "nothing is known of the block"
+    sequence.lacked = 2, 50
+    assert ahead.waits_for_room(sequence)
+    ahead.follow(2)
+    assert not ahead.waits_for_room(sequence), "the next block may need less"
+    sequence.lacked = 3, 50
+    ahead.release(-1)
+    assert not ahead.waits_for_room(sequence)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NAMES = {
     "Dockerfile", "aws.yaml", "grafana/feed.json", "grafana/search.json", "node.env", "onprem.yaml", "raycluster.yaml",

@@ -41,6 +41,7 @@ def test_help_of_the_module() -> None:
     assert mbaas("--version").stdout.startswith("mbaas 0.")
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy_and_a_feed_file_no_pandas() -> None:
     """Ray alone would double the time of help, and pandas that of a check's processes. The test checks the causes.
 

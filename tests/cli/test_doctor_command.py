@@ -39,6 +39,7 @@ def test_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert said.exit_code == ("problem" in found.values())
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:
     said = mbaas("doctor", "--address", "127.0.0.1:9", columns=300, RAY_TMPDIR=str(tmp_path / "ray"))
     assert said.returncode == 1
@@ -46,6 +47,7 @@ def test_a_cluster_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:
     assert "shared memory" in said.stdout  # this machine is looked at all the same
 
 
+@pytest.mark.slow
 def test_a_separate_cluster_per_program_is_no_problem() -> None:
     assert verdicts(mbaas("doctor", "--json", RAY_ADDRESS="local").stdout)["cluster"] == "ok"
 

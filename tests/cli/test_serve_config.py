@@ -277,6 +277,7 @@ def test_function_beside_the_file_reaches_workers_by_value(
     np.testing.assert_array_equal(fn(np.zeros((12, 16, 3), np.uint8), np.random.default_rng(0)), made)
 
 
+@pytest.mark.slow
 def test_command_ends_with_2(write: Write, tmp_path: Path) -> None:
     """The file is checked before Ray is contacted, and one sentence is all the output."""
     path = write(GOOD.replace("batch_size: 64", "batch_size: sixty"))

@@ -34,6 +34,7 @@ def test_a_token_that_nobody_spoke_of_is_shown_to_the_cluster_that_wants_it() ->
             ), refused.stdout
 
 
+@pytest.mark.slow
 def test_without_a_token_where_one_is_wanted_the_command_says_so() -> None:
     """Ray would end the program without a message."""
     with socket.create_server(("127.0.0.1", 0)) as listening:  # something listens; whether it is Ray is checked later

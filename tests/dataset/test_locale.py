@@ -69,6 +69,7 @@ def tar_of(path: Path, name: str) -> None:
         tar.addfile(member, io.BytesIO(b"tar!"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", [ascii_locale, latin1_locale])
 def test_names_with_accents_are_read_in_a_locale_that_is_not_utf_8(tmp_path: Path, locale: Any) -> None:
     root, places = tmp_path / "data/répertoire", tmp_path / "locales"

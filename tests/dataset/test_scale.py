@@ -21,6 +21,7 @@ import sys
 import time
 from typing import Any
 
+import pytest
 from generated_tree import IMAGES_PER_CLASS, NAME_BYTES, GeneratedTree
 from pyarrow.fs import PyFileSystem
 
@@ -53,6 +54,7 @@ def measure(num_images: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_listing_and_pickling_take_a_bounded_number_of_bytes_for_each_image() -> None:
     """Each image takes 32 bytes and its name; names exist twice while their chunks are joined.
 

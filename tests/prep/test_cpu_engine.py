@@ -317,6 +317,7 @@ def test_pixels_do_not_depend_on_the_number_of_threads(jpegs):
     assert all((out == made[0]).all() for out in made[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("transform", "loaded"), [("RandomResizedCrop(8)", True), ("CenterCrop(8)", False)])
 def test_an_engine_is_made_with_the_libraries_that_its_blocks_need(transform: str, loaded: bool) -> None:
     """On a busy machine, importing torch took longer than the time limit of a block.

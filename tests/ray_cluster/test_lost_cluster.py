@@ -57,6 +57,7 @@ except mbaas.MbaasError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left_in", ["RAY_ADDRESS", "file"])
 def test_an_address_that_a_cluster_left_is_found_out_at_once(tmp_path: Path, left_in: str) -> None:
     """Ray itself would try to connect for ten minutes."""

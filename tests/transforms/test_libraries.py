@@ -209,6 +209,7 @@ def test_albumentations_itself(images):
     np.testing.assert_array_equal(transform.fn(images[0], np.random.default_rng(5)), direct(image=images[0])["image"])
 
 
+@pytest.mark.slow
 def test_albumentations_in_another_process_and_other_threads(tmp_path):
     transform = T.Albumentations(composition())
     image = np.arange(40 * 40 * 3).reshape(40, 40, 3).astype(np.uint8)

@@ -188,6 +188,7 @@ print(T.Pipeline([T.DecodeImage(), T.Map(make(2))]).fingerprint)
 """
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_every_process():
     """Two Pythons with different hash seeds iterate over sets in different orders."""
     runs = [

@@ -20,7 +20,7 @@ from mbaas.tools.analysis.report import page
 
 BROWSER = shutil.which("chromium")
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium on the path")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="needs chromium on the path")]
 
 QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),

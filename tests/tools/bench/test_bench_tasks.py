@@ -107,6 +107,7 @@ def test_what_is_made_is_what_the_engine_makes(task: str, folder: Path) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["detection", "audio"])
 def test_rows_do_the_same_work(task: str, folder: Path) -> None:
     """P and a DataLoader make the same bytes. DALI has different operators, so only shapes and kinds agree."""

@@ -39,6 +39,7 @@ with TreeWatch(interval_s=0.01) as watch:
 """
 
 
+@pytest.mark.slow
 def test_a_busy_child_is_seen() -> None:
     # In a separate process: this one may have Ray clusters of other tests below it, and their memory varies.
     subprocess.run([sys.executable, "-c", LOOK], check=True, timeout=60.0)
@@ -67,6 +68,7 @@ def test_what_nobody_waits_for_is_counted_when_it_has_ended_and_nothing_is_count
     assert [cpu.seconds() for _ in range(4)] == [1 + 1 + 2, 1 + 4, 2 + 4, 2 + 4 + 1]
 
 
+@pytest.mark.slow
 def test_a_child_that_has_ended_is_counted() -> None:
     with TreeCpu() as cpu:
         subprocess.run([sys.executable, "-c", SPIN.format(s=0.4)], check=True)

@@ -76,6 +76,7 @@ def test_a_peer_of_another_environment_is_run_there(monkeypatch: pytest.MonkeyPa
     assert find_peers(["tf-data"], None)[0] == {}
 
 
+@pytest.mark.slow
 def test_an_environment_with_another_mbaas_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "__version__", "99.0")
     found, (sentence,) = find_peers(["ray-data"], None)

@@ -29,6 +29,7 @@ def test_both_formats_are_measured():
         assert -0.5 < result["loss"] < 10.0
 
 
+@pytest.mark.slow
 def test_a_path_that_is_too_long_for_sockets_is_one_sentence(tmp_path):
     done = measure_ready(RAY_TMPDIR=str(tmp_path / ("long" * 25)))
     assert done.returncode == 1

@@ -34,6 +34,7 @@ def test_a_search_by_a_scheduler_is_measured_in_each_way_to_get_minibatches() ->
         assert 0 < each["validation_prepared"] < 1
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_is_not_there_is_named() -> None:
     command = [sys.executable, "-m", "benchmarks", "searches", "--schedulers", "ASHA,Hyperband"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
@@ -41,6 +42,7 @@ def test_a_scheduler_that_is_not_there_is_named() -> None:
     assert "must be of FIFO, ASHA, HyperBand, PBT, got Hyperband" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_a_way_to_begin_that_is_not_there_is_named() -> None:
     command = [sys.executable, "-m", "benchmarks", "searches", "--starts", "later"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
