@@ -167,3 +167,39 @@ def test_a_worker_is_lent_from_a_machine_that_loses_nothing():
     feed.open("a", "b", "b", "b")
     feed.send(full("a", "b"))
     assert feed.supervisor.workers[feed.lend("other")].node == "b"
+
+
+def test_room_on_a_machine_itself_does_not_save_what_it_has_cached():
+    """b has no room for what a has, so both would lose samples, and the machine with more workers lends one."""
+    feed = Feed(own=4)
+    feed.open("a", "b", "b", "b")
+    feed.send(ev.CachesMeasured({"a": (60, 100), "b": (100, 100)}))
+    assert feed.supervisor.workers[feed.lend("other")].node == "b"
+
+
+def test_own_workers_are_away_from_their_loan_to_their_return():
+    """A borrowed worker and one that starts here are not."""
+    feed = Feed(own=3)
+    feed.open("a", "a", "b")
+    feed.borrow("a")
+    feed.send(ev.Scale(5))
+    assert feed.kinds(ev.StartWorker)
+    assert feed.supervisor.away == 0
+    first = feed.lend("other")
+    assert feed.supervisor.away == 1, "the other feed has not answered yet"
+    feed.send(ev.HandedOver(first, taken=True))
+    feed.lend("third")
+    assert feed.supervisor.away == 2
+    feed.send(ev.Offered(first, None))
+    assert feed.supervisor.away == 2, "it is on its way back"
+    feed.send(ev.WorkerStarted(feed.only(ev.TakeIn).worker, "a"))
+    assert feed.supervisor.away == 1
+
+
+def test_a_worker_that_leaves_needs_its_machine_no_more():
+    feed = Feed(own=3)
+    feed.open("a", "b", "b")
+    assert feed.supervisor.machines == {"a", "b"}
+    feed.send(ev.Lend("other"))
+    assert feed.supervisor.workers[feed.told(staging.WorkerLeaves)[0].worker].node == "a"
+    assert feed.supervisor.machines == {"b"}

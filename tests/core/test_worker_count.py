@@ -1,6 +1,6 @@
 """How many workers a feed has, and which ones start or end when that number changes."""
 
-from supervised_feeds import Feed
+from supervised_feeds import Feed, full
 
 from mbaas.core.cluster import events as ev
 from mbaas.core.cluster.supervised import RETRY_S
@@ -142,3 +142,29 @@ def test_the_reason_of_starts_that_fail_is_told_once_and_again_after_a_worker_wo
     feed.move_homes()
     feed.send(ev.StartFailed(fourth.worker, "no CPU"))
     assert len(feed.kinds(ev.Note)) == 1
+
+
+def test_an_idle_worker_whose_machine_is_needed_is_told_once_and_again_after_more_were_wanted():
+    """Two machines have full caches, so neither can be freed, and a's second worker is all that goes."""
+    feed = Feed(own=3)
+    feed.open("a", "a", "b")
+    feed.send(full("a", "b"))
+
+    def kept():
+        return [note.text for note in feed.kinds(ev.Note) if note.text.startswith("keeping")]
+
+    feed.send(ev.Scale(1))
+    assert [text.partition(":")[0] for text in kept()] == ["keeping 1 idle prep worker"]
+    feed.send(full("a", "b"))
+    assert not kept()
+    feed.send(ev.Scale(2))
+    assert not kept()
+    feed.send(ev.Scale(1))
+    assert len(kept()) == 1
+
+
+def test_instructions_of_an_event_stay_readable_after_a_bug():
+    feed = Feed(own=2)
+    feed.open("a", "a")
+    assert feed.send(ev.Lend("other"))
+    assert feed.supervisor.instructions == feed.said
