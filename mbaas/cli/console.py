@@ -347,9 +347,10 @@ def command(app: typer.Typer, panel: str | None = None) -> Callable[[Function], 
 
 def _with_help(function: Callable[..., Any]) -> inspect.Signature:
     """Return a function's signature, as for typer, with the descriptions in its docstring."""
-    hints, texts, parameters = get_type_hints(function, include_extras=True), described(function), []
-    for name, each in inspect.signature(function).parameters.items():
-        hint = hints[name]
+    texts, parameters = described(function), []
+    # Python 3.10's `get_type_hints` hides the options of a parameter whose default is None.
+    for name, each in inspect.signature(function, eval_str=True).parameters.items():
+        hint = each.annotation
         if name in texts:
             kind, *options = get_args(hint) if get_origin(hint) is Annotated else (hint,)
             option: Any = copy(options[0]) if options else typer.Option()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import median
 from typing import Any, ClassVar, Literal
 
@@ -52,11 +52,11 @@ class Quantity(AsJson):
     """
 
     value: float
-    _: KW_ONLY
-    low: float
-    high: float
-    unit: str
-    samples: int = 0
+    # Without `KW_ONLY`, which msgspec cannot read on Python 3.10.
+    low: float = field(kw_only=True)
+    high: float = field(kw_only=True)
+    unit: str = field(kw_only=True)
+    samples: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.low, self.value, self.high))):

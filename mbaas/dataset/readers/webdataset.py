@@ -312,7 +312,8 @@ class _Headers:
             # the same names in every locale
             tar: Any = tarfile.TarFile(fileobj=self._file, encoding=_ENCODING, errors=_ERRORS)
             at = start
-            while (found := tar.next()) is not None:
+            # Without any member, Python 3.10 would seek to a negative position.
+            for found in () if tar.firstmember is None else iter(tar.next, None):
                 tar.members = []  # it would keep all members
                 if found.size < 0 or not at < tar.offset <= nbytes:
                     what = f"the member {found.name!a} at byte {found.offset:,} would end at byte {tar.offset:,}"
