@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
@@ -578,3 +578,61 @@ def test_every_figure_of_a_ledger_is_checked(field):
 def test_what_is_no_report_is_refused():
     with pytest.raises(ConfigError, match="ConsumerReport must be `object`, got 'fine'"):
         sent("fine", ConsumerReport)
+
+
+class Middle(NamedTuple):
+    """Where a consumer is that began in the middle of block 1 of epoch 1: epochs have 4 blocks, of 10 samples in 3s."""
+
+    start: int = 6
+    own: OwnEpoch = OwnEpoch(5, 10, 4)
+    epoch: int = 1
+
+    def check(self) -> None:
+        value = Resumption(self.start, self.own, self.epoch, Shuffle(self.epoch))
+        calls.resumption(value, SampleOrder(10, seed=0, block_samples=3))
+
+
+@pytest.mark.parametrize(("start", "epoch"), [(5, 1), (7, 1), (8, 1), (8, 2), (9, 2)])
+def test_who_began_in_the_middle_of_a_block_is_in_the_epoch_of_its_block_or_at_the_end_of_the_one_before(
+    start: int, epoch: int
+) -> None:
+    Middle(start, epoch=epoch).check()
+    for other in {0, 1, 2, 3} - {epoch} - ({1, 2} if start == 8 else set()):
+        with pytest.raises(ConfigError, match=f"resumed.epoch must be that of block {start} or of the one before"):
+            Middle(start, epoch=other).check()
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        (Middle(start=4), r"resumed.start must be in \[5, 9\], got 4"),
+        (Middle(start=10), r"resumed.start must be in \[5, 9\], got 10"),
+        (Middle(own=OwnEpoch(5, 9, 4)), "resumed.own_epoch must have 5 blocks"),
+        (Middle(own=OwnEpoch(5, 10, 3)), "resumed.own_epoch must have 4 blocks"),
+        (Middle(own=OwnEpoch(5, 10, 6)), "must begin in the block of position 6, got block 5"),
+        (Middle(own=OwnEpoch(5, 10, 10)), r"resumed.own_epoch.begin must be in \[0, 9\], got 10"),
+        (Middle(own=OwnEpoch(-3, 2, 4), start=1), "resumed.own_epoch.first must be in .*, got -3"),
+        (Middle(epoch=MOST_NUMBER // 4 + 1), f"resumed.epoch must be in .0, {MOST_NUMBER // 4}., got"),
+        (Middle(epoch=-1), "resumed.epoch must be in .*, got -1"),
+    ],
+)
+def test_a_place_that_contradicts_itself_is_refused(place: Middle, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        place.check()
+
+
+def test_cuts_lie_within_an_epoch_in_all_levels_of_a_shuffle() -> None:
+    plain = Shuffle(0)
+    calls.shuffle(Shuffle(0, (1, 9), Shuffle(0, (9,), plain)), 10)
+    for wrong in Shuffle(0, (10,), plain), Shuffle(0, (1,), Shuffle(0, (3, 10), plain)):
+        with pytest.raises(ConfigError, match=r"shuffle.cuts must be in \[1, 9\], got 10"):
+            calls.shuffle(wrong, 10)
+    many = Shuffle(0, tuple(range(1, MOST_WANTED + 2)), plain)
+    with pytest.raises(ConfigError, match=r"shuffle.cuts must hold at most"):
+        calls.shuffle(many, MOST_NUMBER)
+
+
+def test_limits_themselves_are_allowed() -> None:
+    assert calls.number("x", MOST_NUMBER) == MOST_NUMBER
+    assert len(calls.several("x", [0] * MOST_WANTED)) == MOST_WANTED
+    assert calls.thing("a" * MOST_NAME) == "a" * MOST_NAME
