@@ -124,3 +124,46 @@ def test_the_reason_names_who_can_use_the_form() -> None:
         kept.look(now, both, samples=SAMPLES, memory_bytes=PLENTY)
     assert "after 1 transform" in kept.reason(both)
     assert "2 of 2 pipelines" in kept.reason(both)
+    kept = KeptForm(replace(FIRST, form=ENCODED), is_new=True)
+    assert kept.reason(both) == "no decoded samples are kept from now on, for 2 pipelines together"
+
+
+def test_a_single_pipeline_that_a_consumer_brought_keeps_its_own_form() -> None:
+    assert chosen({"a": RESIZED_OTHERWISE}) == OTHER
+
+
+def test_a_form_of_one_pipeline_among_several_is_no_choice() -> None:
+    """Its form would leave 10 ms for both, whole images leave 16 ms, and 20 ms is all that they take."""
+    feeds = (costs(WHOLE, kilobytes=600, rest_ms=8), costs(SMALL, kilobytes=150, rest_ms=10))
+    others = (costs(WHOLE, kilobytes=600, rest_ms=8), costs(OTHER, kilobytes=150, rest_ms=0))
+    assert chosen({FEED_PIPELINE: feeds, "a": others}) == WHOLE
+
+
+@pytest.mark.parametrize(("rest_ms", "form"), [(5.3, SMALL), (5.2, WHOLE)])
+def test_a_form_changes_only_for_five_percent(rest_ms: float, form: int) -> None:
+    """The feed's form takes 1 ms with its own pipeline and 10 ms with the other; whole images take as long with both.
+
+    11 ms change to 10.4 ms, not to 10.6 ms.
+    """
+    whole = costs(WHOLE, kilobytes=600, rest_ms=rest_ms)
+    pipelines = {FEED_PIPELINE: (whole, FEEDS[1]), "a": (whole, costs(OTHER, kilobytes=300, rest_ms=1))}
+    assert chosen(pipelines, storage_s=0.0) == form
+
+
+@pytest.mark.parametrize(("storage_s", "changes"), [(0.008, True), (0.004, False)])
+def test_nodes_hear_of_more_pipelines_in_their_form_if_more_of_it_is_worth_keeping(
+    storage_s: float, changes: bool
+) -> None:
+    """There is memory for 60 % of the files, or for 40 % of the decoded samples.
+
+    At 8 ms for a read, one pipeline keeps 21 % decoded, and three keep 40 %. At 4 ms, 40 % are best for both.
+    """
+    first = replace(FIRST, costs=dataclasses.replace(FIRST.costs, storage_s=storage_s))
+    kept, room = KeptForm(first, is_new=True), {"samples": SAMPLES, "memory_bytes": 60e6}
+    three = dict.fromkeys((FEED_PIPELINE, "a", "b"), FEEDS)
+    assert kept.look(0.0, three, **room) is None
+    told = kept.look(STAY_S, three, **room)
+    assert (told is not None) == changes
+    assert kept.current is not None
+    assert kept.current.form == SMALL
+    assert kept.current.costs.encoded_s == pytest.approx(0.030 if changes else 0.010)
