@@ -8,6 +8,7 @@ from timed_staging import Search
 
 from mbaas.core.layout import (
     MOST_SLACK_BLOCKS,
+    StagingLimits,
     block_samples,
     blocks_in_flight,
     lay_out,
@@ -15,9 +16,10 @@ from mbaas.core.layout import (
     wanted_staging,
 )
 from mbaas.errors import ConfigError
+from mbaas.model.forms import SampleCosts
 from mbaas.samples.fields import LABEL, Field
-from mbaas.settings import FeedSettings, Scaling, Staging
-from mbaas.wire.samples import DecodedCosts, Probe, SampleSpec
+from mbaas.settings import FeedSettings, Scaling, Staging, Threads
+from mbaas.wire.samples import DecodedCosts, DecodedSamples, Probe, SampleSpec
 
 PHOTO = 224 * 224 * 3
 
@@ -332,3 +334,32 @@ def test_the_default_cache_has_room_for_the_measured_samples(decoded, needed):
     assert lay_out(dataclasses.replace(settings, sizes_cache=False), probe, ("a",), **of).cache_bytes == 2**30, (
         "an explicit size is unchanged"
     )
+
+
+def test_the_costs_of_decoded_samples_are_the_measured_ones_of_the_longest_form():
+    """Two nodes with two workers of three threads each; DALI prepares a quarter of the samples, which stay encoded."""
+    forms = (DecodedCosts(600e3, 0.004, 0.003, 500e6, 1), DecodedCosts(150e3, 0.005, 0.001, 100e6, 2))
+    threads = Threads(prep=3)
+    room = {"staging_bytes": 2**30, "cache_bytes": 2**30}
+    settings = FeedSettings(name="f", batch_size=64, engine="dali", dali_share=0.25, threads=threads, **room)
+    probe = Probe(PIPELINE.spec, 0.001, 0.02, forms)
+    of = {"num_samples": 1000, "is_random": True, "stored_samples": 500, "stored_bytes": 32e6, "identity": "made so"}
+    decoded = lay_out(settings, probe, ("a", "b", "a", "b"), **of).decoded
+    costs = SampleCosts(
+        encoded_bytes=64e3, decoded_bytes=150e3, encoded_s=0.005, decoded_s=0.001, storage_s=0.02, decodable=0.75
+    )
+    assert decoded == DecodedSamples("made so, form 2", 2, costs, threads=6, undecoded_share=0.25)
+
+
+def test_limits_that_are_below_the_smallest_are_refused():
+    StagingLimits(budget_bytes=1, ahead_blocks=1, slack_blocks=0)
+    for wrong, sentence in {"ahead_blocks": "at least 1, got 0", "slack_blocks": "at least 0, got -1"}.items():
+        with pytest.raises(ConfigError, match=f"{wrong} must be {sentence}"):
+            StagingLimits(**{"budget_bytes": 1, "ahead_blocks": 1, wrong: int(sentence.split()[-1])})
+
+
+@pytest.mark.parametrize(("pipelines", "samples"), [(3, 320), (4, 384)])
+def test_with_four_pipelines_or_more_each_gets_room_for_fewer_and_larger_blocks(pipelines, samples):
+    """600 MB have room for 4 blocks of each of three pipelines, of 332 photographs, or 2.5 of each of four, of 398."""
+    layout, settings = laid_out(staging_bytes=600_000_000)
+    assert own_block_samples(settings, layout, PIPELINE, pipelines, 1) == samples
