@@ -42,6 +42,8 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.cluster.supervisor Supervisor._fetch_back: False -> True": (
         "the next lines return it as a lent worker; only the note differs"
     ),
+    "mbaas.core.staging.scheduling Scheduler._next_block: len(self._consumers.streams) > 1 -> "
+    "len(self._consumers.streams) >= 1": "all blocks of a single stream have the same turn",
     "mbaas.core.staging.scheduling _OpenParts.nodes: "
     "for node in self._nodes if node in waiting -> for node in self._nodes": (
         "a node without open parts yields nothing, only later"

@@ -222,6 +222,21 @@ def test_a_pipeline_that_takes_ten_times_as_long_gets_no_more_time():
     assert made.count(2) == pytest.approx(10, abs=1)
 
 
+def test_workers_go_to_the_pipeline_that_had_least_of_their_time():
+    """Both trials always wait. A part takes 1 s with one pipeline and 10 s with the other, which gets one for ten."""
+    feed = Feed(budget=48)
+    feed.join("quick", 1), feed.join("slow")
+    seconds = [0.0, 0.0]
+    for _ in range(220):
+        for name in ("slow", "quick"):
+            feed.ask(name)
+        stream = feed.tasks[0].block >> STREAM_BITS
+        work_s = (10.0, 1.0)[stream]
+        feed.send(ev.TaskEnded(feed.tasks.pop(0).task, work_s=work_s))
+        seconds[stream] += work_s
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.1)
+
+
 def test_a_stream_has_the_weight_of_its_trials():
     """Seven trials share stream 1."""
     turns = Turns({1: 7, 2: 1}.__getitem__)
