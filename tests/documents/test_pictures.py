@@ -9,6 +9,7 @@ import ast
 import html
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -48,13 +49,18 @@ def strings_in(source: str) -> Iterator[str]:
             yield node.value
 
 
+@cache
+def known_words() -> set[str]:
+    """The words of all strings in mbaas."""
+    modules = (path.read_text() for path in (ROOT / "mbaas").rglob("*.py"))
+    return words_of(" ".join(re.sub(r"[^\w-]", " ", text) for module in modules for text in strings_in(module)))
+
+
 def unknown_words(svg: str) -> set[str]:
     """Words of a picture that no string in mbaas contains."""
-    modules = (path.read_text() for path in (ROOT / "mbaas").rglob("*.py"))
-    known = words_of(" ".join(re.sub(r"[^\w-]", " ", text) for module in modules for text in strings_in(module)))
     texts = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     shown = words_of(" ".join(html.unescape("".join(node.itertext())).replace("\xa0", " ") for node in texts))
-    return shown - known - {pictures.FEED}
+    return shown - known_words() - {pictures.FEED}
 
 
 def test_a_terminal_is_drawn_without_foreign_fonts() -> None:
