@@ -56,7 +56,7 @@ class _Rank:
         is_placed: whether its session's place in the stream is its own: it named the block, or has received a plan. A
             loader that joins first and loads its state later does neither with its first session.
         lease: end of its lease, which each of its calls extends.
-        leases: other rank -> end of that rank's lease at the start of this session.
+        leases: rank -> end of its lease when this session started.
         began: assigned first block of this session, if the session floats.
         is_alone: whether that block was assigned without the other ranks, which had started there and were gone.
     """
@@ -180,7 +180,7 @@ class RankTable:
         trial = self._trials.pop(report.group, _Trial())
         self._trials[report.group] = trial  # moved to the end: trials without ranks are forgotten from the front
         self._forgotten.discard(report.group)
-        leases = {number: rank.lease for number, rank in trial.ranks.items() if number != report.rank}
+        leases = {number: rank.lease for number, rank in trial.ranks.items()}
         trial.ranks[report.rank] = _Rank(report, report.cursor, is_placed=not report.floats, leases=leases)
         self._look()
 

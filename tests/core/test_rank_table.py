@@ -134,6 +134,12 @@ def test_ranks_that_were_let_in_at_different_epochs_begin_at_the_later(feed):
     assert feed.ask(exact, 2, NEWER).plan == RankPlan(("a", "b"), NEWER), "and for no other"
 
 
+def test_a_rank_begins_with_an_epoch_even_if_a_sister_resumes_in_the_middle_of_one(feed):
+    first, sister = feed.enter(0, "a"), feed.enter(1, "b", BLOCKS + 3, floats=False)
+    assert feed.ask(first).start == 0
+    assert feed.ask(sister, 1).start == BLOCKS + 3
+
+
 def test_who_comes_after_others_began_begins_where_they_did(feed):
     first, second = feed.enter(0, "a"), feed.enter(1, "b")
     assert feed.ask(first).start == 0
@@ -275,6 +281,60 @@ def test_a_rank_that_comes_back_ahead_of_its_sister_goes_on_with_its_own_next_ep
     assert feed.ask(back, 5).start == 4 * BLOCKS
 
 
+def test_a_sister_that_died_before_another_came_back_does_not_count_as_alive(feed):
+    """Her last heartbeat was after all ranks were last looked at, but before rank 0 returned."""
+    _, sister = begun(feed, 2)
+    feed.leases[sister.consumer, sister.session] += 1.0
+    back = feed.enter(0, "c", 3 * BLOCKS, due=2 * BLOCKS)
+    assert (feed.ask(back, 3).plan, feed.ask(back, 3).missing) == (None, (1,))
+
+
+def test_a_sister_that_returns_late_takes_her_share_of_an_epoch_that_was_begun_without_her(feed):
+    """Rank 0 is already in the next epoch, but nobody else reads rank 1's part of epoch 2."""
+    _, sister = begun(feed, 2)
+    back = feed.enter(0, "c", 3 * BLOCKS, due=2 * BLOCKS)
+    feed.leases[sister.consumer, sister.session] += 1.0
+    assert feed.ask(back, 3).start == 2 * BLOCKS
+    feed.cursors[back.consumer, back.session] = 3 * BLOCKS + 1
+    late = feed.enter(1, "d", 5 * BLOCKS)
+    assert feed.ask(late, 5).start == 2 * BLOCKS
+
+
+# ---- ranks that return alone ----
+
+
+@pytest.mark.parametrize("had_it", [(0, 1), (0,)], ids=["both had it", "it alone had it"])
+def test_a_rank_that_returns_alone_to_an_epoch_that_it_had_waits_for_the_others(feed, had_it):
+    """All ranks have left: the run starts again, and its ranks may be let in at a later epoch."""
+    reports = [feed.enter(rank, "ab"[rank]) for rank in range(2)]
+    for rank in had_it:
+        assert feed.ask(reports[rank]).start == 0
+    for report in reports:
+        feed.leave(report)
+    back = feed.enter(0, "a", 2 * BLOCKS)
+    orders = feed.ask(back, 2)
+    assert (orders.plan, orders.missing) == (None, (1,))
+
+
+def test_an_epoch_that_a_rank_began_again_is_owed_to_the_others_again(feed):
+    """Rank 0 returns, begins where rank 1 did, and is done before rank 1 returns."""
+    for report in [feed.enter(rank, "ab"[rank]) for rank in range(2)]:
+        assert feed.ask(report).start == 0
+    back = feed.enter(0, "c", 2 * BLOCKS)
+    orders = feed.ask(back, 2)
+    assert orders.start == 0
+    feed.leave(back)
+    assert feed.ask(feed.enter(1, "d", 3 * BLOCKS), 3) == orders
+
+
+def test_a_rank_that_began_with_the_others_is_ahead_like_one_that_named_its_block(feed):
+    slow, fast = (feed.enter(rank, "ab"[rank]) for rank in range(2))
+    for report in (slow, fast):
+        assert feed.ask(report).start == 0
+    feed.cursors[fast.consumer, fast.session] = 4 * BLOCKS + 1
+    assert feed.ask(structs.replace(slow, floats=False), 2).ahead == (1,)
+
+
 # ---- persisted plans and lost plans ----
 
 
@@ -374,12 +434,22 @@ def test_who_is_ahead_by_a_plan_that_is_lost_is_told_of(feed, aside):
     assert feed.ask(slow, 2).plan == RankPlan(("a", "b"), PLACEMENT), "the lost plan was left over from an earlier run"
 
 
-def test_a_sister_that_was_given_blocks_ahead_is_not_beyond_the_epoch_that_she_has_not_begun(feed):
+@pytest.mark.parametrize("done", [2 * BLOCKS - 1, 2 * BLOCKS], ids=["in its last block", "at its end"])
+def test_a_sister_that_was_given_blocks_ahead_is_not_beyond_the_epoch_that_she_has_not_begun(feed, done):
     """A call for blocks may have brought the first block of the next epoch too."""
     first, second = (feed.enter(rank, "a", BLOCKS, floats=False) for rank in range(2))
     feed.cursors[second.consumer, second.session] = 2 * BLOCKS + 1
-    feed.done[second.consumer, second.session] = 2 * BLOCKS - 1
+    feed.done[second.consumer, second.session] = done
     assert feed.ask(first, 1).plan is not None
+
+
+def test_a_rank_that_has_used_nothing_is_in_the_first_epoch_even_if_epochs_have_one_block(feed):
+    reports = []
+    for rank in range(2):
+        report = structs.replace(feed.enter(rank, "a", floats=False), blocks_per_epoch=1)
+        feed.ranks.enlist(report)
+        reports.append(report)
+    assert feed.ask(reports[0], 0).plan == RankPlan(("a", "a"), PLACEMENT)
 
 
 def test_of_trials_that_are_forgotten_nothing_stays_written_down(feed):
@@ -392,6 +462,57 @@ def test_of_trials_that_are_forgotten_nothing_stays_written_down(feed):
     gone = [kept.group for kept in feed.ranks.to_write() if not kept.plans]
     assert gone == [("t", 2, 1, ""), ("t", 2, 2, "")]
     assert feed.ranks.to_write() == []
+
+
+def forget_first(feed):
+    """Fill the table with later trials, so that the first one, of batch size 1, is forgotten; return its ranks."""
+    for trial in range(KEPT_TRIALS + 1):
+        ranks = [feed.enter(rank, "a", floats=False, batch_size=trial + 1) for rank in range(2)]
+        feed.ask(ranks[0])
+        for report in ranks:
+            feed.leave(report)
+    feed.ranks.trials()
+
+
+def test_a_trial_whose_deletion_could_not_be_written_down_is_deleted_the_next_time(feed):
+    forget_first(feed)
+    written = feed.ranks.to_write()
+    gone = [kept for kept in written if not kept.plans]
+    assert [kept.group for kept in gone] == [("t", 2, 1, "")]
+    feed.ranks.write_again(written)
+    assert [kept for kept in feed.ranks.to_write() if not kept.plans] == gone
+
+
+def test_a_forgotten_trial_that_returns_is_written_down_and_not_deleted(feed):
+    forget_first(feed)
+    ranks = [feed.enter(rank, "b", floats=False, batch_size=1) for rank in range(2)]
+    plan = feed.ask(ranks[0]).plan
+    assert [kept.plans for kept in feed.ranks.to_write() if kept.group == ranks[0].group] == [{0: plan}]
+
+
+def test_trials_that_ended_without_a_plan_do_not_push_out_those_that_have_one(feed):
+    ranks = [feed.enter(rank, "a", floats=False) for rank in range(2)]
+    plan = feed.ask(ranks[0]).plan
+    for report in ranks:
+        feed.leave(report)
+    for trial in range(KEPT_TRIALS + 1):
+        feed.leave(feed.enter(0, "a", size=3, batch_size=trial + 1))
+    ranks = [feed.enter(rank, "b", floats=False) for rank in range(2)]
+    assert feed.ask(ranks[0], 0, NEWER).plan == plan
+    assert {kept.group for kept in feed.ranks.to_write()} == {ranks[0].group}, "none of the others was written"
+
+
+def test_the_plan_of_an_epoch_to_which_a_rank_returned_is_kept_even_if_it_died_there_at_once(feed):
+    """Both ranks are in epoch 9 when rank 0 returns to epoch 3, where it did not ask for its plan before it died."""
+    slow, fast = (feed.enter(rank, "ab"[rank], floats=False) for rank in range(2))
+    plans = [feed.ask(slow, epoch).plan for epoch in range(10)]
+    for report in (slow, fast):
+        feed.cursors[report.consumer, report.session] = 9 * BLOCKS + 1
+    feed.ranks.trials()
+    feed.leave(feed.enter(0, "c", 3 * BLOCKS + 1, floats=False))
+    assert feed.ask(fast, 9).plan == plans[9]
+    back = feed.enter(0, "c", 3 * BLOCKS + 1, floats=False)
+    assert feed.ask(back, 3, NEWER).plan == plans[3]
 
 
 def test_plans_of_passed_epochs_are_forgotten(feed):
