@@ -11,6 +11,9 @@ _NO_CONSUMER = "without consumers no block is held, so its number has no effect"
 _ONLY_SLOWER = "after an event without changes, the skipped steps would find nothing to do, only slower"
 _NOTHING_TO_PART = "for a single trial `pace.best_split` finds no split"
 _ALL_ROOM = "the next check lets the same blocks through"
+_LAST_CUT = "cuts ascend and are above 0, so no other cut is wrong if the last one is right"
+_ONE_COHORT = "all of them are in one cohort, and therefore in one stream"
+_FALSY = "the caller treats None like an empty tuple"
 _EQUAL_PACES = "splitting trials of equal paces gains nothing, or less than splitting them all from the slower ones"
 
 EQUIVALENT: dict[str, str] = {
@@ -90,5 +93,19 @@ EQUIVALENT: dict[str, str] = {
     "mbaas.core.staging.pace best_split: "
     "paces[faster - 1] > paces[faster] -> paces[faster - 1] >= paces[faster]": _EQUAL_PACES,
     "mbaas.core.staging.pace best_split: 1 -> 0 (2)": "paces descend, so none is faster than the first",
+    "mbaas.core.staging.calls shuffle: 1 -> 2": _LAST_CUT,
+    "mbaas.core.staging.calls shuffle: 1 -> 0": _LAST_CUT,
+    "mbaas.core.staging.consumers Consumer.let_go_between: gap.stop > end -> gap.stop >= end": (
+        "the additional range is empty"
+    ),
+    "mbaas.core.staging.consumers ConsumerTable.__init__: 0.0 -> -1.0": (
+        "before the first measurement no trial's pace is known either, and the user's limit is longer"
+    ),
+    "mbaas.core.staging.consumers ConsumerTable.detach: 0 -> -1": _ONE_COHORT,
+    "mbaas.core.staging.consumers ConsumerTable.detach: 0 -> -1 (2)": _ONE_COHORT,
+    "mbaas.core.ranks RankTable.orders: 0 -> -1": "no epoch is below 0",
+    "mbaas.core.ranks RankTable._await_signs: return () -> return None": _FALSY,
+    "mbaas.core.ranks RankTable._await_signs: return () -> return None (2)": _FALSY,
+    "mbaas.core.ranks RankTable._look: 0 -> -1": "no plan is older than that of epoch 0",
 }
 """Key of a mutant (`mbaas.core.staging.window Window.fits: a <= b -> a < b`) -> reason for its equivalence."""

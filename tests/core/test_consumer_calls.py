@@ -632,6 +632,23 @@ def test_cuts_lie_within_an_epoch_in_all_levels_of_a_shuffle() -> None:
         calls.shuffle(many, MOST_NUMBER)
 
 
+def test_a_shuffle_has_at_most_the_deepest_number_of_levels() -> None:
+    """`nested` adds its levels to a plain one."""
+    calls.shuffle(nested(calls.DEEPEST - 1), 5)
+    with pytest.raises(ConfigError, match=f"at most {calls.DEEPEST} levels, got {calls.DEEPEST + 1}"):
+        calls.shuffle(nested(calls.DEEPEST), 5)
+
+
+@pytest.mark.parametrize("epoch", [ASIDE, ASIDE + 7])
+def test_only_an_epoch_aside_may_be_shuffled_like_another_one(epoch: int) -> None:
+    """It continues an epoch of the feed, whose shuffle it has; epochs have 4 blocks of up to 3 of 10 samples."""
+    order = SampleOrder(10, seed=0, block_samples=3)
+    calls.resumption(Resumption(4 * epoch + 2, OwnEpoch.at(4 * epoch, 4, 3), epoch, Shuffle(7)), order)
+    last = ASIDE - 1
+    with pytest.raises(ConfigError, match=f"resumed.shuffle must be of epoch {last}, got one of epoch 7"):
+        calls.resumption(Resumption(4 * last + 2, OwnEpoch.at(4 * last, 4, 3), last, Shuffle(7)), order)
+
+
 def test_limits_themselves_are_allowed() -> None:
     assert calls.number("x", MOST_NUMBER) == MOST_NUMBER
     assert len(calls.several("x", [0] * MOST_WANTED)) == MOST_WANTED

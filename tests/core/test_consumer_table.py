@@ -4,6 +4,7 @@ import pytest
 
 from mbaas.core.staging.pace import Group
 from mbaas.core.staging.transitions import ConsumerState
+from mbaas.samples.order import OwnEpoch
 from tests.core.staged_blocks import Table
 
 
@@ -63,3 +64,154 @@ def test_the_group_of_a_cohort_has_its_known_paces_fastest_first():
     assert list(cohort.paces().items()) == [("cat", 5.0), ("bob", 2.0)]
     assert cohort.group == Group(2, 2.0)
     assert (cohort.slowest, cohort.front) == (1, 3)
+
+
+def test_a_consumer_is_a_group_of_one_trial_with_its_pace():
+    ann = Table().join("ann", 0)
+    assert ann.group is None
+    ann.blocks_per_s = 3.0
+    assert ann.group == Group(1, 3.0)
+
+
+def test_trials_of_equal_paces_are_in_the_order_of_their_names():
+    """So that the same ones are split off whoever joined first."""
+    table = Table()
+    cohort = table.consumers.cohorts[table.join("zoe", 0).cohort]
+    for name in ("ann", "mia"):
+        table.join(name, 0, cohort=cohort)
+    for member in cohort.members:
+        member.blocks_per_s = 2.0
+    assert [*cohort.paces()] == ["ann", "mia", "zoe"]
+
+
+def rest(table, consumer):
+    table.consumers.rest(consumer)
+    return consumer
+
+
+def test_a_cohort_whose_members_all_rest_is_at_the_furthest_and_holds_what_that_one_holds():
+    table = Table()
+    near = table.join("near", 3, released=1)
+    cohort = table.consumers.cohorts[near.cohort]
+    far = table.join("far", 8, released=6, cohort=cohort)
+    assert (cohort.slowest, cohort.front, cohort.lowest_held) == (3, 8, 1)
+    rest(table, near)
+    rest(table, far)
+    assert (cohort.slowest, cohort.front, cohort.lowest_held) == (8, 0, 6)
+
+
+def test_blocks_before_skipped_ones_are_held_apart():
+    """The member holds blocks 1, 4 and 7 to 9; blocks from 7 on are next to its cursor."""
+    table = Table()
+    ann = table.join("ann", 10, released=1)
+    ann.skipped = (range(2, 4), range(5, 7))
+    cohort = table.consumers.cohorts[ann.cohort]
+    assert cohort.lowest_held == 7
+    assert cohort.held_apart() == [range(1, 2), range(4, 5)]
+
+
+def test_a_member_that_rests_and_holds_nothing_holds_nothing_apart():
+    table = Table()
+    ann = table.join("ann", 4, released=3)
+    bob = table.join("bob", 4, cohort=table.consumers.cohorts[ann.cohort])
+    cohort = table.consumers.cohorts[ann.cohort]
+    rest(table, bob)
+    assert cohort.held_apart() == []
+    rest(table, ann)
+    assert cohort.held_apart() == [range(3, 4)]
+
+
+def test_without_a_lead_a_block_is_prepared_while_any_of_the_slowest_waits_for_it():
+    table = Table()
+    ann = table.join("ann", 5)
+    cohort = table.consumers.cohorts[ann.cohort]
+    table.join("bob", 5, cohort=cohort)
+    cohort.ahead_blocks = 0
+    assert cohort.horizon == 5
+    ann.transition(ConsumerState.WAITING)
+    assert cohort.horizon == 6
+
+
+def test_for_visitors_nothing_is_prepared_beyond_the_epoch_that_ends_last():
+    """Epochs have 4 blocks, of which 5 and 6 are in progress. Prep may be 3 blocks ahead, that is, up to block 9."""
+    table = Table()
+    ann = table.join("ann", 6)
+    cohort = table.consumers.cohorts[ann.cohort]
+    bob = table.join("bob", 6, cohort=cohort)
+    assert cohort.horizon == 9
+    ann.is_visitor = bob.is_visitor = True
+    ann.own_epoch, bob.own_epoch = OwnEpoch(3, 7, 3), OwnEpoch(4, 8, 0)
+    assert cohort.horizon == 8
+
+
+def test_blocks_that_were_prepared_for_the_furthest_stay_when_a_slower_one_joins():
+    """The furthest is at block 5, and prep may be 3 blocks ahead of it; of the slowest, too, so it may start no more
+    than block 2.
+    """
+    table = Table()
+    fast = table.join("fast", 5)
+    cohort = table.consumers.cohorts[fast.cohort]
+    assert (cohort.horizon, cohort.ahead_end) == (8, 8)
+    table.join("slow", 0, cohort=cohort)
+    assert (cohort.horizon, cohort.ahead_end) == (3, 8)
+
+
+def test_blocks_are_useful_up_to_the_slack_and_the_lead_together():
+    """Prep may be 3 + 20 blocks ahead of a member at block 1, which is more than its next epoch, up to block 8."""
+    table = Table()
+    cohort = table.consumers.cohorts[table.join("ann", 1).cohort]
+    assert cohort.useful == range(1, 8)
+    cohort.slack_blocks = 20
+    assert cohort.useful == range(1, 24)
+
+
+@pytest.mark.parametrize(("epochs", "is_visitor"), [(1, True), (2, False)])
+def test_who_leaves_after_its_first_epoch_is_a_visitor_and_who_leaves_after_the_next_is_none(epochs, is_visitor):
+    table = Table()
+    ann = table.join("ann", 0)
+    for epoch in range(1, epochs):
+        ann.go_to(4 * epoch)
+        table.consumers.update_own_epoch(ann, None)
+    ann.go_to(4 * epochs)
+    table.consumers.note_leaving(ann)
+    assert table.consumers.expects_visitors == is_visitor
+
+
+def test_a_cohort_that_lost_members_is_measured_anew_before_it_is_split():
+    table = Table()
+    ann = table.join("ann", 0)
+    cohort = table.consumers.cohorts[ann.cohort]
+    bob = table.join("bob", 0, cohort=cohort)
+    cohort.uneven = frozenset({"ann"}), 1.0
+    apart = table.consumers.detach([bob], "it lags")
+    assert cohort.uneven is None
+    assert (cohort.members, apart.members, bob.apart) == ([ann], [bob], "it lags")
+
+
+def test_a_block_that_lacks_samples_is_due_when_any_consumer_of_its_pipeline_comes_near():
+    """Block 2 was delivered in the first epoch; "ann" is at the beginning of the second, and prep may go to block 6."""
+    table = Table(keeps_all=True)
+    table.add_stream()
+    table.join("other", 1 << 64)
+    assert not table.consumers.needs_anew(2, 2), "another pipeline does not need it"
+    table.join("ann", 4)
+    assert table.consumers.needs_anew(2, 2)
+    assert not table.consumers.needs_anew(2, 6), "it is of this epoch"
+
+
+def test_a_block_that_lacks_samples_stays_until_it_is_released():
+    """At block 8, "ann" holds blocks 5 to 7; block 6 is block 2 of the second epoch."""
+    table = Table(keeps_all=True)
+    ann = table.join("ann", 8, released=5)
+    assert not table.consumers.needs_anew(2, 2)
+    ann.let_go(7, 7)
+    assert table.consumers.needs_anew(2, 2)
+
+
+def test_a_block_that_lacks_samples_stays_for_a_consumer_that_repeats_its_call():
+    """It may have received block 6 before it asked for it again."""
+    table = Table(keeps_all=True)
+    ann = table.join("ann", 6)
+    assert table.consumers.needs_anew(2, 2)
+    ann.given = 7
+    assert not table.consumers.needs_anew(2, 2)
