@@ -1,4 +1,4 @@
-"""Consumers by node, stream and pace, and the blocks between those that one of them holds."""
+"""Consumers by node, stream and pace; gaps in what a consumer holds."""
 
 import pytest
 
@@ -133,7 +133,7 @@ def test_without_a_lead_a_block_is_prepared_while_any_of_the_slowest_waits_for_i
 
 
 def test_for_visitors_nothing_is_prepared_beyond_the_epoch_that_ends_last():
-    """Epochs have 4 blocks, of which 5 and 6 are in progress. Prep may be 3 blocks ahead, that is, up to block 9."""
+    """Both are at block 6, and prep may be 3 blocks ahead; their epochs end at blocks 7 and 8."""
     table = Table()
     ann = table.join("ann", 6)
     cohort = table.consumers.cohorts[ann.cohort]
@@ -145,9 +145,7 @@ def test_for_visitors_nothing_is_prepared_beyond_the_epoch_that_ends_last():
 
 
 def test_blocks_that_were_prepared_for_the_furthest_stay_when_a_slower_one_joins():
-    """The furthest is at block 5, and prep may be 3 blocks ahead of it; of the slowest, too, so it may start no more
-    than block 2.
-    """
+    """With 3 blocks of lead, blocks up to 7 are prepared for a member at block 5, and up to 2 for one at block 0."""
     table = Table()
     fast = table.join("fast", 5)
     cohort = table.consumers.cohorts[fast.cohort]

@@ -250,3 +250,75 @@ def test_prep_is_as_fast_as_all_workers_that_can_come():
     assert paces(a, **bounds).prep_per_s == 15.0, "no more are started"
     assert paces(a, **bounds, scales=True).prep_per_s == 45.0
     assert paces(a, **bounds, scales=True, pending=1).prep_per_s == 15.0, "the requested worker may never start"
+
+
+def test_a_trial_that_left_and_comes_back_has_no_pace_until_it_ends_a_step():
+    """It may have another model by then."""
+    estimator, members, told = DemandEstimator(), consumers(["a"]), []
+    for now, reports in (
+        (0.0, {}),
+        (WINDOW_S, {"a": report(100, wait_s=0, step_s=2)}),
+        (2 * WINDOW_S, {}),
+        (3 * WINDOW_S, {"a": report(0, wait_s=8, step_s=0, loader="two")}),
+    ):
+        look = Look(now, reports, 0, 0.0)
+        if (seen := estimator.observe(look, members, **BOUNDS)) is not None:
+            told.append(estimator.paces(look, seen, {}, scales=False, block_samples=10).trials)
+    assert told == [(TrialPace(("a",), 5.0),), (), ()]
+
+
+def test_trials_that_all_rest_are_expected_to_go_on():
+    """Between epochs they request nothing; prep still needs its workers a moment later."""
+    members = consumers(["a"])
+    members.rest(members.by_name["a"])
+    assert observed({}, {"a": report(100, wait_s=4, step_s=4)}, members).demand_per_s == 25.0
+
+
+def test_a_client_whose_sums_fall_back_is_not_stalled():
+    before = report(100, wait_s=6, fetch_s=5, step_s=2)
+    seen = observed({"a": before}, {"a": report(200, wait_s=9, fetch_s=1, step_s=4)}, consumers(["a"]))
+    assert seen.fetch_stall == 0.0
+
+
+def measured(*windows):
+    """Observations of windows, each (workers, machines, samples/s, worker-seconds of waiting) with busy workers."""
+    estimator, members = DemandEstimator(), consumers(["a"])
+    samples = prep_s = fetch_s = 0.0
+    estimator.observe(Look(0.0, {}, 0.0, 0.0), members, **BOUNDS)
+    seen = []
+    for number, (workers, machines, per_s, waited_s) in enumerate(windows, 1):
+        samples, prep_s, fetch_s = samples + per_s * WINDOW_S, prep_s + workers * WINDOW_S, fetch_s + waited_s
+        look = Look(number * WINDOW_S, {}, samples, prep_s, fetch_s)
+        seen.append(estimator.observe(look, members, **{**BOUNDS, "workers": workers}, machines=machines))
+    return seen
+
+
+def test_the_curve_of_prep_is_unknown_before_a_worker_was_measured():
+    assert measured((0, 0, 0.0, 0.0))[-1].prep is None
+    curve = measured((2, 1, 20.0, 0.0))[-1].prep
+    assert [curve.curve.rate(workers) for workers in (1, 4)] == [10.0, 40.0], "10 a second for each worker"
+
+
+def test_the_curve_of_prep_bends_as_measured_numbers_of_workers_do():
+    """2 workers prepare 20 samples a second, and 4 prepare 30: 5 more for each further one.
+
+    A window in which the number changed is not counted, so each number has two.
+    """
+    prep = measured((2, 1, 20.0, 0.0), (2, 1, 20.0, 0.0), (4, 1, 30.0, 0.0), (4, 1, 30.0, 0.0))[-1].prep
+    assert (prep.counts, prep.curve.rate(4), prep.curve.rate(6)) == (2, 30.0, 40.0)
+
+
+def test_as_many_workers_on_each_machine_are_the_same_number_on_more_machines():
+    prep = measured((2, 1, 20.0, 0.0), (2, 1, 20.0, 0.0), (4, 2, 40.0, 0.0), (4, 2, 40.0, 0.0))[-1].prep
+    assert prep.counts == measured((2, 1, 20.0, 0.0))[-1].prep.counts
+    assert prep.curve.rate(8) == 80.0
+
+
+def test_the_curve_of_prep_is_known_while_no_worker_is_up():
+    prep = measured((2, 1, 20.0, 0.0), (2, 1, 20.0, 0.0), (0, 0, 0.0, 0.0))[-1].prep
+    assert prep.curve.rate(2) == 20.0
+
+
+def test_fetch_is_as_fast_as_workers_that_wait_in_the_last_window():
+    """2 workers prepare for 8 s each and then wait 16 s in total: 2 x 160 samples / 32 s."""
+    assert measured((2, 1, 20.0, 50.0), (2, 1, 20.0, 16.0))[-1].fetch_per_s == 10.0

@@ -167,3 +167,71 @@ def test_nodes_hear_of_more_pipelines_in_their_form_if_more_of_it_is_worth_keepi
     assert kept.current is not None
     assert kept.current.form == SMALL
     assert kept.current.costs.encoded_s == pytest.approx(0.030 if changes else 0.010)
+
+
+def test_the_feeds_own_pipeline_alone_keeps_its_own_form_even_if_another_one_seems_shorter() -> None:
+    """Whole images leave nothing to do here, and smaller ones leave 5 ms."""
+    feeds = (costs(WHOLE, kilobytes=600, rest_ms=0), costs(SMALL, kilobytes=150, rest_ms=5))
+    assert chosen({FEED_PIPELINE: feeds}) == SMALL
+    assert chosen({"a": feeds}) == WHOLE
+
+
+def test_a_form_is_used_in_time_although_trials_come_and_go() -> None:
+    """Whole images are the best form from 0 s on, for two pipelines as for three."""
+    kept, room = KeptForm(FIRST, is_new=True), {"samples": SAMPLES, "memory_bytes": PLENTY}
+    two = {FEED_PIPELINE: FEEDS, "a": RESIZED_OTHERWISE}
+    assert kept.look(0.0, two, **room) is None
+    assert kept.look(STAY_S / 2, {**two, "b": RESIZED_OTHERWISE}, **room) is None
+    changed = kept.look(STAY_S, two, **room)
+    assert changed is not None
+    assert changed.form == WHOLE
+
+
+def test_a_restarted_coordinator_finds_the_form_of_several_pipelines() -> None:
+    kept, room = KeptForm(FIRST, is_new=False), {"samples": SAMPLES, "memory_bytes": PLENTY}
+    both = {FEED_PIPELINE: FEEDS, "a": RESIZED_OTHERWISE}
+    assert kept.look(0.0, both, **room) is None
+    told = kept.look(STAY_S, both, **room)
+    assert told is not None
+    assert told.form == WHOLE
+
+
+def test_where_storage_takes_as_long_with_either_form_the_one_that_saves_cpu_time_is_kept() -> None:
+    """There is memory for 60 % of the samples in any form. Reads take 0.4 x 100 = 40 ms with either one.
+
+    CPUs take (20 - 0.6 x 4) / 2 = 8.8 ms with smaller images, and (20 - 0.6 x 18) / 2 = 4.6 ms with whole ones: 44.6 ms
+    in place of 48.8 ms.
+    """
+    feeds = (costs(WHOLE, kilobytes=100, rest_ms=1), costs(SMALL, kilobytes=100, rest_ms=8))
+    assert chosen({FEED_PIPELINE: feeds, "a": feeds}, memory_bytes=60e6, storage_s=0.1) == WHOLE
+
+
+def test_a_form_with_a_shorter_epoch_is_kept_even_if_it_takes_more_time_of_all_resources() -> None:
+    """Eight pipelines take 8 x 3 / 2 = 12 ms of the CPUs from whole images.
+
+    From smaller ones, seven pipelines take 1 ms and one takes 10 ms: 8.5 ms. That one needs the file, which is read
+    meanwhile in 4 ms.
+    """
+    first = replace(FIRST, form=WHOLE, costs=dataclasses.replace(FIRST.costs, storage_s=0.004))
+    kept, room = KeptForm(first, is_new=True), {"samples": SAMPLES, "memory_bytes": PLENTY}
+    pipelines = {FEED_PIPELINE: FEEDS, **dict.fromkeys("abcdef", FEEDS), "z": RESIZED_OTHERWISE}
+    assert kept.look(0.0, pipelines, **room) is None
+    changed = kept.look(STAY_S, pipelines, **room)
+    assert changed is not None
+    assert changed.form == SMALL
+
+
+@pytest.mark.parametrize(("threads", "form"), [(2, ENCODED), (1, SMALL)])
+def test_with_fewer_threads_decoded_samples_are_worth_more_reads(threads: int, form: int) -> None:
+    """There is memory for all files, or for 60 % of the smaller images and the other files, as above.
+
+    Then 60 % of the files are read in 20 ms each: 12 ms. CPUs take 14.6 ms / threads, and 20 ms / threads without
+    decoded samples. So an epoch takes 12 or 10 ms with two threads, and 14.6 or 20 ms with one.
+    """
+    first = replace(FIRST, threads=threads, costs=dataclasses.replace(FIRST.costs, storage_s=0.02))
+    kept = KeptForm(first, is_new=True)
+    pipelines = {FEED_PIPELINE: FEEDS, "z": (costs(OTHER, kilobytes=5000, rest_ms=1),)}
+    for now in (0.0, STAY_S):
+        kept.look(now, pipelines, samples=SAMPLES, memory_bytes=130e6)
+    assert kept.current is not None
+    assert kept.current.form == form

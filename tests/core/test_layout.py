@@ -231,6 +231,8 @@ def test_a_feed_says_when_its_workers_have_no_room():
     )
     layout, settings = laid_out(nodes=("a",) * 4, staging_bytes=4 * each, num_samples=128)
     assert not layout.shortage(settings), "at most two epochs of two blocks are prepared at once"
+    layout, settings = laid_out(nodes=("a",) * 4, staging_bytes=4 * each - 1, num_samples=100)
+    assert "room for 3 blocks" in layout.shortage(settings), "the epoch's second block, of 36, is not the measure"
     whole = {"shuffle": False, "is_random": False, "staging_bytes": 4 * each, "num_samples": 256}
     layout, settings = laid_out(nodes=("a",) * 4, **whole)
     assert layout.keeps_all
@@ -320,6 +322,10 @@ def test_the_bounds_of_staging_are_those_of_the_feed():
         ((DecodedCosts(600e3, 0.004, 0.0039, 500e6, 1),), 64e6),  # saves 2.5 % of the CPU time, too little
         ((DecodedCosts(600e3, 0.004, 0.001, 500e6, 1),), 564e6),  # both forms, until all are decoded
         ((DecodedCosts(600e3, 0.004, 0.001, 5e9, 1),), 2**30),  # the default bounds it
+        (
+            (DecodedCosts(600e3, 0.004, 0.003, 500e6, 1), DecodedCosts(150e3, 0.005, 0.001, 100e6, 2)),
+            164e6,
+        ),  # the last form
     ],
 )
 def test_the_default_cache_has_room_for_the_measured_samples(decoded, needed):
@@ -331,6 +337,7 @@ def test_the_default_cache_has_room_for_the_measured_samples(decoded, needed):
     of = {"num_samples": 1000, "stored_samples": 1000, "stored_bytes": 64_000_000, "is_random": True}
     layout = lay_out(settings, probe, ("a",), **of)
     assert layout.cache_bytes == min(2**30, needed + layout.readahead_bytes)
+    assert layout.sized(settings) == dataclasses.replace(settings, cache_bytes=layout.cache_bytes)
     assert lay_out(dataclasses.replace(settings, sizes_cache=False), probe, ("a",), **of).cache_bytes == 2**30, (
         "an explicit size is unchanged"
     )
@@ -363,3 +370,29 @@ def test_with_four_pipelines_or_more_each_gets_room_for_fewer_and_larger_blocks(
     """600 MB have room for 4 blocks of each of three pipelines, of 332 photographs, or 2.5 of each of four, of 398."""
     layout, settings = laid_out(staging_bytes=600_000_000)
     assert own_block_samples(settings, layout, PIPELINE, pipelines, 1) == samples
+
+
+def test_blocks_of_own_pipelines_have_a_minibatch_even_if_more_trials_come_than_there_is_room_for():
+    """2 GB / 2.5 / 200 are 26 photographs. A budget of exactly three minibatches is enough."""
+    layout, settings = laid_out(staging_bytes=2 * 10**9)
+    assert own_block_samples(settings, layout, PIPELINE, 200, 1) == 64
+    layout, settings = laid_out(staging_bytes=3 * 64 * (PHOTO + 16))
+    assert own_block_samples(settings, layout, PIPELINE, 1, 1) == 64
+
+
+def test_own_pipelines_count_the_time_to_read_and_none_is_too_fast():
+    """1 ms to prepare + 4 ms to read: 200 samples a second, 3 x 64 = 192."""
+    layout, settings = laid_out(staging_bytes=2 * 10**9)
+    assert own_block_samples(settings, layout, replace(PIPELINE, sample_s=0.001, read_s=0.004), 1, 1) == 192
+    fastest = replace(PIPELINE, sample_s=0.0)
+    assert own_block_samples(settings, layout, fastest, 1, 1) == layout.order.block_samples
+
+
+def test_decoded_samples_of_empty_files_have_costs_too():
+    """The model of forms needs a size above 0."""
+    settings = FeedSettings(name="f", batch_size=64, staging_bytes=2**30, cache_bytes=2**30)
+    probe = Probe(PIPELINE.spec, 0.001, 0.0, (DecodedCosts(600e3, 0.004, 0.001, 500e6, 1),))
+    of = {"num_samples": 1000, "stored_samples": 1000, "stored_bytes": 0, "is_random": True}
+    decoded = lay_out(settings, probe, ("a",), **of).decoded
+    assert decoded is not None
+    assert decoded.costs.encoded_bytes == 1.0

@@ -108,3 +108,48 @@ def test_noise_moves_nothing() -> None:
     feed = Feed({"a": 200, "b": 200, "c": 200, "d": 200})
     feed.run(4 * 3600, lambda worker, now: 200 * rng.uniform(0.4, 1.6))
     assert feed.changes == []
+
+
+@pytest.mark.parametrize(
+    ("looks", "rate"),
+    [
+        # each look: (windows since the start, samples in windows of a sample a second)
+        (((0, 0), (1, 10), (2, 40)), 30),  # the look in the middle is exactly one window back
+        (((0, 0), (0.5, 10), (1, 40)), 40),  # it is half a window back
+        (((0, 0), (0.5, 10), (1, 40), (1.6, 70)), 60 / 1.1),
+    ],
+)
+def test_speeds_are_means_over_a_whole_window_at_least(looks: tuple[tuple[float, float], ...], rate: float) -> None:
+    speed_weights = SpeedWeights()
+    for windows, samples in looks:
+        now = windows * WINDOW_S
+        work = [Work("a", "one", samples * WINDOW_S, now)]
+        speed_weights.observe(work, now)
+    assert speed_weights.rebalance(work, now, because_off=False) == {"one": pytest.approx(rate)}
+
+
+def test_one_small_node_that_becomes_faster_gets_more() -> None:
+    """It had a tenth, and has 2 / 11 of the speed; the other nodes had 0.1 x 11 = 1.1 times what suits them."""
+    workers = "abcdefghij"
+    feed = Feed(dict.fromkeys(workers, 100.0) | {"a": 200.0})
+    feed.run(120)
+    assert len(feed.changes) == 1
+    assert "node-a has 10 % of the samples and 18 % of the speed" in feed.changes[0][1]
+    assert feed.shares["node-a"] == pytest.approx(2 / 11)
+
+
+def test_the_node_that_is_furthest_off_is_found_among_nodes_of_any_size() -> None:
+    """Six workers on one node have 60 % of the samples and 40 % of the speed, three 30 and 50 %, one 10 % of each."""
+    nodes = {**dict.fromkeys("abcdef", "large"), **dict.fromkeys("ghi", "middle"), "j": "small"}
+    speeds = {"large": 400 / 6, "middle": 500 / 3, "small": 100}
+    feed = Feed({worker: speeds[node] for worker, node in nodes.items()}, nodes)
+    feed.run(120)
+    ((_, reason),) = feed.changes
+    assert reason == "node large has 60 % of the samples and 40 % of the speed"
+    assert feed.shares == pytest.approx({"large": 0.4, "middle": 0.5, "small": 0.1})
+
+
+def test_a_busy_worker_that_has_finished_no_sample_is_not_judged() -> None:
+    feed = Feed({"a": 100, "b": 0})
+    feed.run(120)
+    assert feed.changes == []
