@@ -16,6 +16,9 @@ from mbaas.cli.console import AsJson, command, end_as_ctrl_c, err, group, line, 
 from mbaas.errors import ConfigError, MbaasError
 from mbaas.tools.bench import SAMPLES
 
+# Otherwise Ctrl-C ends the running search as if it were finished, and the next measurement begins.
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+
 app = group(name="python -m benchmarks")
 
 Found = TypeVar("Found")

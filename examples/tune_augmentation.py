@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 
-os.environ |= {  # set before Ray is imported: no boxes and warnings between the lines
+os.environ |= {  # set before Ray is imported: no boxes and warnings between the lines; Ctrl-C stops all searches
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 
 import argparse
