@@ -46,13 +46,10 @@ STEPS: dict[Mode, tuple[Step, ...]] = {
     "ranks-2": ("dataloader", "prep"),
     "ranks-4": ("dataloader", "prep"),
     "ranks-8": ("dataloader", "prep"),
-    "hyperband": ("dataloader", "prep-page-cache", "prep", "decoded"),
+    "hyperband": ("dataloader", "minio", "fetch", "prep-page-cache", "prep", "decoded"),
     "nodes": ("dataloader", "minio", "prep", "decoded"),
 }
 """Steps of the ladder in each mode. "fetch" needs several trials with pipelines of their own."""
-
-SEARCH_CACHED = 0.75
-"""The share of appendix C.2.3."""
 
 NODES = 2
 
@@ -226,11 +223,10 @@ class Plan:
         """List all cells, in running order. The references of a mode come first, because its stalls need them."""
         for mode in self.modes:
             steps = [step for step in STEPS[mode] if step in self.steps]
-            shares = (SEARCH_CACHED,) if mode == "hyperband" else self.cached
             if mode == "hyperband":
                 yield Cell(mode, "compute", None, 1.0)
             yield from (Cell(mode, step, None, 1.0) for step in steps)
-            for rate, cached, step in product(self.storage_bytes_per_s, shares, steps):
+            for rate, cached, step in product(self.storage_bytes_per_s, self.cached, steps):
                 yield Cell(mode, step, rate, cached)
 
 

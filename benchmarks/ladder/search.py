@@ -115,7 +115,9 @@ def _train(config: dict[str, Any]) -> None:
     """Train and report each epoch, until Tune stops the trial; resume from a checkpoint if there is one."""
     spec: TrialSpec = replace(config["spec"], trial=config["quality"])
     state = restored_state() or {"epoch": 0, "loader": None}
-    loader = get_loader(FEED, format="numpy", state=state["loader"]) if spec.step in FEED_STEPS else None
+    loader = None
+    if spec.step in FEED_STEPS:
+        loader = get_loader(FEED, format="numpy", pipeline=spec.pipeline, state=state["loader"])
     epoch = local_source(spec, state["epoch"]) if loader is None else feed_source(loader)
     training = Training(epoch, spec.workload)
     for number in itertools.count(state["epoch"] + 1):

@@ -81,6 +81,11 @@ class TrialSpec:
         """Seed of the trial's own order and transforms, if it has a DataLoader."""
         return self.workload.seed + 1000 * self.trial
 
+    @property
+    def pipeline(self) -> mbaas.Pipeline | None:
+        """The trial's own pipeline with "fetch"; None: the feed's."""
+        return Images().pipeline(self.trial) if self.step == "fetch" else None
+
 
 def faults(counts: EpochCounts) -> tuple[int, int]:
     """Return the samples that were absent from an epoch, and the deliveries after the first, summed over epochs."""
@@ -153,9 +158,8 @@ def source(spec: TrialSpec) -> Iterator[Epoch]:
         return
     if spec.ray_address:
         os.environ["RAY_ADDRESS"] = spec.ray_address
-    pipeline = Images().pipeline(spec.trial) if spec.step == "fetch" else None
     ranks: Any = {"rank": spec.rank, "world_size": spec.world_size} if spec.world_size > 1 else {}
-    with mbaas.join(FEED, spec.consumer, format="numpy", pipeline=pipeline, **ranks) as loader:
+    with mbaas.join(FEED, spec.consumer, format="numpy", pipeline=spec.pipeline, **ranks) as loader:
         yield feed_source(loader)
 
 

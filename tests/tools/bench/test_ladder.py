@@ -197,8 +197,10 @@ def test_a_plan_has_the_references_of_its_cells() -> None:
         Cell("hyperband", "compute", None, 1.0),
         Cell("hyperband", "dataloader", None, 1.0),
         Cell("hyperband", "prep", None, 1.0),
-        Cell("hyperband", "dataloader", 15e6, 0.75),
-        Cell("hyperband", "prep", 15e6, 0.75),
+        Cell("hyperband", "dataloader", 15e6, 0.35),
+        Cell("hyperband", "prep", 15e6, 0.35),
+        Cell("hyperband", "dataloader", 15e6, 1.0),
+        Cell("hyperband", "prep", 15e6, 1.0),
     ]
     assert {cell.reference for cell in plan.cells() if cell.mode == "one"} <= set(plan.cells())
 
