@@ -255,24 +255,25 @@ class PartPlan:
         column = np.full(len(slab), -1, dtype=np.int32)
         column[good] = index
 
-        def amount(rows: NDArray[np.bool_]) -> Amount:
-            return Amount(int(rows.sum()), int(length[good & rows].sum()))
-
-        def fetched(origin: Origin) -> Amount:
-            return amount(own & (self.origin == origin))
-
+        length = np.where(good, length, 0)
+        is_decoded = np.where(own, self.form, kept["form"]) != ENCODED
+        local = len(Origin)  # a number for hits, beside those of the origins
+        origin = np.where(own, self.origin, local)
+        samples = np.bincount(origin, minlength=local + 1).tolist()
+        nbytes = np.bincount(origin, weights=length, minlength=local + 1).tolist()
+        read = [Amount(number, int(size)) for number, size in zip(samples, nbytes, strict=True)]
         return RowLocations(
             slab_ids=tuple(slab_ids.tolist()),
             slab=column,
             offset=np.where(good, offset, 0),
-            length=np.where(good, length, 0),
+            length=length,
             errors=errors,
             counts=FetchCounts(
-                local=amount(~own),
-                remote=fetched(Origin.REMOTE),
-                disk=fetched(Origin.DISK),
-                storage=fetched(Origin.STORAGE),
-                decoded=amount(np.where(own, self.form, kept["form"]) != ENCODED),
+                local=read[local],
+                remote=read[Origin.REMOTE],
+                disk=read[Origin.DISK],
+                storage=read[Origin.STORAGE],
+                decoded=Amount(int(is_decoded.sum()), int(length[is_decoded].sum())),
             ),
         )
 

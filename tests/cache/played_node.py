@@ -278,14 +278,16 @@ class Node:
         rows = self.planner.locate(self.request(block))
         ids = self.ids(block)
         assert rows.counts.all.samples == len(ids)
+        slabs, offsets, lengths = rows.slab.tolist(), rows.offset.tolist(), rows.length.tolist()
+        expected = self.lengths[ids].tolist()
+        growth = []
         for i, sample in enumerate(ids):
             if i in rows.errors:
-                assert (rows.slab[i], rows.length[i]) == (-1, 0)
-            elif self.lengths[sample]:
-                slab = self.full[rows.slab_ids[rows.slab[i]]]
-                assert slab[int(rows.offset[i])] == (sample, rows.length[i])
-        good = [i for i in range(len(ids)) if i not in rows.errors and self.lengths[ids[i]]]
-        growth = [int(rows.length[i]) / int(self.lengths[ids[i]]) for i in good]
+                assert (slabs[i], lengths[i]) == (-1, 0)
+            elif expected[i]:
+                slab = self.full[rows.slab_ids[slabs[i]]]
+                assert slab[offsets[i]] == (sample, lengths[i])
+                growth.append(lengths[i] / expected[i])
         assert {*growth} <= {GROWTHS[form] for form in (ENCODED, *self.request(block).forms)}
         assert len(growth) - growth.count(1) == rows.counts.decoded.samples
         self.end(block)
