@@ -397,6 +397,7 @@ def test_what_moves_before_anybody_asks_stays_where_it_is_if_it_is_there_in_anot
     assert node.planner.directory.decoded_ids().tolist() == [3, 4]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -333,6 +333,7 @@ def test_threads_of_one_store_and_another_store_do_not_disturb_each_other(tmp_pa
     second.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_any_schedule_of_writers_that_come_and_go_and_of_damage_gives_no_wrong_byte(

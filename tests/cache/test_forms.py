@@ -149,6 +149,7 @@ def test_no_form_at_all_frees_memory_for_stored_bytes() -> None:
     assert epoch(of, 4, SHORT) == [(0, 0)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -175,6 +175,7 @@ def test_a_pipeline_that_cannot_use_decoded_samples_gets_them_as_they_are_stored
     assert of.fetch(51).counts.decoded.samples == 24
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -243,6 +243,7 @@ class Service:
         raise AssertionError(f"it was given {self.got} only: {explain.wait(self.core, GOOD)}")
 
 
+@pytest.mark.slow
 @example(None, [joining(7)])  # the good consumer moves ahead to it
 @example(None, [("announce", [], 1)])
 @given(st.sampled_from([None, "good"]), st.lists(MOVES, max_size=40))

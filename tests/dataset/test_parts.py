@@ -218,7 +218,7 @@ def test_a_part_of_a_large_table_travels_alone(folder: Path) -> None:
 
 def test_a_part_of_a_dataset_that_has_no_table_shares_it() -> None:
     buffers: list[pickle.PickleBuffer] = []
-    part = synthetic(10_000_000).split(0.001)[1].split(0.0001)[0]
+    part = synthetic(1_000_000).split(0.01)[1].split(0.001)[0]
     assert isinstance(part, Subset)
     assert not isinstance(part.inner, Subset), "one look-up, however often it was divided"
     pickle.dumps(part, protocol=5, buffer_callback=buffers.append)

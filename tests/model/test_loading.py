@@ -228,6 +228,7 @@ AT_ONCE = Scaling(grow_hold_s=0, idle_hold_s=0, cooldown_s=0)
 MOST = 24
 
 
+@pytest.mark.slow
 @given(
     knee=st.integers(1, 8),
     each=st.floats(20, 200),

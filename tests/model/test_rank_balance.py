@@ -190,7 +190,7 @@ def test_the_travelling_share_is_what_is_assigned_to_other_nodes(ranks: int, loc
     assert travelling_share(ranks, local_batch=local, locality=True) == pytest.approx(mean(fractions), rel=0.1)
 
 
-@pytest.mark.parametrize(("nodes", "samples"), [(2, 1000), (4, 1000), (16, 3000)])
+@pytest.mark.parametrize(("nodes", "samples"), [(2, 1000), (4, 1000), pytest.param(16, 3000, marks=pytest.mark.slow)])
 def test_the_fullest_home_of_a_placement(nodes: int, samples: int) -> None:
     """Means over 100 placements: of all samples, and of those that equal caches of half the dataset leave out."""
     ids, largest, uncached = np.arange(samples), [], []

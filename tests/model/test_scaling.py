@@ -236,8 +236,10 @@ LOADS = {
 }
 """Load curves and their maximum numbers of reasonable changes."""
 
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name == "three days" else ()) for name in LOADS]
 
-@pytest.mark.parametrize("name", LOADS)
+
+@pytest.mark.parametrize("name", NAMES)
 def test_load_curves_do_not_make_it_flap(name: str) -> None:
     """Few changes, pauses between them, and on a restless curve far fewer than a scaler without hysteresis makes."""
     load, most_changes = LOADS[name]
@@ -324,7 +326,7 @@ def test_a_day_is_followed() -> None:
     assert workers < 2 / 3 * 11
 
 
-@pytest.mark.parametrize("name", LOADS)
+@pytest.mark.parametrize("name", NAMES)
 def test_fetch_bound_curves_get_no_more_than_fetch_feeds(name: str) -> None:
     """Storage delivers 250 samples/s: three workers suffice on any curve."""
     recording = play(Scaler(Scaling()), LOADS[name][0], fetch_per_s=250)

@@ -194,6 +194,7 @@ def test_the_rate_of_throttled_storage_is_found() -> None:
         assert rate.value == pytest.approx(true, rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_cpu_time_of_reading_is_found() -> None:
     """Waiting takes almost no CPU; storage that burns 20 ms a sample takes 20 ms, even on a busy machine."""
     waits = storage_rate(portion(synthetic(301, height=64, width=64), bytes_per_s=1_000_000), QUICK, readers=(1,))

@@ -175,6 +175,7 @@ def test_rates_of_a_machine_that_is_half_as_fast() -> None:
     assert replace(same, step=rates.step) == rates
 
 
+@pytest.mark.slow
 def test_an_analysis_that_is_stopped_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     rates, lines = round_rates(), list[str]()
 
