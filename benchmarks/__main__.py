@@ -488,8 +488,8 @@ def scale(
 def allocation(
     jobs: Annotated[str, typer.Option(help="Numbers of jobs of the simulated workloads.", metavar="N,N")] = "8,64",
     workloads: Annotated[int, typer.Option(help="Random workloads of each size; results are means.", min=1)] = 10,
-    real_rounds: Annotated[int, typer.Option("--real", help="Also run three real jobs this many times.", min=0)] = 0,
-    scale: Annotated[float, typer.Option(help="Length of the real jobs; 1 is about two minutes.", min=0.05)] = 1.0,
+    real_rounds: Annotated[int, typer.Option("--real", help="Also run eight real jobs this many times.", min=0)] = 0,
+    scale: Annotated[float, typer.Option(help="Length of the real jobs; 1: as simulated.", min=0.01)] = 0.2,
     as_json: AsJson = False,
 ) -> None:
     """Compare ways to divide prep workers between jobs that arrive and end: makespan, stall, time to move a worker.
@@ -506,7 +506,7 @@ def allocation(
         sizes = numbers("--jobs", jobs)
         outcomes = [each for size in sizes for each in simulation.measure(size, seeds=workloads, tell=_progress)]
         static = [each for size in sizes for each in simulation.measure_static(size, seeds=workloads)]
-        runs = real.measure(scale=scale, rounds=real_rounds, tell=_progress) if real_rounds else []
+        runs = real.measure(real.jobs(scale), rounds=real_rounds, tell=_progress) if real_rounds else []
         return Report(tuple(outcomes), tuple(static), tuple(runs))
 
     _show(measured, tables, as_json, figures)

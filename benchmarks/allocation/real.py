@@ -1,15 +1,18 @@
-"""A small workload on real feeds: three jobs whose prep is CPU-bound, with lending and with a pool for each.
+"""Eight small jobs on real feeds, with the defaults of feeds that scale, and with a pool of fixed size for each.
 
-The feeds have four prep workers together. One job needs more than its worker, one needs less than its two, and one
-arrives later. Each job is a process that waits for minibatches and pauses for its steps.
+The jobs are those of `benchmarks.allocation.workload`, slower and shorter. Each is a process that waits for minibatches
+and pauses for its steps. Prep takes time on the cores of a modelled machine, so these do not have to exist.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,41 +20,49 @@ import ray
 from numpy.typing import NDArray
 
 import mbaas
+from benchmarks.allocation.feeds import Feeds
+from benchmarks.allocation.policies import AtEvents, own_pools
+from benchmarks.allocation.simulation import simulate
+from benchmarks.allocation.workload import WORKER_PER_S, TrainingRun, workload
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.errors import MbaasError
+from mbaas.model.curves import ThroughputCurve
 from mbaas.model.gains import WorkerChange
 from mbaas.ray_cluster import connection
 
 BATCH, SAMPLES = 16, 4000
 
-SPIN_S = 0.004
-"""CPU time of a sample: a worker prepares fewer than 250 a second."""
+CORES = 9
+"""Cores of the modelled machine: half of the pool of `benchmarks.allocation.workload`, for jobs with half of its needs.
+"""
 
-CPUS = 8
-"""CPUs that Ray may reserve, on any machine: prep workers reserve one each, and trials none."""
+SAMPLE_S = 0.010
+"""Time of a sample on a core."""
 
-LIMIT_S = 900.0
+TRY_S = 0.001
+"""Pause before another attempt to get a core."""
+
+LIMIT_S = 1800.0
 LENT, ALONE = "feeds of mbaas", "a pool for each"
 
 
-@dataclass(frozen=True)
-class SmallJob:
-    """A job: its arrival, its prep workers, seconds of a step of `BATCH` samples, and samples to train on."""
+def jobs(scale: float) -> tuple[TrainingRun, ...]:
+    """Return eight jobs with arrivals and lengths of ``scale`` times those of the simulated workload.
 
-    name: str
-    arrives_s: float
-    prep_workers: int
-    step_s: float
-    samples: int
-
-
-def jobs(scale: float) -> tuple[SmallJob, ...]:
-    """Return the jobs; with ``scale`` 1 they take about two minutes."""
-    return (
-        SmallJob("light", 0.0, 2, BATCH / 40, int(scale * 4_000)),
-        SmallJob("heavy", 2.0, 1, BATCH / 800, int(scale * 24_000)),
-        SmallJob("late", 30.0, 1, BATCH / 120, int(scale * 6_000)),
+    Storage is not modelled: it counts as part of a job's step.
+    """
+    slower = CORES / 18 / SAMPLE_S / WORKER_PER_S
+    return tuple(
+        replace(
+            run,
+            arrives_s=scale * run.arrives_s,
+            samples=scale * slower * run.samples,
+            step_per_s=slower * min(run.step_per_s, run.fetch_per_s),
+            prep=ThroughputCurve.linear(1 / SAMPLE_S),
+            fetch_per_s=math.inf,
+        )
+        for run in workload(8, seed=0)
     )
 
 
@@ -71,6 +82,7 @@ class RealRun:
     Attributes:
         moves_s: seconds from each decision to move a worker to the first part that it prepared for the other feed.
         changes: feed -> changes of its workers, with predicted and measured gain.
+        simulated_s: makespan of the same workload by simulation.
     """
 
     policy: str
@@ -78,6 +90,7 @@ class RealRun:
     jobs: tuple[JobRun, ...]
     moves_s: tuple[float, ...]
     changes: dict[str, tuple[WorkerChange, ...]]
+    simulated_s: float
 
     @property
     def stall(self) -> float:
@@ -86,7 +99,7 @@ class RealRun:
 
 
 class _Trial:
-    def train(self, feed: str, *, samples: int, step_s: float) -> float:
+    def train(self, feed: str, *, samples: float, step_s: float) -> float:
         """Train on this many samples, and return the seconds of waiting."""
         waited_s, received = 0.0, 0
         with mbaas.join(feed, "trial", format="numpy") as loader:
@@ -105,27 +118,47 @@ class _Trial:
 _TrialActor: Any = ray.remote(num_cpus=0)(_Trial)
 
 
-def _spin(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:  # noqa: ARG001
-    end = time.thread_time() + SPIN_S
-    while time.thread_time() < end:
-        pass
+@contextmanager
+def _core() -> Iterator[None]:
+    """Hold a core of the modelled machine: an abstract socket address, which ends with its process at the latest."""
+    while True:
+        for number in range(CORES):
+            with socket.socket(socket.AF_UNIX) as held:
+                try:
+                    held.bind(f"\0mbaas-core-{os.environ['RAY_RAYLET_PID']}-{number}")
+                except OSError:  # another worker has it
+                    continue
+                yield
+                return
+        time.sleep(TRY_S)
+
+
+def _on_a_core(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:  # noqa: ARG001
+    with _core():
+        time.sleep(SAMPLE_S)
     return image
 
 
-def measure(*, scale: float, rounds: int, tell: Callable[[str], None]) -> list[RealRun]:
+def measure(runs: Sequence[TrainingRun], *, rounds: int, tell: Callable[[str], None]) -> list[RealRun]:
     """Run the workload with both policies in turn, ``rounds`` times."""
+    pool = AtEvents(own_pools(len(runs)), CORES)
+    simulated_s = {
+        LENT: max(simulate(runs, Feeds(CORES, seed=0)).values()),
+        ALONE: max(simulate(runs, pool).values()),
+    }
     found = []
-    with connection.separate_ray(CPUS):
+    # Trials reserve no CPU; the additional one is what feeds leave to them by default.
+    with connection.separate_ray(CORES + 1):
         for number in range(rounds):
             for policy in (LENT, ALONE):
                 tell(f"real feeds, round {number + 1} of {rounds}: {policy}")
-                found.append(_run(policy, jobs(scale)))
+                found.append(_run(policy, runs, simulated_s[policy]))
     return found
 
 
-def _run(policy: str, workload: tuple[SmallJob, ...]) -> RealRun:
-    began, ahead = time.monotonic(), list(workload)
-    running: dict[Any, tuple[SmallJob, mbaas.Feed, Any, float]] = {}
+def _run(policy: str, runs: Sequence[TrainingRun], simulated_s: float) -> RealRun:
+    began, ahead = time.monotonic(), list(runs)
+    running: dict[Any, tuple[TrainingRun, mbaas.Feed, Any, float]] = {}
     done: list[JobRun] = []
     moves_s: list[float] = []
     changes: dict[str, tuple[WorkerChange, ...]] = {}
@@ -136,10 +169,11 @@ def _run(policy: str, workload: tuple[SmallJob, ...]) -> RealRun:
                 raise MbaasError(f"the benchmark waited {LIMIT_S:g} s for {[job.name for job, *_ in running.values()]}")
             if ahead and now >= ahead[0].arrives_s:
                 job = ahead.pop(0)
-                feed = stack.enter_context(_serve(job, lends=policy == LENT))
+                workers = None if policy == LENT else int(own_pools(len(runs))([job], CORES)[job.name])
+                feed = stack.enter_context(_serve(job.name, workers))
                 trial = _TrialActor.remote()
                 stack.callback(ray.kill, trial)
-                call = trial.train.remote(feed.name, samples=job.samples, step_s=job.step_s)
+                call = trial.train.remote(feed.name, samples=job.samples, step_s=BATCH / job.step_per_s)
                 running[call] = job, feed, trial, now
             for call in ray.wait(list(running), timeout=0.2)[0]:
                 job, feed, _, since_s = running.pop(call)
@@ -149,16 +183,18 @@ def _run(policy: str, workload: tuple[SmallJob, ...]) -> RealRun:
                 changes[job.name] = status.worker_changes
                 feed.stop()
         makespan_s = time.monotonic() - began
-    return RealRun(policy, makespan_s, tuple(done), tuple(moves_s), changes)
+    return RealRun(policy, makespan_s, tuple(done), tuple(moves_s), changes, simulated_s)
 
 
-def _serve(job: SmallJob, *, lends: bool) -> mbaas.Feed:
+def _serve(name: str, workers: int | None) -> mbaas.Feed:
+    """Serve a feed with a fixed number of workers, or with the defaults of one that scales and lends."""
     return mbaas.serve(
-        job.name,
+        name,
         synthetic(SAMPLES),
-        T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip(), T.Map(_spin)]),
+        T.Pipeline([T.DecodeImage(), T.RandomHorizontalFlip(), T.Map(_on_a_core)]),
         batch_size=BATCH,
-        prep_workers=job.prep_workers,
+        prep_workers=workers,
         staging_bytes=64 * BATCH * (8 * 8 * 3 + 16),
-        lending=mbaas.Lending(enabled=lends),
+        lending=mbaas.Lending(enabled=workers is None),
+        scaling=mbaas.Scaling(max_prep_workers=CORES if workers is None else None),
     )

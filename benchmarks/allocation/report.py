@@ -73,12 +73,12 @@ def _static(outcomes: Sequence[simulation.StaticOutcome]) -> Table:
 
 
 def _real(runs: Sequence[real.RealRun]) -> Table:
-    table = figure_table(
-        "three jobs on real feeds", ("policy", "makespan", "stall", "moves", "move"), words=("policy",)
-    )
+    headings = ("policy", "makespan", "simulated", "stall", "moves", "move")
+    table = figure_table(f"{counted(len(runs[0].jobs), 'job')} on real feeds", headings, words=("policy",))
     for run in runs:
         moved = seconds(median(run.moves_s)) if run.moves_s else "-"
-        table.add_row(run.policy, seconds(run.makespan_s), percent(run.stall), f"{len(run.moves_s)}", moved)
+        made = f"{len(run.moves_s)}"
+        table.add_row(run.policy, seconds(run.makespan_s), seconds(run.simulated_s), percent(run.stall), made, moved)
     return table
 
 
