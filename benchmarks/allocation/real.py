@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 import mbaas
 from benchmarks.allocation.feeds import Feeds
 from benchmarks.allocation.policies import AtEvents, own_pools
-from benchmarks.allocation.simulation import simulate
-from benchmarks.allocation.workload import WORKER_PER_S, TrainingRun, workload
+from benchmarks.allocation.simulation import OURS, simulate
+from benchmarks.allocation.workload import POOL, WORKER_PER_S, TrainingRun, workload
 from mbaas import transforms as T
 from mbaas.dataset import synthetic
 from mbaas.errors import MbaasError
@@ -33,9 +33,8 @@ from mbaas.ray_cluster import connection
 
 BATCH, SAMPLES = 16, 4000
 
-CORES = 9
-"""Cores of the modelled machine: half of the pool of `benchmarks.allocation.workload`, for jobs with half of its needs.
-"""
+CORES = POOL // 2
+"""Cores of the modelled machine, for jobs with half of the needs of the simulated ones."""
 
 SAMPLE_S = 0.010
 """Time of a sample on a core."""
@@ -44,7 +43,7 @@ TRY_S = 0.001
 """Pause before another attempt to get a core."""
 
 LIMIT_S = 1800.0
-LENT, ALONE = "feeds of mbaas", "a pool for each"
+LENT, ALONE = OURS, "a pool for each"
 
 
 def jobs(scale: float) -> tuple[TrainingRun, ...]:
@@ -52,7 +51,7 @@ def jobs(scale: float) -> tuple[TrainingRun, ...]:
 
     Storage is not modelled: it counts as part of a job's step.
     """
-    slower = CORES / 18 / SAMPLE_S / WORKER_PER_S
+    slower = CORES / POOL / SAMPLE_S / WORKER_PER_S
     return tuple(
         replace(
             run,

@@ -5,6 +5,7 @@ One example runs in every test run, the others with ``-m long``. `tests/trainers
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.programs import ROOT, run_program
+from support.programs import FORKING, ROOT, run_program
 
 EXAMPLES = ROOT / "examples"
 LIMIT_S, LONG_LIMIT_S = 110, 240
@@ -34,7 +35,9 @@ def cluster() -> Iterator[str]:
     """Address of a cluster of two CPUs that all examples share: starting Ray for each would take 6 s of CPU."""
     with tempfile.TemporaryDirectory(prefix="ex", dir="/tmp", ignore_cleanup_errors=True) as folder:
         command = [sys.executable, "-c", SMALL, folder]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as head:
+        with subprocess.Popen(
+            command, env=os.environ | FORKING, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as head:
             assert head.stdin is not None
             assert head.stdout is not None
             yield head.stdout.readline().strip()

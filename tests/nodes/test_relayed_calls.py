@@ -54,6 +54,10 @@ def trials_on(node: str, feed: str, names: str) -> list[Any]:
     return trials
 
 
+LOOK_S = 0.5
+"""Pause between epochs that only show how calls are made."""
+
+
 def an_epoch(trials: list[Any]) -> tuple[set[str], list[int]]:
     """Run an epoch of all trials together; return their digests and their calls through Ray."""
     seen = ray.get([trial.epoch.remote() for trial in trials], timeout=120.0)
@@ -77,7 +81,7 @@ def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_
             assert single > 0, "one trial alone calls through Ray"
             return not any(calls)
 
-        wait_until(are_relayed, "all calls of both are relayed")
+        wait_until(are_relayed, "all calls of both are relayed", period_s=LOOK_S)
         for killed in (cache_node_pids(feed.name), [coordinator_pid(feed.name)]):
             running = [trial.epoch.remote() for trial in trials]
             for pid in killed:
@@ -86,7 +90,7 @@ def test_calls_of_two_trials_of_a_machine_need_no_ray_and_go_on_through_it_when_
             assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * 3
             found = {(record.ledger.feed_epoch, record.row_digest) for record, _ in seen}
             assert len(found) == len({epoch for epoch, _ in found}), "trials that had not begun may get the next epoch"
-            wait_until(are_relayed, "they are relayed again")
+            wait_until(are_relayed, "they are relayed again", period_s=LOOK_S)
         ray.get([trial.close.remote() for trial in trials], timeout=60.0)
         for trial in trials:
             ray.kill(trial)
@@ -107,7 +111,7 @@ def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_w
         mbaas.announce(feed.name, list("abcd"))
         trials = trials_on(apart, feed.name, "abcd")
         assert [an_epoch(trials)[0] for _ in range(2)] == [{digest} for digest in alone]
-        wait_until(lambda: not any(an_epoch(trials)[1]), "all calls are relayed", deadline_s=60.0)
+        wait_until(lambda: not any(an_epoch(trials)[1]), "all calls are relayed", deadline_s=60.0, period_s=LOOK_S)
         for relays, coordinators in ((1, 0), (0, 1), (1, 1)):
             running = [trial.epoch.remote() for trial in trials]
             killed = [*relay_pids(feed.name)[:relays], *[coordinator_pid(feed.name)][:coordinators]]
@@ -116,7 +120,7 @@ def test_on_a_node_that_prepares_nothing_an_actor_relays_whoever_dies_and_ends_w
                 kill(pid)
             seen = ray.get(running, timeout=120.0)
             assert [record.flaws(range(SAMPLES)) for record, _ in seen] == [[]] * len(trials)
-            wait_until(lambda: not any(an_epoch(trials)[1]), "they are relayed again", deadline_s=60.0)
+            wait_until(lambda: not any(an_epoch(trials)[1]), "they are relayed again", deadline_s=60.0, period_s=LOOK_S)
         (relay,) = relay_pids(feed.name)
         assert [each.target for each in participants() if each.pid == relay] == ["relay"]
         ray.get([trial.close.remote() for trial in trials], timeout=60.0)

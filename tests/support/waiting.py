@@ -9,10 +9,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PERIOD_S = 0.05
-"""Pause between two checks. Most checks call a coordinator."""
+"""Default pause between two checks. Most checks call a coordinator."""
 
 
-def wait_until(look: Callable[[], T], what: str, *, deadline_s: float = 30.0) -> T:
+def wait_until(look: Callable[[], T], what: str, *, deadline_s: float = 30.0, period_s: float = PERIOD_S) -> T:
     """Return the first true result of ``look``.
 
     Raises:
@@ -22,5 +22,5 @@ def wait_until(look: Callable[[], T], what: str, *, deadline_s: float = 30.0) ->
     while not (found := look()):
         if time.monotonic() > end:
             raise AssertionError(f"waited {deadline_s:g} s until {what}; the last look gave {found!r}")
-        time.sleep(PERIOD_S)
+        time.sleep(period_s)
     return found
