@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ray import train
+from ray import train, tune
 from ray.train._internal.session import get_session
 
 import mbaas
 from mbaas.base.validation import takes
 from mbaas.feed import JoinRequest
+from mbaas.ray_cluster.actor_names import this_actor
 
 COSTS_S = 10.0
 """Time limit for a feed's costs; a report without costs is better than a late one."""
@@ -62,7 +63,10 @@ def get_loader(asked: JoinRequest) -> mbaas.Loader:
     ``RunConfig(name=f"train-{trial_id}")`` it is the trial's id, by which ``FeedCallback`` announces all ranks, so that
     they begin the same epoch.
 
-    Outside of trials and workers, and in class trainables, this is the same as `mbaas.join`.
+    In a class trainable (`tune.Trainable`), call it in ``setup`` and, with ``reuse_actors``, again in ``reset_config``.
+    Its results have no metrics of mbaas.
+
+    Outside of trials and workers, this is the same as `mbaas.join`.
 
     A trial begins immediately, in the middle of the other trials' epoch if necessary: the default of ``start`` is
     "now", and "epoch" for ranks, which begin together. `mbaas.join` describes the cost in randomness, docs/scaling.md
@@ -75,14 +79,21 @@ def get_loader(asked: JoinRequest) -> mbaas.Loader:
     """
     trial = _current_trial()
     if trial is not None:
-        start = asked.start or ("now" if asked.ranks[1] == 1 else "epoch")
-        return trial.join(replace(asked, consumer=asked.consumer or trial.trial_id, start=start))
+        return trial.join(_as_trial(asked, trial.trial_id))
     worker = _train_worker()
     if worker is None:
+        trainable = this_actor()
+        if isinstance(trainable, tune.Trainable):
+            asked = _as_trial(asked, trainable.trial_id)
         return mbaas.join(**vars(asked))
     if asked.world_size is None:
         asked = replace(asked, rank=worker.get_world_rank(), world_size=worker.get_world_size())
     return mbaas.join(**vars(replace(asked, consumer=asked.consumer or _trial_of(worker.get_experiment_name()))))
+
+
+def _as_trial(asked: JoinRequest, trial_id: str) -> JoinRequest:
+    start = asked.start or ("now" if asked.ranks[1] == 1 else "epoch")
+    return replace(asked, consumer=asked.consumer or trial_id, start=start)
 
 
 def _train_worker() -> train.TrainContext | None:

@@ -46,7 +46,7 @@ from mbaas.model.lending import DemandReport
 from mbaas.model.scaling import Observation, Scaler
 from mbaas.model.sharing import LoadingCosts
 from mbaas.model.waits import WAIT_BOUNDS_S
-from mbaas.ray_cluster import resources
+from mbaas.ray_cluster import actor_names, resources
 from mbaas.ray_cluster.metrics import FeedMetrics
 from mbaas.samples.placement import PlacementUpdate
 from mbaas.settings import FeedSettings
@@ -113,7 +113,7 @@ class FeedCoordinator(ConsumerApi):
         self._gains = GainLog(self._counters.began)
         self._has_room, self._room_looks = True, itertools.count()  # see `Observation.has_room`
         # After a crash Ray calls the constructor again with the same arguments, but not `start`.
-        self._has_predecessor = ray.get_runtime_context().was_current_actor_reconstructed
+        self._has_predecessor = actor_names.was_restarted()
         self._goes_on = False
         self._keeping = asyncio.Lock()
         self._kept_claims: Claims | None = None  # as last published to coordinators of other feeds

@@ -65,6 +65,19 @@ def pid_of(actor: Any) -> int | None:
     return ray._private.state.actors(id_of(actor)).get("Pid") or None
 
 
+def this_actor() -> Any | None:
+    """Return the object of the actor that runs in this process, even while it is constructed, or None."""
+    worker: Any = ray._private.worker.global_worker
+    return worker.actors.get(worker.actor_id) if ray.is_initialized() else None
+
+
+def was_restarted() -> bool:
+    """Return whether Ray has restarted the actor that runs in this process."""
+    # `RuntimeContext.was_current_actor_reconstructed` uses a deprecated property of its own, and users see the warning.
+    own = ray.get_runtime_context().get_actor_id()
+    return bool(ray._private.state.actors(own).get("NumRestarts"))
+
+
 def live_actors() -> list[dict[str, Any]]:
     """Return Ray's descriptions of all actors of the cluster that are alive: Name, Pid, Address and others."""
     # Private: Ray's state API needs the dashboard, and an embedded Ray has none. Ray also remembers dead actors, up to

@@ -108,6 +108,35 @@ def test_the_place_of_one_that_ended_is_held_as_long_as_it_took_until_others_wer
     assert reserved(feed) == {"d": 20.0, "reservation 1": 6.0}
 
 
+def test_a_trial_that_joins_before_it_is_announced_takes_the_place_that_was_held_for_it():
+    """Class trainables of Tune join in their constructor, which runs before callbacks hear of the trial's start."""
+    feed = make_feed()
+    for name in ("a", "b"):
+        feed.join(name)
+    feed.send(ev.Leave("a", None, successors=1))
+    feed.join("c")
+    assert reserved(feed) == {"reservation 0": 20.0}
+    feed.wait(3.0)
+    feed.send(ev.Announce("c"))
+    assert not reserved(feed)
+    feed.send(ev.Leave("b", None, successors=1))
+    assert reserved(feed) == {"reservation 1": 6.0}, "as long as it took until the last one was announced"
+
+
+@pytest.mark.parametrize("joins_first", [False, True])
+def test_a_repeated_announcement_takes_no_place_of_others(joins_first):
+    feed = make_feed()
+    feed.join("a")
+    if joins_first:
+        feed.join("b")
+    feed.send(ev.Announce("b"))
+    if not joins_first:
+        feed.join("b")
+    feed.send(ev.Leave("a", None, successors=1))
+    feed.send(ev.Announce("b"))
+    assert "reservation 0" in reserved(feed)
+
+
 # ---- further trials to be announced ----
 
 

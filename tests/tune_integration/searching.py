@@ -157,7 +157,7 @@ def final_status(feed: mbaas.Feed | OneOfMany) -> FeedStatus:
     deadline = time.monotonic() + 5.0
     while (status := feed.status()).consumers and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert status.consumers == ()
+    assert status.consumers == (), status.consumers
     return status
 
 

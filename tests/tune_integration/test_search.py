@@ -132,6 +132,35 @@ def test_trials_whose_processes_need_unequal_times_begin_together(
         assert status.remade_blocks == 0
 
 
+@pytest.mark.parametrize("reuse_actors", [False, True])
+def test_a_class_trainable_joins_as_its_trial(feed: OneOfMany, reuse_actors: bool) -> None:
+    name = feed.name
+
+    class Train(tune.Trainable):
+        def setup(self, config: dict[str, Any]) -> None:
+            self.loader = get_loader(name, format="numpy")
+
+        def step(self) -> dict[str, Any]:
+            assert sum(len(batch["label"]) for batch in self.loader) == SAMPLES
+            return {"score": self.config["score"], "done": True}
+
+        def reset_config(self, new_config: dict[str, Any]) -> bool:
+            self.cleanup()
+            self.setup(new_config)
+            return True
+
+        def save_checkpoint(self, folder: str) -> dict[str, Any]:
+            return {}  # Tune saves each class trial at its end
+
+        def cleanup(self) -> None:
+            self.loader.close()
+
+    results = search(Train, name, space=scores(3), slots=2, reuse_actors=reuse_actors)
+    assert results.num_errors == 0
+    status = final_status(feed)
+    assert sorted(consumer for consumer, _ in status.ledgers) == sorted(found.metrics["trial_id"] for found in results)
+
+
 def test_asha(feed: OneOfMany, make_gate: MakeGate) -> None:
     """6 trials on 3 slots: the best run 4 epochs, others are stopped inside a report at epoch 1 or 2.
 

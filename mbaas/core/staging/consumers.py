@@ -34,6 +34,7 @@ class Consumer:
         is_unassigned: whether this is an unassigned reservation, which any newcomer may take.
         expects_cohort_mate: whether an unassigned reservation is for a trial that starts together with another one, and
             not for the successor of a finished trial.
+        is_announced: whether its trial was announced, before or after it joined.
         is_passive: whether this is a reservation for a trial that starts immediately, so that others do not wait.
         want: while WAITING, largest number of blocks that the call accepts.
         since: WAITING: start of the wait. BUSY: time of the join or last delivery. RESERVED: start of the reservation.
@@ -67,6 +68,7 @@ class Consumer:
     state: ConsumerState = ConsumerState.BUSY
     is_unassigned: bool = False
     expects_cohort_mate: bool = False
+    is_announced: bool = False
     is_passive: bool = False
     want: int = 1
     since: float = 0.0

@@ -123,8 +123,14 @@ class Arrivals:
 
         ``fresh`` is where they start without other consumers; ``epoch_s`` is as in `ReservationTime.hold_s`.
         """
-        if not self._consumers.of_trial(trial):  # repeated, or already joined: no effect
+        known = self._consumers.of_trial(trial)
+        if not known:
             self._assign(trial, now, fresh, epoch_s)
+        elif not any(consumer.is_announced for consumer in known):  # otherwise the call is repeated, and has no effect
+            # It joined first, as class trainables of Tune do. The reservation that another trial left was for it.
+            known[0].is_announced = True
+            if (free := next(iter(self.unassigned()), None)) is not None:
+                self._come_for(free, trial, now)
         # Processes of trials that start together come up one by one. Without reservations for the trials not yet
         # announced, the first trial would finish its epochs before the last one is up.
         lacking = range(others - len(self.unassigned()))
@@ -179,7 +185,6 @@ class Arrivals:
         if free is not None:
             if free.expects_cohort_mate:
                 hold_s = self._as_allowed(hold_s)
-            self._times_of(free).came(now - free.since)
         else:
             (self._cohort_mates if self._cohort_mates.has_given_up else self._successions).came_late(now)
         if not hold_s:
@@ -191,7 +196,12 @@ class Arrivals:
             cohort, cursor = self._beginnings.shared_start(fresh)
             self.reserve(trial, cohort, cursor, now, now + hold_s, at_once=False)
         if free is not None:
-            self._consumers.exit(free, f"{trial} comes for it")
+            self._come_for(free, trial, now)
+
+    def _come_for(self, free: Consumer, trial: str, now: float) -> None:
+        """End an unassigned reservation, because its trial was announced."""
+        self._times_of(free).came(now - free.since)
+        self._consumers.exit(free, f"{trial} comes for it")
 
     def _cohort_mate_s(self, trial: str, epoch_s: float) -> float:
         # Trials that start immediately start where the active consumers are, if there are any.
@@ -221,7 +231,7 @@ class Arrivals:
         """
         # Sessions of consumers start above 0, so no client call can match a reservation.
         reserved = self._consumers.enter(name, 0, cohort, cursor, deadline, ConsumerState.RESERVED)
-        reserved.since = now
+        reserved.since, reserved.is_announced = now, True
         if at_once:
             reserved.is_passive = True
             cohort.active.remove(reserved)

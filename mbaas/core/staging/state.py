@@ -287,6 +287,7 @@ class StagingState:
         )
         joined.exact, joined.since = event.start if event.is_exact else None, now
         joined.world_size, joined.node, joined.born = event.world_size, event.node, event.born
+        joined.is_announced = place is not None
         self._out.append(ev.Admitted(event.consumer, event.session, cursor, own_epoch))
 
     def _ends_other_groups(self, event: ev.Join) -> bool:
