@@ -58,10 +58,11 @@ USES_PRIVATE = {
     "examples/tune_augmentation.py": {"mbaas.tools.bench.cpu"},
     "examples/tune_digits.py": {"mbaas.prep.engines"},
     "tune_integration/callback.py": {"mbaas.coordinator.control"},
-    "tune_integration/trial.py": {"mbaas.feed", "mbaas.base.validation"},
+    "tune_integration/trial.py": {"mbaas.feed", "mbaas.base.validation", "mbaas.ray_cluster.actor_names"},
 }
 """Exceptions: the examples compare a feed with a DataLoader that prepares samples with the same code, and count CPU
-time. The Tune callback announces and removes trials, and `get_loader` has the parameters of `join`."""
+time. The Tune callback announces and removes trials. `get_loader` has the parameters of `join`, and finds the class
+trainable of its process, which needs a private name of Ray."""
 
 CORE_MAY_IMPORT = ("core", "samples", "wire", "settings", "errors", "model")
 """Parts of mbaas that the pure core may import: values and arithmetic, no side effects."""
