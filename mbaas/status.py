@@ -273,6 +273,12 @@ class FeedStatus:
             return "failed"
         return "serving" if self.workers_at_work else "waiting"
 
+    def __str__(self) -> str:
+        """Return the main figures, a line each. `repr` has all values."""
+        rows = self._facts()
+        width = max(map(len, rows))
+        return "\n".join([f"feed {self.name}", *(f"  {what:<{width}}  {text}" for what, text in rows.items())])
+
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
         return table(f"Feed {self.name}", self._facts())

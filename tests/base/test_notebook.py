@@ -141,6 +141,10 @@ def test_a_feed_while_it_runs_and_after_it_was_stopped(
             with monkeypatch.context() as patched:
                 patched.setattr(feed, "status", lambda **_: status)  # the next one may differ
                 assert rows_of(feed._repr_html_()) == rows_of(status._repr_html_())
+            named, *lines = str(status).splitlines()
+            assert named == f"feed {feed_name}"
+            parts = [line.strip().split("  ", 1) for line in lines]
+            assert {what: text.strip() for what, text in parts} == rows_of(status._repr_html_())[1]
             of_loader, own = rows_of(loader._repr_html_())
             assert loader.ledger is not None
             of_ledger, epoch = rows_of(loader.ledger._repr_html_())
