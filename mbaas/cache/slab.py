@@ -257,7 +257,7 @@ class PartPlan:
 
         length = np.where(good, length, 0)
         is_decoded = np.where(own, self.form, kept["form"]) != ENCODED
-        local = len(Origin)  # a number for hits, beside those of the origins
+        local = len(Origin)  # stands for hits, which no origin does
         origin = np.where(own, self.origin, local)
         samples = np.bincount(origin, minlength=local + 1).tolist()
         nbytes = np.bincount(origin, weights=length, minlength=local + 1).tolist()

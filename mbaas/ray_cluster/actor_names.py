@@ -1,4 +1,4 @@
-"""The names under which a feed's actors are registered, and their look-up."""
+"""The names under which a feed's actors are registered, their look-up, and the actor of this process."""
 
 from __future__ import annotations
 
